@@ -1,0 +1,1 @@
+"""The hold, the scope, the job, the report: everything in flight has an owner."""

@@ -1,0 +1,98 @@
+"""Checks of what users pass in: each error says what was given and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+from quiesce.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+
+def text(what: str, value: object) -> str:
+    """Check a name."""
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {value!r}"
+        raise ArgumentError(message)
+    return value
+
+
+def seconds(what: str, value: object) -> float:
+    """Check a number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        message = f"{what} must be a number of seconds, 0 or more, not {value!r}"
+        raise ArgumentError(message)
+    return math.inf if value == math.inf else float(value)
+
+
+def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
+    """Check a choice."""
+    if value not in choices:
+        message = f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}"
+        raise ArgumentError(message)
+    return value
+
+
+def policy(value: Any) -> Any:
+    """Check what `on_error` is given."""
+    if callable(value):
+        return value
+    return one_of("on_error (unless it is a function)", value, ("collect", "cancel"))
+
+
+def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
+    """Check a list of patterns; a lone string is a common mistake."""
+    if isinstance(value, str):
+        message = f"{what} must be a list of patterns: write [{value!r}], not {value!r}"
+        raise ArgumentError(message)
+    return tuple(text(what, item) for item in value)
+
+
+def check_callable(fn: object, verb: str = "spawn") -> None:
+    """Refuse what cannot be called, above all a coroutine that was called by mistake."""
+    if inspect.iscoroutine(fn):
+        name = fn.__qualname__
+        fn.close()  # or it would complain that it was never awaited
+        message = f"give the function and its arguments, {verb}({name}, …), not {verb}({name}(…))"
+        raise ArgumentError(message)
+    if not callable(fn):
+        message = f"{fn!r} is not a function"
+        raise ArgumentError(message)
+
+
+def coroutine(fn: Callable[..., Any], given: Any) -> Coroutine[Any, Any, Any]:
+    """Make a coroutine of what the function gave, if it can be awaited at all."""
+    if inspect.isawaitable(given):
+        return _awaited(given)
+    name = name_of(fn)
+    kind = type(given).__name__
+    if hasattr(given, "__aiter__"):
+        message = f"{name} gives an async generator; a job needs an async function without `yield`"
+    else:
+        message = f"{name} gave a {kind}, which cannot be awaited: a job needs an async function"
+    raise ArgumentError(message)
+
+
+def name_of(fn: object) -> str:
+    """Give the name that a function goes by."""
+    name = getattr(fn, "__qualname__", None)
+    return name if isinstance(name, str) else repr(fn)
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def context_manager(manager: object) -> None:
+    """Refuse what is not an async context manager."""
+    if hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__"):
+        return
+    if inspect.iscoroutine(manager):
+        manager.close()
+    sync = hasattr(type(manager), "__enter__")
+    hint = ": it is a plain one; use `with`" if sync else ""
+    message = f"{manager!r} is not an async context manager{hint}"
+    raise ArgumentError(message)

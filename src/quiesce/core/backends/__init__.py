@@ -1,0 +1,33 @@
+"""The event loops that quiesce runs on: a small contract, and two implementations.
+
+asyncio jobs are plain tasks (an anyio task group costs five times a bare task), trio jobs are
+system tasks. Everything above this package is the same for both.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from quiesce.core.backends.base import Backend, Bell, Body, Waiter
+from quiesce.errors import UsageError
+
+__all__ = ["Backend", "Bell", "Body", "Waiter", "running_backend"]
+
+
+def running_backend() -> Backend:
+    """Give the backend of the event loop that runs here.
+
+    Trio is asked first: in trio's guest mode an asyncio loop runs in the same thread.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        from quiesce.core.backends.trio import TrioBackend  # noqa: PLC0415 - trio is optional
+
+        return TrioBackend()
+    from quiesce.core.backends.asyncio import AsyncioBackend  # noqa: PLC0415 - slow to import
+
+    backend = AsyncioBackend.running()
+    if backend is None:
+        message = "no event loop runs here: open the scope inside async code (asyncio or trio)"
+        raise UsageError(message)
+    return backend

@@ -1,0 +1,186 @@
+"""asyncio, and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from asyncio import CancelledError, Task, current_task
+from asyncio.events import _get_running_loop
+from contextvars import Context
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core.backends.tasks import start, unasked
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future, TimerHandle
+    from collections.abc import Callable, Coroutine
+
+    from quiesce.core.report import Ended
+
+
+class AsyncioBackend:
+    """One asyncio or uvloop event loop."""
+
+    name = "asyncio"
+    cancelled: type[BaseException] = CancelledError
+    start = staticmethod(start)
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self.loop = loop
+        plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
+        # The loop's own method only calls this; skipping it saves a Python call a spawn.
+        self.clock: Callable[[], float] = time.monotonic if plain else loop.time
+
+    @classmethod
+    def running(cls) -> AsyncioBackend | None:
+        """Give the backend of the running loop, if one runs."""
+        loop = _get_running_loop()
+        return None if loop is None else cls(loop)
+
+    def here(self) -> bool:
+        return _get_running_loop() is self.loop
+
+    def alive(self) -> bool:
+        return not self.loop.is_closed()
+
+    def current(self) -> object | None:
+        return current_task()
+
+    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        task = Task(fn(), loop=self.loop, name=name, context=Context())
+        owners.add(task)
+        task.add_done_callback(owners.discard)
+        return True
+
+    def bell(self) -> AsyncioBell:
+        return AsyncioBell(self.loop)
+
+    def waiter(self) -> AsyncioWaiter:
+        return AsyncioWaiter(self.loop)
+
+    def body(self) -> AsyncioBody:
+        return AsyncioBody()
+
+    def post(self, fn: Callable[..., object], *args: object) -> bool:
+        try:
+            self.loop.call_soon_threadsafe(fn, *args)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def fatal(self, error: BaseException) -> None:
+        """Do nothing: asyncio itself lets these two out of the loop."""
+
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
+        found: list[Ended] = []
+        for ref, described in entries:
+            task = unasked(ref)
+            if task is not None:
+                found.append(replace(described, error=task.exception()))
+        return found
+
+    def adopt(self) -> Callable[[], None]:
+        from quiesce.core.adoption import install  # noqa: PLC0415 - only for those who adopt
+
+        return install(self.loop)
+
+
+owners: set[Task[None]] = set()
+
+
+class AsyncioWaiter:
+    """A fact that one task waits for, once."""
+
+    __slots__ = ("_future", "_loop", "_set")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._set = False
+        self._future: Future[None] | None = None
+
+    def set(self) -> None:
+        self._set = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        if not self._set:
+            self._future = self._loop.create_future()
+            await self._future
+
+    async def wait_shielded(self) -> None:
+        with anyio.CancelScope(shield=True):
+            while not self._set:
+                self._future = self._loop.create_future()
+                try:
+                    await self._future
+                except CancelledError:
+                    continue  # the caller re-raises the cancellation that brought it here
+
+
+class AsyncioBell:
+    """How an owner task is woken."""
+
+    __slots__ = ("_future", "_loop", "_rung", "interrupted")
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rung = False
+        self._future: Future[None] | None = None
+        self.interrupted = False
+
+    def ring(self) -> None:
+        self._rung = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, deadline: float | None) -> None:
+        if not self._rung:
+            self._future = self._loop.create_future()
+            timer: TimerHandle | None = None
+            if deadline is not None and deadline != math.inf:
+                timer = self._loop.call_at(deadline, self._wake)
+            try:
+                await self._future
+            except CancelledError:
+                self.interrupted = True  # an owner does not leave its work; it hurries
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        self._rung = False
+
+    async def yield_once(self) -> None:
+        try:
+            await asyncio.sleep(0)
+        except CancelledError:
+            self.interrupted = True
+
+
+class AsyncioBody:
+    """The body of a block, interrupted as `asyncio.TaskGroup` does it."""
+
+    __slots__ = ("_interrupted", "_task")
+
+    def __init__(self) -> None:
+        self._task = current_task()
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        if self._task is not None and not self._interrupted:
+            self._interrupted = True
+            self._task.cancel("a job of the scope failed")
+
+    def leave(self, exc: BaseException | None) -> bool:
+        if self._interrupted and self._task is not None:
+            left = self._task.uncancel()
+            return left == 0 and isinstance(exc, CancelledError)
+        self._interrupted = True  # too late to interrupt from now on
+        return False

@@ -1,0 +1,107 @@
+"""What the core needs from an event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import CodeType
+
+    from quiesce.core.job import Job
+    from quiesce.core.node import Node
+    from quiesce.core.report import Ended
+
+
+class Waiter(Protocol):
+    """A fact that one task waits for, once."""
+
+    def set(self) -> None:
+        """Make it true. Idempotent."""
+
+    async def wait(self) -> None:
+        """Wait for it; cancellation gets through."""
+
+    async def wait_shielded(self) -> None:
+        """Wait for it, however often cancellation comes.
+
+        The caller was cancelled already and raises that again afterwards. Cancellation that
+        anyio or trio deliver over and over is shielded off, so this does not spin.
+        """
+
+
+class Bell(Protocol):
+    """How an owner task is woken: by a ring, at a deadline, or by cancellation, which it survives.
+
+    `interrupted` turns true for ever once the event loop wants the owner to stop (the loop is
+    shutting down): the owner then hurries, it does not leave.
+    """
+
+    interrupted: bool
+
+    def ring(self) -> None:
+        """Wake the owner. A ring while it does not wait is kept."""
+
+    async def wait(self, deadline: float | None) -> None:
+        """Wait for a ring, for the deadline, or for the first cancellation."""
+
+    async def yield_once(self) -> None:
+        """Let everything else that is ready run once."""
+
+
+class Body(Protocol):
+    """The body of an `async with Scope(on_error="cancel")` block, which a failure interrupts."""
+
+    def interrupt(self) -> None:
+        """Cancel the body."""
+
+    def leave(self, exc: BaseException | None) -> bool:
+        """End the block; True if `exc` is nothing but the interruption."""
+
+
+class Backend(Protocol):
+    """One event loop."""
+
+    name: str
+    cancelled: type[BaseException]
+    """The exception by which cancellation is delivered."""
+    clock: Callable[[], float]
+    """The event loop's own clock, so that a test that controls the loop's time controls ours."""
+
+    @property
+    def loop(self) -> object | None:
+        """The asyncio event loop; None for trio. The quick half of `here()`."""
+
+    @property
+    def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
+        """Start a task that carries its own hold; the caller inserts it in the same step."""
+
+    def here(self) -> bool:
+        """Tell whether the running code is in this loop, and in its thread."""
+
+    def alive(self) -> bool:
+        """Tell whether the loop may still run."""
+
+    def current(self) -> object | None:
+        """Give the key under which the running task would be held."""
+
+    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        """Start an owner task: no scope's, and of no caller; False if the loop is too far gone."""
+
+    def bell(self) -> Bell: ...
+
+    def waiter(self) -> Waiter: ...
+
+    def body(self) -> Body: ...
+
+    def post(self, fn: Callable[..., object], *args: object) -> bool:
+        """Call `fn` in the loop, from any thread; False if the loop is gone."""
+
+    def fatal(self, error: BaseException) -> None:
+        """See to it that a job's KeyboardInterrupt or SystemExit gets out of the loop."""
+
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
+        """Give the failures of adopted tasks that nobody has asked for, and take them over."""
+
+    def adopt(self) -> Callable[[], None]:
+        """Begin to offer every new task to the scope it is born in; gives the way to stop."""

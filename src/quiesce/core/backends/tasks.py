@@ -1,0 +1,331 @@
+"""asyncio's tasks, as holds: a job is a task that carries its own hold.
+
+`OwnedTask` adds five slots to `asyncio.Task` and nothing else, so an owned task costs no
+second object: it takes less memory than a bare task with an entry in a set and a bound method
+as its callback. The end of every job is seen by one shared function, `_task_done`.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from asyncio import CancelledError, Task, current_task
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from quiesce.core import report as reports
+from quiesce.core import sites
+from quiesce.core.hold import NOTHING, Fate
+from quiesce.core.job import Job, Outcome
+from quiesce.core.node import current
+from quiesce.errors import JobCancelled, UsageError
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+    from types import CodeType
+
+    from quiesce.core.node import Node
+
+T = TypeVar("T")
+
+_UNASKED_MIN = 64  # failures kept before those that were asked for are let go
+
+
+class OwnedTask(Task[T]):
+    """A task that a scope holds."""
+
+    __slots__ = ("_code_started", "_key", "_node", "_offset_started", "_since")
+
+    _fate: ClassVar[Fate] = "stuck"
+    _node: Node
+    _since: float
+    _code_started: CodeType | None
+    _offset_started: int
+    _key: Hashable | None
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is."""
+        return "task"
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.get_name()
+
+    @property
+    def since(self) -> float:
+        """When it was started."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that started it."""
+        return sites.describe(self._code_started, self._offset_started)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """Nothing more is known."""
+        return NOTHING
+
+    def set_name(self, value: object) -> None:
+        """Name the task; a name may make it a service of its scope."""
+        super().set_name(value)
+        reclassify(self, self._node)
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        self.add_done_callback(lambda _: call())
+
+    def _stop(self) -> None:
+        Task.cancel(self)
+
+    def _swallowed(self) -> bool:
+        return swallowed(self)
+
+    def _chain(self) -> list[sites.Frame]:
+        return sites.await_chain(self.get_coro())
+
+    def _move(self, node: Node) -> None:
+        self._node = node
+
+
+class AdoptedTask(OwnedTask[T]):
+    """A task that other code created inside a scope, and that behaves like any other.
+
+    Whether its failure was handled is for that other code to say, by asking for the result, as
+    asyncio has it. A failure that nobody had asked for when the task is collected, or when the
+    scope closes, is the scope's to report.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        """Report a failure that nobody asked for."""
+        if self._log_traceback:
+            error = self.exception()
+            assert error is not None  # noqa: S101 - that is what the flag says
+            self._node._unhandled(self, error)
+        super().__del__()
+
+
+class TaskJob(OwnedTask[T], Job[T]):
+    """A spawned task."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is."""
+        return "job"
+
+    @property
+    def key(self) -> Hashable | None:
+        """The key given to `spawn`."""
+        return self._key
+
+    @property
+    def outcome(self) -> Outcome[T] | None:
+        """How it ended; None while it runs."""
+        if not self.done():
+            return None
+        if self.cancelled():
+            return Outcome("cancelled")
+        error = self.exception()
+        return (
+            Outcome("completed", self.result()) if error is None else Outcome("failed", error=error)
+        )
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the end, without tying the job's fate to the waiter's."""
+        if not self.done():
+            if current_task() is self:
+                message = f"job {self.name!r} awaits itself"
+                raise UsageError(message)
+            future: Future[None] = self.get_loop().create_future()
+
+            def wake(_: object) -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            self.add_done_callback(wake)
+            try:
+                yield from future
+            finally:
+                self.remove_done_callback(wake)
+        if self.cancelled():
+            message = f"job {self.name!r} was cancelled"
+            raise JobCancelled(message)
+        return self.result()
+
+
+class ForeignTask:
+    """The hold of a task that somebody else's task factory made."""
+
+    __slots__ = ("_code", "_node", "_offset", "_since", "task")
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(self, node: Node, code: CodeType | None, offset: int) -> None:
+        self._node = node
+        self._since = node._backend.clock()
+        self._code = code
+        self._offset = offset
+        self.task: Future[Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        return "task"
+
+    @property
+    def name(self) -> str:
+        return self.task.get_name() if isinstance(self.task, Task) else repr(self.task)
+
+    @property
+    def since(self) -> float:
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        return sites.describe(self._code, self._offset)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        return NOTHING
+
+    def _stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def _swallowed(self) -> bool:
+        return isinstance(self.task, Task) and swallowed(self.task)
+
+    def _chain(self) -> list[sites.Frame]:
+        return sites.await_chain(self.task.get_coro()) if isinstance(self.task, Task) else []
+
+    def _move(self, node: Node) -> None:
+        self._node = node
+
+    def done(self, task: Future[Any]) -> None:
+        """See the task's end."""
+        settle_adopted(self._node, task, self)
+
+
+def swallowed(task: Task[Any]) -> bool:
+    """Tell whether a task was cancelled and has visibly gone on with its work.
+
+    While a coroutine handles an exception (in `except` or `finally`), it refers to it. A task
+    that was cancelled and nowhere handles the cancellation has swallowed it; one that handles
+    it is cleaning up, and is left alone: a second cancellation would break its cleanup.
+    """
+    if not task.cancelling() or task.done():
+        return False
+    chain = sites.links(task.get_coro())
+    return bool(chain) and not any(
+        isinstance(referent, CancelledError)
+        for link in chain
+        for referent in gc.get_referents(link)
+    )
+
+
+def _task_done(task: OwnedTask[Any]) -> None:
+    """See the end of an owned task. On the path of every job: keep it short."""
+    node = task._node
+    if task._key is not None:
+        node._forget_key(task._key, task)
+    holds = node._holds
+    if task.cancelled() or task.exception() is not None or task not in holds:
+        settle(node, task, task, task)
+        return
+    del holds[task]
+    node._completed += 1
+    if not holds:
+        node._turned_idle()
+
+
+def settle(node: Node, key: object, held: Any, task: Future[Any]) -> None:
+    """Record how a job ended, then stop holding it."""
+    service = key in node._services
+    if task.cancelled():
+        node._job_cancelled(held, service=service)
+    elif (error := task.exception()) is not None:
+        node._job_failed(held, error)
+    elif service:
+        node._stopped += 1
+    else:
+        node._completed += 1
+    node._discard(key)
+
+
+def adopted_done(task: AdoptedTask[Any]) -> None:
+    """See the end of an adopted task; it must not be asked for its exception here."""
+    node = task._node
+    holds = node._holds
+    if task.cancelled() or task._exception is not None or task not in holds:
+        settle_adopted(node, task, task)
+        return
+    del holds[task]
+    node._completed += 1
+    if not holds:
+        node._turned_idle()
+
+
+def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
+    """Record how an adopted task ended, then stop holding it."""
+    service = task in node._services
+    if task.cancelled():
+        node._job_cancelled(held, service=service)
+    elif task._exception is not None:
+        if len(node._unasked) >= node._unasked_limit:
+            node._unasked = [entry for entry in node._unasked if unasked(entry[0]) is not None]
+            node._unasked_limit = max(_UNASKED_MIN, 2 * len(node._unasked))
+        described = reports.ended(held, node._name, node._backend.clock())
+        node._unasked.append((weakref.ref(task), described))
+    elif service:
+        node._stopped += 1
+    else:
+        node._completed += 1
+    node._discard(task)
+
+
+def unasked(ref: weakref.ref[Future[Any]]) -> Future[Any] | None:
+    """Give the task, if it lives, and its failure has not been asked for."""
+    task = ref()
+    return task if task is not None and getattr(task, "_log_traceback", False) else None
+
+
+def start(
+    node: Node, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
+) -> TaskJob[T]:
+    """Make a task with its hold; its first step comes after the caller has inserted it."""
+    backend = node._backend
+    loop: Any = backend.loop
+    job: TaskJob[T]
+    if current.get() is node:
+        job = TaskJob(coro, loop=loop, name=name)
+    else:
+        context = copy_context()
+        context.run(current.set, node)
+        job = TaskJob(coro, loop=loop, name=name, context=context)
+    job._node = node
+    job._since = backend.clock()
+    job._code_started = code
+    job._offset_started = offset
+    job._key = None
+    job.add_done_callback(_task_done)
+    return job
+
+
+def reclassify(task: Task[Any], node: Node) -> None:
+    """Make a held task a service if its name or its function is among the scope's services."""
+    if node._service_pattern is not None and task in node._holds and is_service(node, task):
+        node._serve(task)
+
+
+def is_service(node: Node, task: Task[Any]) -> bool:
+    """Tell whether a task is one of those that the scope was told are loops, not work."""
+    pattern = node._service_pattern
+    if pattern is None:
+        return False
+    function = getattr(task.get_coro(), "__qualname__", "")
+    return any(pattern.fullmatch(name) for name in (task.get_name(), function))

@@ -1,0 +1,337 @@
+"""Trio: a job is a system task, so it may be started without a nursery and ended from anywhere.
+
+Each job runs inside two cancel scopes. The outer one is what `cancel()` cancels. The inner one
+is raised as a shield when the job is given up as stuck: trio delivers a cancellation at every
+checkpoint, so a job that swallows it would otherwise spin for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import trio
+
+from quiesce.core import sites
+from quiesce.core.hold import NOTHING, Fate
+from quiesce.core.job import Job, Outcome
+from quiesce.core.node import Graveyard, current
+from quiesce.errors import JobCancelled, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+    from types import CodeType
+
+    from quiesce.core.node import Node
+    from quiesce.core.report import Ended
+
+T = TypeVar("T")
+
+# Trio's own: for run_sync_soon, for system tasks, and, while it runs, for the main task.
+_NURSERIES_OF_A_RUN = 3
+
+running_job: ContextVar[TrioJob[Any] | None] = ContextVar("quiesce.running_job", default=None)
+
+
+class TrioJob(Job[T], Generic[T]):
+    """A spawned task."""
+
+    __slots__ = (
+        "_cancel_scope",
+        "_code",
+        "_key",
+        "_name",
+        "_node",
+        "_offset",
+        "_outcome",
+        "_peace",
+        "_since",
+        "_task",
+        "_waiters",
+    )
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(self, node: Node, name: str, code: CodeType, offset: int) -> None:
+        self._node = node
+        self._name = name
+        self._since: float = trio.current_time()
+        self._code = code
+        self._offset = offset
+        self._key: Hashable | None = None
+        self._outcome: Outcome[T] | None = None
+        self._waiters: list[Callable[[], None]] = []
+        self._cancel_scope = trio.CancelScope()
+        self._peace = trio.CancelScope()
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is."""
+        return "job"
+
+    @property
+    def name(self) -> str:
+        """The name given to `spawn`, or the function's."""
+        return self._name
+
+    @property
+    def key(self) -> Hashable | None:
+        """The key given to `spawn`."""
+        return self._key
+
+    @property
+    def since(self) -> float:
+        """When it was spawned."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that spawned it."""
+        return sites.describe(self._code, self._offset)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """Nothing more is known."""
+        return NOTHING
+
+    @property
+    def outcome(self) -> Outcome[T] | None:
+        """How it ended; None while it runs."""
+        return self._outcome
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._outcome is not None
+
+    def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - as in asyncio
+        """Ask it to stop. False if it has ended already."""
+        if self._outcome is not None:
+            return False
+        self._cancel_scope.cancel()
+        return True
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the end, without tying the job's fate to the waiter's."""
+        return self._result().__await__()
+
+    async def _result(self) -> T:
+        if self._outcome is None and running_job.get() is self:
+            message = f"job {self._name!r} awaits itself"
+            raise UsageError(message)
+        if self._outcome is None:
+            waiter = TrioWaiter()
+            self._when_done(waiter.set)
+            await waiter.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        outcome = self._outcome
+        assert outcome is not None  # noqa: S101 - the waiter was set by it
+        if outcome.status == "cancelled":
+            message = f"job {self._name!r} was cancelled"
+            raise JobCancelled(message)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value  # type: ignore[return-value]
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        self._waiters.append(call)
+
+    def _stop(self) -> None:
+        self._cancel_scope.cancel()
+
+    def _swallowed(self) -> bool:
+        return False  # trio delivers it again at every checkpoint by itself
+
+    def _chain(self) -> list[sites.Frame]:
+        frames = sites.await_chain(self._task.coro) if self._task is not None else []
+        own = run.__code__.co_filename
+        return [frame for frame in frames if frame.file != own]
+
+    def _move(self, node: Node) -> None:
+        self._node = node
+        if isinstance(node, Graveyard):
+            self._peace.shield = True
+
+
+async def run(job: TrioJob[T], coro: Coroutine[Any, Any, T]) -> None:
+    """Run a job to its end, whatever that is, and let nothing out but trio's own shutdown."""
+    running_job.set(job)
+    outcome: Outcome[T] = Outcome("cancelled")
+    try:
+        with job._cancel_scope, job._peace:
+            outcome = Outcome("completed", await coro)
+    except trio.Cancelled:  # not ours: the whole run is being shut down
+        end(job, Outcome("cancelled"))
+        raise
+    except BaseException as error:  # noqa: BLE001 - a job's every failure goes into the report
+        end(job, Outcome("failed", error=error))
+    else:
+        end(job, outcome)
+
+
+def end(job: TrioJob[T], outcome: Outcome[T]) -> None:
+    """Record how a job ended, then stop holding it."""
+    job._outcome = outcome
+    node = job._node
+    if job._key is not None:
+        node._forget_key(job._key, job)
+    service = job in node._services
+    if outcome.status == "cancelled":
+        node._job_cancelled(job, service=service)
+    elif outcome.error is not None:
+        node._job_failed(job, outcome.error)
+    elif service:
+        node._stopped += 1
+    else:
+        node._completed += 1
+    node._discard(job)
+    for call in job._waiters:
+        call()
+    job._waiters.clear()
+
+
+def start(
+    node: Node, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
+) -> TrioJob[T]:
+    """Make a task with its hold; its first step comes after the caller has inserted it."""
+    job: TrioJob[T] = TrioJob(node, name, code, offset)
+    context = copy_context()
+    context.run(current.set, node)
+    try:
+        job._task = trio.lowlevel.spawn_system_task(run, job, coro, name=name, context=context)
+    except RuntimeError as error:  # trio.run is ending: its system nursery is closed
+        coro.close()
+        message = f"trio is shutting down: nothing new may start in scope {node._name!r}"
+        raise UsageError(message) from error
+    return job
+
+
+class TrioBackend:
+    """One run of trio."""
+
+    name = "trio"
+    loop = None
+    cancelled: type[BaseException] = trio.Cancelled
+    clock = staticmethod(trio.current_time)
+    start = staticmethod(start)
+
+    def __init__(self) -> None:
+        self.token = trio.lowlevel.current_trio_token()
+
+    def here(self) -> bool:
+        return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self.token
+
+    def alive(self) -> bool:
+        try:
+            self.token.run_sync_soon(int)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def current(self) -> object | None:
+        return running_job.get()
+
+    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        try:
+            trio.lowlevel.spawn_system_task(fn, name=name)
+        except RuntimeError:  # trio.run is ending: its system nursery is closed
+            return False
+        return True
+
+    def bell(self) -> TrioBell:
+        return TrioBell()
+
+    def waiter(self) -> TrioWaiter:
+        return TrioWaiter()
+
+    def body(self) -> TrioBody:
+        return TrioBody()
+
+    def post(self, fn: Callable[..., object], *args: object) -> bool:
+        try:
+            self.token.run_sync_soon(fn, *args)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def fatal(self, error: BaseException) -> None:  # noqa: ARG002 - the scope raises it
+        """Cancel trio's main task: the scope's block, being left, raises the error itself."""
+        root = trio.lowlevel.current_root_task()
+        nurseries = root.child_nurseries if root is not None else []
+        if len(nurseries) == _NURSERIES_OF_A_RUN:
+            nurseries[-1].cancel_scope.cancel()
+
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:  # noqa: ARG002
+        return []
+
+    def adopt(self) -> Callable[[], None]:
+        message = (
+            "Scope(adopt=True) works on asyncio and uvloop only: on trio no task can be started "
+            "without a nursery that owns it already"
+        )
+        raise UsageError(message)
+
+
+class TrioWaiter:
+    """A fact that one task waits for, once."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    async def wait_shielded(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self._event.wait()
+
+
+class TrioBell:
+    """How an owner task is woken."""
+
+    __slots__ = ("_event", "interrupted")
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self.interrupted = False
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self, deadline: float | None) -> None:
+        limit = math.inf if deadline is None else deadline
+        try:
+            with trio.CancelScope(deadline=limit, shield=self.interrupted):
+                await self._event.wait()
+        except trio.Cancelled:
+            self.interrupted = True  # an owner does not leave its work; it hurries
+        self._event = trio.Event()
+
+    async def yield_once(self) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+
+
+class TrioBody:
+    """The body of a block, interrupted through a cancel scope around it."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self) -> None:
+        self._scope = trio.CancelScope()
+        self._scope.__enter__()
+
+    def interrupt(self) -> None:
+        self._scope.cancel()
+
+    def leave(self, exc: BaseException | None) -> bool:
+        kind = None if exc is None else type(exc)
+        caught = self._scope.__exit__(kind, exc, None if exc is None else exc.__traceback__)
+        return caught and isinstance(exc, trio.Cancelled)

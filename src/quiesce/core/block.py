@@ -1,0 +1,39 @@
+"""What the end of an `async with Scope(...)` block raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiesce.core.node import logger
+from quiesce.errors import DrainTimeout
+
+if TYPE_CHECKING:
+    from quiesce.core.report import Report
+    from quiesce.core.scope import Scope
+
+
+def end(scope: Scope, report: Report, exc: BaseException | None) -> bool:
+    """Raise what the block's end is to raise, given the exception that ended its body.
+
+    - Jobs failed: an exception group of their errors, and of the body's, if it raised one.
+    - The body alone raised: its exception, as it was.
+    - The body was cancelled (or a generator was closed around it): that is passed on, for
+      whoever cancelled waits to see it; failures are then in the report, and in the log.
+
+    Always False, as what `__aexit__` returns: no exception is swallowed.
+    """
+    errors = [item.error for item in report.failed if item.error is not None]
+    for error in errors:
+        if not isinstance(error, Exception) and scope._backend.name == "trio":
+            raise error  # KeyboardInterrupt or SystemExit; asyncio has let it out by itself
+    if exc is not None and not isinstance(exc, Exception):
+        if report.failed or report.undelivered or report.stuck:
+            logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)
+        return False
+    if exc is None and (report.cancelled or report.undelivered or report.stuck):
+        errors.append(DrainTimeout(report))
+    if not errors:
+        return False
+    everything = errors if exc is None else [exc, *errors]
+    message = f"{len(everything)} error(s) in scope {scope.name!r}"
+    raise BaseExceptionGroup(message, everything) from None

@@ -1,0 +1,298 @@
+"""The closing of one scope, carried out by an owner task that no caller can cancel.
+
+The order: wait for the work while there is grace · cancel what is left, and join it · close the
+child scopes along with it · stop the services · leave the contexts, last entered first · hand
+the report to jobs that closed their own scope · join those.
+
+Cancelling goes in rounds. Work that is started by the cleanup of cancelled work (on asyncio:
+adopted) is let be while those who started it still run, and cancelled when they have ended.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from quiesce.core import contexts, frontier
+from quiesce.core import report as reports
+from quiesce.core.gate import Gate
+from quiesce.core.node import Node, State, bury, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quiesce.core.hold import Held
+    from quiesce.core.scope import Scope
+
+_TICK_SECONDS_MIN = 0.01  # first look at whether a cancelled job has swallowed it
+_TICK_SECONDS_MAX = 0.25
+_TICK_GROWTH = 1.5
+_LOOK_SHARE_MAX = 0.1  # of the time may go into looking
+_LAST_CALL_TURNS = 5  # of the loop: a cancelled task needs three to end and be seen
+_WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
+
+
+class Closing:
+    """How one scope is closed: a plan that callers may tighten, never loosen."""
+
+    __slots__ = (
+        "_by_parent",
+        "_cleanup",
+        "_failure",
+        "_grace_until",
+        "_handed_over",
+        "_join_by",
+        "_owned",
+        "_scope",
+        "_started",
+        "bell",
+        "done",
+        "early_report",
+        "patience",
+        "quiet",
+        "report",
+    )
+
+    def __init__(self, scope: Scope, *, by_parent: bool) -> None:
+        backend = scope._backend
+        self._scope = scope
+        self.bell = backend.bell()
+        self.quiet = Gate(backend)  # nothing is left but jobs that called for the close
+        self.done = Gate(backend)
+        self.patience = 0  # callers for whose sake there is grace
+        self._by_parent = by_parent
+        self._owned = True
+        self.report: reports.Report | None = None
+        self.early_report: reports.Report | None = None
+        self._failure: BaseException | None = None
+        self._started = backend.clock()
+        self._grace_until = math.inf
+        self._cleanup = math.inf
+        self._join_by = math.inf
+        self._handed_over = 0
+
+    # Called by anyone, in one step.
+
+    def tighten(self, *, grace: float, cleanup: float, join_by: float = math.inf) -> None:
+        """Take the stricter of the limits asked for so far."""
+        now = self._scope._backend.clock()
+        self._grace_until = min(self._grace_until, now + grace)
+        self._cleanup = min(self._cleanup, cleanup)
+        self._join_by = min(self._join_by, join_by)
+        if self._scope._state is State.CLOSING:
+            self._join_by = min(self._join_by, now + cleanup)
+        if grace <= 0:
+            self._stop_admitting()
+        self.bell.ring()
+
+    def start(self) -> None:
+        """Have a task of its own carry it out (invariant 5)."""
+        name = f"quiesce close {self._scope.name}"
+        self._owned = self._scope._backend.own(self.carry_out, name)
+
+    def desert(self) -> None:
+        """Give up waiting; when nobody waits for a drain any more, there is no more grace."""
+        self.patience -= 1
+        if self.patience <= 0:
+            self._grace_until = -math.inf
+            self._stop_admitting()
+            self.bell.ring()
+
+    def _stop_admitting(self) -> None:
+        """Refuse everything from this very step on, in the whole tree (invariant 4)."""
+        scope = self._scope
+        if scope._state is State.CLOSED:
+            return
+        if scope._leftovers == "parent":
+            return  # what is left is handed over, so it may go on
+        scope._state = State.CLOSING
+        for child in list(scope._children):
+            child._close_with_parent(self._join_by)
+
+    # The owner task.
+
+    async def carry_out(self) -> None:
+        """Close the scope. The body of the owner task; bounded, and it survives cancellation."""
+        try:
+            await self._wait_out_the_grace()
+            if self._scope._leftovers == "parent":
+                self._hand_over()
+            await self._cancel_and_join()
+            self._be_quiet()
+            await self._join_closers()
+        except BaseException as error:
+            self._failure = error  # ours: the callers must see it, not wait for ever
+            raise
+        finally:
+            self._finish()
+
+    async def _wait_out_the_grace(self) -> None:
+        scope, clock = self._scope, self._scope._backend.clock
+        warn_after = _WARN_SECONDS
+        while scope._holds and clock() < self._grace_until and not self.bell.interrupted:
+            warn_at = self._started + warn_after
+            unbounded = self._grace_until == math.inf
+            await self.bell.wait(warn_at if unbounded else self._grace_until)
+            if unbounded and scope._holds and clock() >= warn_at:
+                warn_after *= 2
+                logger.warning(
+                    "the close of scope %r has waited %.0f s, without a deadline, for:\n%s",
+                    scope.name, clock() - self._started, frontier.look(scope),
+                )  # fmt: skip
+
+    def _hand_over(self) -> None:
+        scope = self._scope
+        assert scope._parent is not None  # noqa: S101 - checked when the scope was opened
+        self._handed_over = scope._hand_over(scope._parent)
+
+    async def _cancel_and_join(self) -> None:
+        scope, clock = self._scope, self._scope._backend.clock
+        scope._state = State.CLOSING
+        self._join_by = min(self._join_by, clock() + self._cleanup)
+        if scope._context is not None:
+            await self._leave(scope._context)
+        while scope._holds or scope._children or scope._services or scope._contexts:
+            for child in list(scope._children):
+                child._close_with_parent(self._join_by)
+            await self._end(scope._holds)
+            await self._join_children()
+            await self._end(scope._services)
+            while scope._contexts and not scope._holds:
+                contexts.close(scope, scope._contexts[-1], self._join_by)
+                await self._join_children()
+            if clock() >= self._join_by:
+                break
+
+    async def _join_children(self) -> None:
+        while self._scope._children:
+            await self.bell.wait(None)  # bounded: each of them has the same deadline as we
+
+    async def _leave(self, context: contexts.Context[object]) -> None:
+        """Have the context that this scope was made for leave, before what it started ends."""
+        context.ask_to_exit(self._scope._reason)
+        while not context.host.done() and self._scope._backend.clock() < self._join_by:
+            await self.bell.wait(self._join_by)
+
+    async def _end(self, table: dict[object, Held]) -> None:
+        """Cancel all that is in the table, until nothing is, or the deadline has passed."""
+        clock = self._scope._backend.clock
+        asked: dict[object, Held] = {}
+        tick = _TICK_SECONDS_MIN
+        while table:
+            now = clock()
+            if now >= self._join_by:
+                await self._last_call(table)
+                return
+            if asked.keys().isdisjoint(table):
+                asked = dict(table)  # the first round, or one for what the last one started
+                for held in asked.values():
+                    held._stop()
+            else:
+                for held in [held for key, held in table.items() if key in asked]:
+                    if held._swallowed():
+                        held._stop()
+            tick = max(tick, (clock() - now) / _LOOK_SHARE_MAX)
+            await self.bell.wait(min(self._join_by, clock() + tick))
+            tick = min(tick * _TICK_GROWTH, max(_TICK_SECONDS_MAX, tick))
+
+    async def _last_call(self, table: dict[object, Held]) -> None:
+        """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
+        for held in list(table.values()):
+            held._stop()
+        for _ in range(_LAST_CALL_TURNS):
+            if table:
+                await self.bell.yield_once()
+
+    # The end.
+
+    def _be_quiet(self) -> None:
+        """Let the jobs that called for the close go on, each with a report of all the rest."""
+        scope = self._scope
+        scope._failed += scope._backend.unasked(scope._unasked)
+        scope._unasked.clear()
+        stuck: list[reports.Ended] = []
+        undelivered: list[reports.Ended] = []
+        now = scope._backend.clock()
+        for table in (scope._holds, scope._services):
+            for held in table.values():
+                if not isinstance(held, Node):
+                    ended = reports.ended(held, scope.name, now, stack=held._fate == "stuck")
+                    (stuck if held._fate == "stuck" else undelivered).append(ended)
+            bury(scope, table)
+        scope._services.clear()
+        if scope._holds:
+            scope._holds.clear()
+            scope._turned_idle()
+        self.early_report = self._write(stuck, undelivered)
+        self.quiet.open()
+        parent = scope._parent
+        if parent is not None and scope in parent._children:
+            del parent._children[scope]
+            parent._quiet[scope] = None
+            parent._ring()
+
+    async def _join_closers(self) -> None:
+        scope, clock = self._scope, self._scope._backend.clock
+        join_by = clock() + min(self._cleanup, 5.0)
+        while (scope._closers or scope._quiet) and clock() < join_by:
+            await self.bell.wait(join_by)
+        if scope._closers:
+            await self._last_call(scope._closers)
+        while scope._quiet:
+            await self.bell.wait(None)  # bounded, as above
+
+    def _finish(self) -> None:
+        scope = self._scope
+        early = self.early_report or self._write([], [])
+        now = scope._backend.clock()
+        stuck = [
+            reports.ended(held, scope.name, now, stack=True) for held in scope._closers.values()
+        ]
+        bury(scope, scope._closers)
+        self.report = self._write([*early.stuck, *stuck], early.undelivered)
+        scope._state = State.CLOSED
+        scope._closed()
+        self.quiet.open()
+        self.done.open()
+        parent = scope._parent
+        if self._by_parent and parent is not None:
+            parent._parts.append(self.report)
+        scope._detach()
+
+    def _write(
+        self, stuck: Sequence[reports.Ended], undelivered: Sequence[reports.Ended]
+    ) -> reports.Report:
+        scope = self._scope
+        now = scope._backend.clock()
+        parts = scope._parts
+        cut = reports.Cut(scope._cancelled, scope.name, now)
+        stopped = 0 if scope._context is not None else scope._stopped  # not the context's host
+        return reports.Report(
+            scope=scope.name,
+            completed=scope._completed + sum(part.completed for part in parts),
+            withdrawn=scope._withdrawn + sum(part.withdrawn for part in parts),
+            cancelled=reports.chain(cut, [part.cancelled for part in parts]),
+            failed=reports.chain(scope._failed, [part.failed for part in parts]),
+            undelivered=reports.chain(undelivered, [part.undelivered for part in parts]),
+            stuck=reports.chain(stuck, [part.stuck for part in parts]),
+            handed_over=self._handed_over + sum(part.handed_over for part in parts),
+            services=stopped + sum(part.services for part in parts),
+            handled=scope._handled + sum(part.handled for part in parts),
+            seconds=now - self._started,
+        )
+
+    # What callers get.
+
+    async def carry_out_if_nobody_does(self) -> None:
+        """Close in the caller's task, if the loop is so near its end that it starts no others."""
+        if not self._owned:
+            self._owned = True
+            await self.carry_out()
+
+    def result(self, *, early: bool) -> reports.Report:
+        """Give the report; a job that closed its own scope gets the one without itself."""
+        if self._failure is not None:
+            raise self._failure  # of the closing itself: never, unless quiesce is broken
+        report = self.early_report if early else self.report
+        assert report is not None  # noqa: S101 - the gate that was passed is opened after it
+        return report

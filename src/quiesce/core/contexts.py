@@ -1,0 +1,150 @@
+"""Async context managers entered and left by one owner task, so that anyone may close them.
+
+anyio's task groups and cancel scopes, trio's nurseries, and every SDK client built on them,
+must be left by the task that entered them. Here that task is a job of its own for each context,
+below a scope of its own for what the context starts: whatever is adopted while the context is
+entered belongs to the context, and ends after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from quiesce.core.gate import Gate
+from quiesce.core.hold import Hold
+from quiesce.errors import ScopeClosed
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from types import FrameType
+
+    from quiesce.core.closing import Closing
+    from quiesce.core.job import Job
+    from quiesce.core.scope import Scope
+
+T = TypeVar("T")
+
+
+class Context(Generic[T]):
+    """One entered context manager."""
+
+    __slots__ = (
+        "_ask",
+        "_manager",
+        "_reason",
+        "entered",
+        "error",
+        "host",
+        "node",
+        "ready",
+        "value",
+    )
+
+    host: Job[None]
+    value: T
+
+    def __init__(self, manager: AbstractAsyncContextManager[T, Any], node: Scope) -> None:
+        self._manager = manager
+        self._reason: BaseException | None = None
+        self._ask = Gate(node._backend)
+        self.node = node
+        self.ready = Gate(node._backend)  # entered, or failed to
+        self.entered = False
+        self.error: BaseException | None = None
+
+    def matches(self, thing: object) -> bool:
+        """Tell whether `thing` is the manager, or what entering it gave."""
+        return thing is self._manager or (self.entered and thing is self.value)
+
+    def ask_to_exit(self, reason: BaseException | None) -> None:
+        """Have the host leave the context, with `reason` as the exception that ends it."""
+        if not self._ask.is_open:
+            self._reason = reason
+            self._ask.open()
+
+    async def run(self) -> None:
+        """Enter, wait to be asked, leave. The body of the host job."""
+        try:
+            async with self._manager as self.value:
+                self.entered = True
+                self.ready.open()
+                await self._ask.wait()
+                if self._reason is not None:
+                    await self._raise_reason()
+        except BaseException as error:
+            if self.entered:
+                if self._reason is not None and _is_only(error, self._reason):
+                    return  # the manager let pass what the scope itself had passed to it
+                raise
+            self.error = error  # the caller of enter() raises it
+            self.ready.open()
+            if not isinstance(error, Exception):
+                raise
+
+    async def _raise_reason(self) -> None:
+        """End the context with the exception that ended the scope's block."""
+        assert self._reason is not None  # noqa: S101 - checked by the caller
+        raise self._reason
+
+
+def _is_only(error: BaseException, reason: BaseException) -> bool:
+    """Tell whether `error` is `reason`, or groups (a task group makes them) of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_only(inner, reason) for inner in error.exceptions)
+    return error is reason
+
+
+async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
+    """Enter `manager` in a task of its own; what `Scope.enter` does."""
+    context = _start(scope, manager, frame)
+    name = context.node.name
+    hold = Hold(scope, "entering", name, {}, frame.f_code, frame.f_lasti, context.host.cancel)
+    scope._insert(hold, hold)
+    try:
+        await context.ready.wait()
+    except scope._backend.cancelled:
+        await leave(scope, context)
+        raise
+    finally:
+        hold.release()
+    if context.entered:
+        return context.value
+    await leave(scope, context)
+    if context.error is not None and not isinstance(context.error, scope._backend.cancelled):
+        raise context.error
+    message = f"scope {scope.name!r} was closed while {name} was being entered"
+    raise ScopeClosed(message)
+
+
+def _start(
+    scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType
+) -> Context[T]:
+    made_by = getattr(manager, "func", None)  # a function under contextlib.asynccontextmanager
+    name: str = getattr(made_by, "__qualname__", type(manager).__qualname__)
+    node = scope._context_child(name, frame)
+    context = Context(manager, node)
+    node._context = context
+    context.host = node._backend.start(
+        node, context.run(), f"context {name}", frame.f_code, frame.f_lasti
+    )
+    node._services[context.host] = context.host  # type: ignore[assignment]
+    context.host._when_done(context.ready.open)
+    scope._contexts.append(context)
+    return context
+
+
+async def leave(scope: Scope, context: Context[Any]) -> None:
+    """Leave a context, and wait for it, however often cancellation comes."""
+    closing = close(scope, context, scope._backend.clock() + scope._cleanup)
+    if not context.entered:
+        context.host.cancel()
+    await closing.done.wait_shielded()
+
+
+def close(scope: Scope, context: Context[Any], join_by: float) -> Closing:
+    """Begin to leave a context: its own scope does so, as a child of `scope`."""
+    if context in scope._contexts:
+        scope._contexts.remove(context)
+        scope._children[context.node] = None
+        context.node._reason = scope._reason
+    return context.node._close_with_parent(join_by)

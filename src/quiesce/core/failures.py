@@ -1,0 +1,34 @@
+"""What a job's failure does to its scope."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core.node import Node, State, logger
+
+if TYPE_CHECKING:
+    from quiesce.core.scope import Scope
+
+
+def apply(scope: Scope, held: Any, error: BaseException) -> None:
+    """Follow the scope's `on_error`; a KeyboardInterrupt or SystemExit always gets out."""
+    if callable(scope._on_error) and isinstance(error, Exception) and _handled(scope, held, error):
+        scope._handled += 1
+        return
+    Node._job_failed(scope, held, error)
+    fatal = not isinstance(error, Exception)
+    if scope._state is not State.CLOSED and (fatal or scope._on_error == "cancel"):
+        scope._close(grace=0.0, cleanup=scope._cleanup)
+        if scope._body is not None:
+            scope._body.interrupt()
+    if fatal:
+        scope._backend.fatal(error)
+
+
+def _handled(scope: Scope, held: Any, error: Exception) -> bool:
+    try:
+        scope._on_error(held, error)
+    except Exception:  # noqa: BLE001 - the user's; whatever it is, the failure is still reported
+        logger.exception("on_error of scope %r failed on %r", scope.name, error)
+        return False
+    return True

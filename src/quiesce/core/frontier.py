@@ -1,0 +1,145 @@
+"""The frontier: what a scope has in flight right now, for eyes and for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quiesce.core import sites
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from quiesce.core.hold import Held
+    from quiesce.core.node import Node
+
+__all__ = ["Frontier", "FrontierEntry"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierEntry:
+    """One thing in flight, or a child scope with what it has in flight."""
+
+    kind: str
+    name: str
+    age: float
+    where: str | None
+    """The file and line that started it."""
+    waiting_on: str | None
+    """The innermost await of its stack; None where that cannot be known."""
+    service: bool
+    """Whether it is owned, but does not keep the scope from being idle."""
+    details: Mapping[str, object]
+    children: tuple[FrontierEntry, ...] = ()
+
+    def __str__(self) -> str:
+        """Give one line."""
+        kind = f"{self.kind} (service)" if self.service else self.kind
+        parts = [f"{kind} {self.name}", f"{self.age:.1f} s", f"started {self.where or '?'}"]
+        if self.waiting_on is not None:
+            parts.append(f"waiting at {self.waiting_on}")
+        parts += [f"{key}={value}" for key, value in self.details.items()]
+        return " · ".join(parts)
+
+    def to_json(self) -> dict[str, object]:
+        """Give plain data."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "age": self.age,
+            "where": self.where,
+            "waiting_on": self.waiting_on,
+            "service": self.service,
+            "details": {key: str(value) for key, value in self.details.items()},
+            "children": [child.to_json() for child in self.children],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """What a scope had in flight when it was asked.
+
+    True if anything keeps the scope from being idle. Iterating gives the scope's own entries
+    and its child scopes; `in_flight` gives everything below it that is work, flat.
+    """
+
+    scope: str
+    state: str
+    entries: tuple[FrontierEntry, ...]
+
+    @property
+    def in_flight(self) -> tuple[FrontierEntry, ...]:
+        """All work, of child scopes too; without services."""
+        return tuple(_work(self.entries))
+
+    def __iter__(self) -> Iterator[FrontierEntry]:
+        """Go through the scope's own entries."""
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        """Count all work, of child scopes too."""
+        return sum(1 for _ in _work(self.entries))
+
+    def __str__(self) -> str:
+        """Draw the tree."""
+        count = len(self)
+        head = f"scope {self.scope!r} ({self.state}): {count or 'nothing'} in flight"
+        return "\n".join([head, *_draw(self.entries)])
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Give the frontier as JSON."""
+        entries = [entry.to_json() for entry in self.entries]
+        data = {"scope": self.scope, "state": self.state, "in_flight": len(self)}
+        return json.dumps({**data, "entries": entries}, indent=indent)
+
+
+def _work(entries: tuple[FrontierEntry, ...]) -> Iterator[FrontierEntry]:
+    for entry in entries:
+        if entry.service:
+            continue
+        if entry.kind == "scope":
+            yield from _work(entry.children)
+        else:
+            yield entry
+
+
+def _draw(entries: tuple[FrontierEntry, ...], margin: str = "") -> Iterator[str]:
+    for entry in entries:
+        last = entry is entries[-1]
+        yield f"{margin}{'└─' if last else '├─'} {entry}"
+        yield from _draw(entry.children, margin + ("   " if last else "│  "))
+
+
+def look(node: Node) -> Frontier:
+    """Take the frontier of a node."""
+    return Frontier(node.name, node._state.value, _entries(node, node._backend.clock()))
+
+
+def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
+    found = [
+        _entry(held, now, service=service)
+        for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
+        for held in table.values()
+        if held is not node and not _is_node(held)
+    ]
+    below = (*node._children, *node._quiet, *(context.node for context in node._contexts))
+    return (*found, *(_scope_entry(child, now) for child in below))
+
+
+def _is_node(held: Held) -> bool:
+    return held.kind == "scope"
+
+
+def _scope_entry(node: Node, now: float) -> FrontierEntry:
+    return FrontierEntry(
+        node.kind, node.name, now - node.since, node.where, None,
+        service=not node._counts, details=node.details, children=_entries(node, now),
+    )  # fmt: skip
+
+
+def _entry(held: Held, now: float, *, service: bool) -> FrontierEntry:
+    return FrontierEntry(
+        held.kind, held.name, now - held.since, held.where,
+        sites.waiting_on(held._chain()), service, held.details,
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""A fact that any number of tasks may wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quiesce.core.backends import Backend, Waiter
+
+
+class Gate:
+    """Shut until `open()`, then open for ever."""
+
+    __slots__ = ("_backend", "_waiters", "is_open")
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._waiters: list[Waiter] = []
+        self.is_open = False
+
+    def open(self) -> None:
+        """Let everyone through. Idempotent."""
+        self.is_open = True
+        for waiter in self._waiters:
+            waiter.set()
+
+    async def wait(self) -> None:
+        """Wait until it is open; cancellation gets through."""
+        if self.is_open:
+            return
+        waiter = self._backend.waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter.wait()
+        finally:
+            self._waiters.remove(waiter)
+
+    async def wait_shielded(self) -> None:
+        """Wait until it is open, however often cancellation comes."""
+        if self.is_open:
+            return
+        waiter = self._backend.waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter.wait_shielded()
+        finally:
+            self._waiters.remove(waiter)

@@ -1,0 +1,162 @@
+"""The hold: one thing in flight, in exactly one scope.
+
+A job is a hold with a task behind it; this module has the plain kind, for what is not a task
+(a request being handled, a webhook being retried, a thread), and what all kinds offer to the
+scope that owns them (`Held`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
+
+from quiesce.core import sites
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType, TracebackType
+
+    from quiesce.core.node import Node
+
+__all__ = ["Hold"]
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+Fate = Literal["stuck", "undelivered"]
+
+
+class Held(Protocol):
+    """What a scope needs to know of the things that it holds."""
+
+    _fate: ClassVar[Fate]  # how it is reported if it outlives the deadline
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def where(self) -> str | None: ...
+    @property
+    def details(self) -> Mapping[str, object]: ...
+
+    def _stop(self) -> None:
+        """Ask it to end; may do nothing."""
+
+    def _swallowed(self) -> bool:
+        """Tell whether it was asked to end and visibly went on as if it had not been."""
+
+    def _chain(self) -> list[sites.Frame]:
+        """List the frames it is in, outermost first."""
+
+    def _move(self, node: Node) -> None:
+        """Belong to another node from now on."""
+
+
+class Hold:
+    """One thing in flight that is not a task, until `release()`.
+
+    Made by `Scope.hold()`. It is also a context manager that releases at the end of the block.
+
+    ```python
+    with scope.hold("request", "GET /", peer="10.0.0.7"):
+        ...
+    ```
+    """
+
+    __slots__ = ("_code", "_details", "_kind", "_name", "_node", "_offset", "_on_stop", "_since")
+
+    _fate: ClassVar[Fate] = "undelivered"
+
+    def __init__(
+        self,
+        node: Node,
+        kind: str,
+        name: str,
+        details: Mapping[str, object],
+        code: CodeType | None,
+        offset: int,
+        on_stop: Callable[[], object] | None = None,
+    ) -> None:
+        """Describe it; the scope inserts it in the same step."""
+        self._node: Node = node
+        self._kind = kind
+        self._name = name
+        self._since: float = node._backend.clock()
+        self._details = details
+        self._code = code
+        self._offset = offset
+        self._on_stop = on_stop
+
+    @property
+    def kind(self) -> str:
+        """What sort of thing it is, in one word."""
+        return self._kind
+
+    @property
+    def name(self) -> str:
+        """Which one it is."""
+        return self._name
+
+    @property
+    def since(self) -> float:
+        """When it came to be, on the event loop's clock."""
+        return self._since
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """What else is known of it; may be changed while it is in flight."""
+        return self._details
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that took the hold."""
+        return sites.describe(self._code, self._offset)
+
+    @property
+    def released(self) -> bool:
+        """Whether it has ended."""
+        return self not in self._node._holds
+
+    def release(self) -> None:
+        """End it. Idempotent, and safe to call from any thread.
+
+        From another thread the release takes effect at the event loop's next turn.
+        """
+        node = self._node
+        if node._backend.here():
+            node._discard(self)
+        else:
+            node._backend.post(node._discard, self)
+
+    def __enter__(self) -> Self:
+        """Give the hold itself."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release, however the block ended."""
+        self.release()
+
+    def __repr__(self) -> str:
+        """Name the kind, the name and the state."""
+        state = "released" if self.released else "in flight"
+        return f"<Hold {self._kind} {self._name!r} {state}>"
+
+    def _stop(self) -> None:
+        if self._on_stop is not None:
+            self._on_stop()
+
+    def _swallowed(self) -> bool:
+        return False
+
+    def _chain(self) -> list[sites.Frame]:
+        return []
+
+    def _move(self, node: Node) -> None:
+        self._node = node

@@ -1,0 +1,88 @@
+"""The job: a hold with a task behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Hashable
+
+__all__ = ["Job", "Outcome"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T_co]):
+    """How a job ended: with a value, with an error, or cancelled."""
+
+    status: Literal["completed", "failed", "cancelled"]
+    value: T_co | None = None
+    error: BaseException | None = None
+
+
+class Job(Generic[T_co]):
+    """One task, owned by one scope from the step in which it was spawned.
+
+    Made by `Scope.spawn()`. Anyone may await it, any number of times; a waiter that is
+    cancelled does not cancel the job. On asyncio a job is also an `asyncio.Task`, so it may be
+    given to `asyncio.wait` and its like.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name given to `spawn`, or the function's."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> Hashable | None:
+        """The key given to `spawn`, if any."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is: `job`."""
+        raise NotImplementedError
+
+    @property
+    def since(self) -> float:
+        """When it was spawned, on the event loop's clock."""
+        raise NotImplementedError
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that spawned it."""
+        raise NotImplementedError
+
+    @property
+    def outcome(self) -> Outcome[T_co] | None:
+        """How it ended; None while it runs."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        raise NotImplementedError
+
+    def cancel(self, msg: str | None = None) -> bool:
+        """Ask it to stop. False if it has ended already.
+
+        Returns at once; await the job (it raises `JobCancelled`) to see it ended.
+        """
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[object, object, T_co]:
+        """Wait for the job's end and give its value.
+
+        *Cancel safety*: cancelling the waiter leaves the job alone.
+
+        *Raises*: what the job raised; `JobCancelled` if it was cancelled; `UsageError` from
+        inside the job itself.
+        """
+        raise NotImplementedError
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        """Call `call` in the loop when the job has ended."""
+        raise NotImplementedError

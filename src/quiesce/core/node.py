@@ -1,0 +1,397 @@
+"""The tree of holds: who holds what, who is busy, what may still start. No I/O, no waiting.
+
+Invariants, cited below and in the other modules of the core:
+
+1. A hold exists before its work can run.
+2. Membership changes in one step, without an await.
+3. No lock is held across an await; in fact there is no lock: all changes are made in the event
+   loop's thread, and other threads post theirs to it.
+4. Closing is one-way, and it is checked in the same step as the insert.
+5. The closing is done by the scope's own task, so no caller's cancellation can stop it.
+6. Idle is one equality (the table of holds is empty), not a scan.
+7. Every wait has a bound or an owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from quiesce.core import report as reports
+from quiesce.core import sites
+from quiesce.core.hold import NOTHING, Fate
+from quiesce.errors import ScopeClosed, UsageError
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Hashable, Mapping
+    from types import CodeType
+
+    from quiesce.core.backends import Backend, Waiter
+    from quiesce.core.closing import Closing
+    from quiesce.core.contexts import Context
+    from quiesce.core.hold import Held
+    from quiesce.core.job import Job
+
+logger = logging.getLogger("quiesce")
+
+current: ContextVar[Node | None] = ContextVar("quiesce.current_scope", default=None)
+
+
+class State(Enum):
+    """Where a scope is in its life; it only moves forward."""
+
+    NEW = "new"
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Node:
+    """One scope, as the tree sees it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_adopter",
+        "_backend",
+        "_cancelled",
+        "_children",
+        "_closers",
+        "_closing",
+        "_code",
+        "_completed",
+        "_contexts",
+        "_counts",
+        "_drain_root",
+        "_failed",
+        "_handled",
+        "_holds",
+        "_idle_waiters",
+        "_keys",
+        "_loop",
+        "_name",
+        "_offset",
+        "_parent",
+        "_parts",
+        "_quiet",
+        "_service_pattern",
+        "_services",
+        "_since",
+        "_state",
+        "_stopped",
+        "_unasked",
+        "_unasked_limit",
+        "_withdrawn",
+    )
+
+    _fate: ClassVar[Fate] = "stuck"
+    _backend: Backend
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state = State.NEW
+        self._parent: Node | None = None
+        self._loop: object | None = None  # asyncio's; None on trio
+        self._counts = True  # whether being busy makes the parent busy
+        self._adopter: Node | None = None
+        self._since = 0.0
+        self._code: CodeType | None = None
+        self._offset = 0
+        self._holds: dict[object, Held] = {}  # busy while not empty (invariant 6)
+        self._services: dict[object, Held] = {}
+        self._closers: dict[object, Held] = {}  # jobs that closed a scope they are in
+        self._service_pattern: re.Pattern[str] | None = None
+        self._keys: dict[Hashable, Job[Any]] = {}
+        self._children: dict[Node, None] = {}
+        self._quiet: dict[Node, None] = {}  # children of which only closers are left
+        self._contexts: list[Context[Any]] = []
+        self._idle_waiters: list[Waiter] = []
+        self._closing: Closing | None = None
+        self._drain_root: Node | None = None
+        self._completed = 0
+        self._withdrawn = 0
+        self._stopped = 0
+        self._handled = 0
+        self._cancelled: list[Held] = []
+        self._failed: list[reports.Ended] = []
+        self._unasked: list[tuple[Any, reports.Ended]] = []  # see AdoptedTask
+        self._unasked_limit = 0
+        self._parts: list[reports.Report] = []  # of the children that this scope closed
+
+    # What it looks like to its own parent.
+
+    @property
+    def kind(self) -> str:
+        """The word for it in a frontier."""
+        return "scope"
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
+
+    @property
+    def since(self) -> float:
+        """When it was opened, on the event loop's clock."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that opened it."""
+        return sites.describe(self._code, self._offset)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The state, where that is worth a word."""
+        return NOTHING if self._state is State.OPEN else {"state": self._state.value}
+
+    def _stop(self) -> None:
+        """Do nothing: a child is closed through its own closing, not as a hold."""
+
+    def _swallowed(self) -> bool:
+        return False
+
+    def _chain(self) -> list[sites.Frame]:
+        return []
+
+    def _move(self, node: Node) -> None:
+        """Hang below another node; the busy mark is moved by the caller."""
+        self._parent = node
+
+    # Membership.
+
+    def _insert(self, key: object, held: Held) -> None:
+        """Hold something (invariants 1, 2). Whether it may start was decided before."""
+        if not self._holds:
+            self._turned_busy()
+        self._holds[key] = held
+
+    def _discard(self, key: object) -> None:
+        """Stop holding something. Idempotent."""
+        if self._holds.pop(key, None) is not None:
+            if not self._holds:
+                self._turned_idle()
+        elif self._services.pop(key, None) is not None or self._closers.pop(key, None) is not None:
+            self._ring()
+
+    def _forget_key(self, key: Hashable, job: object) -> None:
+        """Free the key of a job that has ended, unless it is another's by now."""
+        if self._keys.get(key) is job:
+            del self._keys[key]
+
+    def _turned_busy(self) -> None:
+        parent = self._parent
+        if parent is not None and self._counts:
+            parent._insert(self, self)
+
+    def _turned_idle(self) -> None:
+        if self._idle_waiters:
+            for waiter in self._idle_waiters:
+                waiter.set()
+        self._ring()
+        parent = self._parent
+        if parent is not None and self._counts:
+            parent._discard(self)
+
+    def _ring(self) -> None:
+        if self._closing is not None:
+            self._closing.bell.ring()
+
+    def _retire(self, key: object) -> None:
+        """Make a running job of this scope a closer: it waits for the close, it is not work."""
+        held = self._holds.pop(key)
+        self._closers[key] = held
+        if not self._holds:
+            self._turned_idle()
+
+    def _serve(self, key: object) -> None:
+        """Make something held a service: owned, but no longer in the way of being idle."""
+        held = self._holds.pop(key, None)
+        if held is not None:
+            self._services[key] = held
+            if not self._holds:
+                self._turned_idle()
+
+    def _has_closer(self, key: object) -> bool:
+        """Tell whether a job, of this scope or of one below, has called for the close."""
+        nodes = (*self._children, *self._quiet)
+        return key in self._closers or any(node._has_closer(key) for node in nodes)
+
+    # What may start (invariant 4).
+
+    def _admit(self) -> None:
+        """Raise unless something may be started here, now."""
+        state = self._state
+        if state is State.NEW:
+            message = (
+                f"scope {self._name!r} is not open: use `async with Scope(...)` "
+                "or `await Scope.open(...)`"
+            )
+            raise UsageError(message)
+        self._check_here("start something in")
+        if state is State.OPEN:
+            return
+        if state is State.DRAINING and self._asked_by_running_work():
+            return
+        message = f"scope {self._name!r} is {state.value}: nothing new may start in it"
+        raise ScopeClosed(message)
+
+    def _check_here(self, what: str) -> None:
+        if not self._backend.here():
+            message = (
+                f"cannot {what} scope {self._name!r} from another thread or event loop: "
+                "use scope.from_thread(...)"
+            )
+            raise UsageError(message)
+
+    def _asked_by_running_work(self) -> bool:
+        """Tell whether the running task is itself work that is being drained.
+
+        Such work may finish its own sub-work during the grace; anyone else, a service among
+        them, would bring new work.
+        """
+        owner = self._owner_of_running_task()
+        return owner is not None and owner._is_within(self._drain_root)
+
+    def _owner_of_running_task(self) -> Node | None:
+        """Find the node that holds the running task as work."""
+        key = self._backend.current()
+        node = current.get()
+        while node is not None and key is not None:
+            if key in node._holds:
+                return node
+            node = node._parent
+        return None
+
+    def _is_within(self, root: Node | None) -> bool:
+        node: Node | None = self
+        while node is not None and node is not root:
+            node = node._parent
+        return node is not None and root is not None
+
+    def _mark_draining(self, root: Node) -> None:
+        if self._state is State.OPEN:
+            self._state = State.DRAINING
+            self._drain_root = root
+        for child in self._children:
+            child._mark_draining(root)
+        for context in self._contexts:
+            context.node._mark_draining(root)
+
+    # How jobs ended.
+
+    def _job_cancelled(self, held: Held, *, service: bool) -> None:
+        if service:
+            self._stopped += 1
+        elif self._state is State.CLOSING:
+            self._cancelled.append(held)
+        else:
+            self._withdrawn += 1
+
+    def _job_failed(self, held: Held, error: BaseException) -> None:
+        self._failed.append(reports.ended(held, self._name, self._backend.clock(), error))
+
+    def _unhandled(self, held: Held, error: BaseException) -> None:
+        """Take in the failure of an adopted task that was collected, and nobody had asked.
+
+        It may come from any thread: collection does not choose. A closed scope can only say it.
+        """
+        where = f"{held.kind} {held.name}, started {held.where}, adopted by scope {self._name!r}"
+        logger.error("%s failed, and nobody asked for its result", where, exc_info=error)
+        if self._state is not State.CLOSED:
+            self._failed.append(reports.ended(held, self._name, self._backend.clock(), error))
+
+    # Coming and going.
+
+    def _attach(self, parent: Node | None) -> None:
+        """Hang below `parent`, or stand alone."""
+        self._parent = parent
+        if parent is not None:
+            parent._children[self] = None
+            if parent._state is State.DRAINING:
+                self._state = State.DRAINING
+                self._drain_root = parent._drain_root
+
+    def _close_with_parent(self, join_by: float) -> Closing:
+        """Close at once, by the parent's deadline. A scope knows how."""
+        raise NotImplementedError
+
+    def _detach(self) -> None:
+        parent = self._parent
+        if parent is not None:
+            parent._children.pop(self, None)
+            parent._quiet.pop(self, None)
+            parent._ring()
+
+    def _hand_over(self, parent: Node) -> int:
+        """Give everything that still runs to `parent`, which goes on holding it."""
+        count = 0
+        for key, held in list(self._holds.items()):
+            if held.kind != "scope":
+                held._move(parent)
+                parent._insert(key, held)
+                count += 1
+        for key, held in self._services.items():
+            held._move(parent)
+            parent._services[key] = held
+            count += 1
+        for child in list(self._children):
+            busy = child in self._holds
+            child._move(parent)
+            parent._children[child] = None
+            if busy:
+                parent._insert(child, child)
+            count += 1
+        self._children.clear()
+        self._services.clear()
+        self._keys.clear()
+        if self._holds:
+            self._holds.clear()
+            self._turned_idle()
+        parent._ring()
+        return count
+
+
+class Graveyard(Node):
+    """Where what is stuck goes after the close, so that it is not collected in mid-flight."""
+
+    __slots__ = ()
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        super().__init__(name)
+        self._backend = backend
+        self._state = State.CLOSED
+
+    def _job_failed(self, held: Held, error: BaseException) -> None:
+        logger.warning(
+            "%s %s, reported as stuck when scope %r was closed, has ended since, with %r",
+            held.kind, held.name, self._name, error,
+        )  # fmt: skip
+
+    def _turned_idle(self) -> None:
+        graveyards.discard(self)
+
+
+graveyards: set[Graveyard] = set()
+
+
+def bury(node: Node, table: dict[object, Held]) -> None:
+    """Keep what outlived its scope until it ends, and wake nobody when it does.
+
+    Only what runs is kept: a plain hold has nobody behind it.
+    """
+    left = {
+        key: held for key, held in table.items() if held._fate == "stuck" and held.kind != "scope"
+    }
+    if not left:
+        return
+    for gone in [known for known in graveyards if not known._backend.alive()]:
+        graveyards.discard(gone)
+    graveyard = Graveyard(node._backend, node._name)
+    for key, held in left.items():
+        held._move(graveyard)
+        graveyard._holds[key] = held
+    graveyards.add(graveyard)

@@ -1,0 +1,221 @@
+"""The report: what became of everything that a scope owned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+from quiesce.errors import DrainTimeout, WorkLost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quiesce.core.hold import Held
+
+__all__ = ["Ended", "Report"]
+
+_LINES_MAX = 20  # of each sort, in the readable form; to_json() has all
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One thing in a report."""
+
+    kind: str
+    name: str
+    scope: str
+    where: str | None
+    age: float
+    details: Mapping[str, object]
+    error: BaseException | None = None
+    stack: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Give one line, and the stack below it if there is one."""
+        line = f"{self.kind} {self.name} · {self.age:.2f} s · started {self.where or '?'}"
+        if self.error is not None:
+            line += f" · {type(self.error).__name__}: {self.error}"
+        return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
+
+    def to_json(self) -> dict[str, object]:
+        """Give plain data."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "scope": self.scope,
+            "where": self.where,
+            "age": self.age,
+            "details": {key: _plain(value) for key, value in self.details.items()},
+            "error": None if self.error is None else repr(self.error),
+            "stack": list(self.stack),
+        }
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def ended(
+    held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
+) -> Ended:
+    """Describe something held, as it is now."""
+    frames = tuple(str(frame) for frame in held._chain()) if stack else ()
+    return Ended(
+        held.kind, held.name, scope, held.where, now - held.since, held.details, error, frames
+    )
+
+
+class Cut(Sequence[Ended]):
+    """What a close cut short: described only when somebody looks.
+
+    A close of ten thousand jobs would otherwise spend as long on writing its report as on
+    closing them.
+    """
+
+    __slots__ = ("_held", "_now", "_scope")
+
+    def __init__(self, held: Sequence[Held], scope: str, now: float) -> None:
+        self._held = held
+        self._scope = scope
+        self._now = now
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @overload
+    def __getitem__(self, index: int) -> Ended: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
+    def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
+        if isinstance(index, slice):
+            return tuple(ended(held, self._scope, self._now) for held in self._held[index])
+        return ended(self._held[index], self._scope, self._now)
+
+    def __repr__(self) -> str:
+        return repr(self[:])
+
+
+class Chained(Sequence[Ended]):
+    """Several sequences, read as one."""
+
+    __slots__ = ("_parts", "_whole")
+
+    def __init__(self, parts: Sequence[Sequence[Ended]]) -> None:
+        self._parts = parts
+        self._whole: tuple[Ended, ...] | None = None
+
+    def _all(self) -> tuple[Ended, ...]:
+        if self._whole is None:
+            self._whole = tuple(item for part in self._parts for item in part)
+        return self._whole
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Ended: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
+    def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
+        return self._all()[index]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def chain(own: Sequence[Ended], others: Sequence[Sequence[Ended]]) -> Sequence[Ended]:
+    """Join a scope's own items with those of its children, reading none of them."""
+    filled = [part for part in others if part]
+    if filled:
+        return Chained([own, *filled])
+    return own if isinstance(own, Cut) else tuple(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of everything a scope owned, when its close returned.
+
+    Nothing that the scope owned still runs, unless it is named under `stuck`.
+    """
+
+    scope: str
+    completed: int
+    """Jobs that ran to their end."""
+    withdrawn: int
+    """Jobs that were cancelled on request, before the closing: not lost."""
+    cancelled: Sequence[Ended]
+    """Jobs that the closing cut short."""
+    failed: Sequence[Ended]
+    """Jobs that raised, each with its `error`."""
+    undelivered: Sequence[Ended]
+    """Holds that nobody released."""
+    stuck: Sequence[Ended]
+    """What did not end by the deadline, each with its `stack`."""
+    handed_over: int = 0
+    """What was given to the parent scope, still running (`leftovers="parent"`)."""
+    services: int = 0
+    """Services that were stopped; that is not a loss."""
+    seconds: float = 0.0
+    """How long the closing took."""
+    handled: int = 0
+    """Failures that were given to `on_error`."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was lost."""
+        return not (self.cancelled or self.failed or self.undelivered or self.stuck)
+
+    def raise_if_lost(self) -> None:
+        """Raise unless `ok`.
+
+        *Raises*: `WorkLost`, caused by an exception group of the failed jobs' errors;
+        `DrainTimeout` if something was cut short, not delivered, or stuck.
+        """
+        if self.ok:
+            return
+        errors = [item.error for item in self.failed if item.error is not None]
+        cause = BaseExceptionGroup(f"jobs of {self.scope!r} failed", errors) if errors else None
+        cut = self.cancelled or self.undelivered or self.stuck
+        raise (DrainTimeout if cut else WorkLost)(self) from cause
+
+    def __str__(self) -> str:
+        """Give the report for human eyes: a summary, then a line for each loss."""
+        counts = {
+            "completed": self.completed,
+            "withdrawn": self.withdrawn,
+            "handed over": self.handed_over,
+            "services stopped": self.services,
+            "failures handled": self.handled,
+            "failed": len(self.failed),
+            "cancelled": len(self.cancelled),
+            "undelivered": len(self.undelivered),
+            "stuck": len(self.stuck),
+        }
+        said = ", ".join(f"{n} {word}" for word, n in counts.items() if n or word == "completed")
+        verdict = "nothing lost" if self.ok else "WORK LOST"
+        lines = [f"scope {self.scope!r} closed in {self.seconds:.2f} s, {verdict}: {said}"]
+        for word in ("failed", "cancelled", "undelivered", "stuck"):
+            items: Sequence[Ended] = getattr(self, word)
+            for item in items[:_LINES_MAX]:
+                lines += [f"  {word}: {item}".replace("\n", "\n  ")]
+            if len(items) > _LINES_MAX:
+                lines.append(f"  {word}: … and {len(items) - _LINES_MAX} more")
+        return "\n".join(lines)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Give the whole report as JSON."""
+        data: dict[str, object] = {
+            "scope": self.scope,
+            "ok": self.ok,
+            "seconds": self.seconds,
+            "completed": self.completed,
+            "withdrawn": self.withdrawn,
+            "handed_over": self.handed_over,
+            "services": self.services,
+            "handled": self.handled,
+        }
+        for word in ("failed", "cancelled", "undelivered", "stuck"):
+            data[word] = [item.to_json() for item in getattr(self, word)]
+        return json.dumps(data, indent=indent)

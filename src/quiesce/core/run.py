@@ -1,0 +1,216 @@
+"""The entry point of a program: signals drain it, and its exit code tells whether work was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from asyncio.events import _get_running_loop
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple
+
+import anyio
+
+from quiesce.core import arguments
+from quiesce.core.scope import Scope
+from quiesce.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from quiesce.core.job import Job
+    from quiesce.core.report import Report
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_EXIT_LOST = 1
+_EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NAMES_MAX = 4  # of work, in a progress line
+
+
+def run(
+    main: Callable[[*Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
+    drain: float = 30.0,
+    cleanup: float = 5.0,
+    backend: Literal["asyncio", "uvloop", "trio"] = "asyncio",
+    service: bool = False,
+) -> T | None:
+    """Run an async program in a scope of its own, and lose nothing on SIGTERM or Ctrl-C.
+
+    ```python
+    if __name__ == "__main__":
+        quiesce.run(main, drain=30)
+    ```
+
+    The first signal drains: no new work, `drain` seconds for what is in flight. The second
+    cancels what is left at once. The third leaves without waiting. When `main` ends by itself,
+    what it has spawned in `current_scope()` is drained as well. What is going on is told on
+    stderr: the frontier while it drains, a line a second on a terminal, and the report.
+
+    Args:
+        main: The async function to run.
+        args: Its arguments.
+        drain: How many seconds a drain may take.
+        cleanup: How many seconds cancelled work may take to clean up.
+        backend: The event loop to run.
+        service: Whether `main` only accepts work and may be cancelled once all other work is
+            done. Without it, `main` is work: a drain waits for it, and if it has to be
+            cancelled, something was lost. (A `main` that returns after
+            `await quiesce.current_scope().closing()` is the third way.)
+
+    Returns:
+        What `main` returned; None if it was a service and was stopped.
+
+    Raises:
+        SystemExit: With code 1 if work was lost, in a job or in the drain.
+        Exception: What `main` raised.
+
+    """
+    arguments.seconds("drain", drain)
+    arguments.seconds("cleanup", cleanup)
+    arguments.one_of("backend", backend, ("asyncio", "uvloop", "trio"))
+    arguments.check_callable(main, "run")
+    if threading.current_thread() is not threading.main_thread():
+        message = "run() handles signals, so it must be called in the main thread"
+        raise UsageError(message)
+    if _get_running_loop() is not None:
+        message = "run() starts an event loop, and one runs here already: open a Scope instead"
+        raise UsageError(message)
+    program = Program(lambda: main(*args), drain, cleanup, service=service)
+    _runner(backend)(program.supervise)
+    result: T | None = program.result()
+    return result
+
+
+def _runner(backend: str) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    if backend == "trio":
+        import trio  # noqa: PLC0415 - optional
+
+        return trio.run
+    if backend == "uvloop":
+        import uvloop  # noqa: PLC0415 - optional
+
+        return lambda supervise: uvloop.run(supervise())
+    import asyncio  # noqa: PLC0415 - slow to import, and not for trio's sake
+
+    return lambda supervise: asyncio.run(supervise())
+
+
+class Program:
+    """One run of one program."""
+
+    def __init__(
+        self,
+        main: Callable[[], Coroutine[Any, Any, T]],
+        drain: float,
+        cleanup: float,
+        *,
+        service: bool,
+    ) -> None:
+        self._main = main
+        self._drain = drain
+        self._cleanup = cleanup
+        self._service = service
+        self._signals = 0
+        self._exit: SystemExit | None = None
+        self._job: Job[Any] | None = None
+        self._report: Report | None = None
+
+    async def supervise(self) -> None:
+        """Run it all; the body of the event loop's first task."""
+        async with Scope("quiesce.run") as control:
+            self._scope = control.child("main", cleanup=self._cleanup)
+            self._turn = anyio.Event()
+            control.spawn(self._watch_signals, service=True)
+            self._job = self._scope.spawn(self._call_main, name="main", service=self._service)
+            control.spawn(self._watch_main, service=True)
+            await self._turn.wait()
+            progress = control.spawn(self._tell_progress, service=True)
+            report = await self._scope.drain(self._drain, cleanup=self._cleanup)
+            progress.cancel()
+            self._tell_report(report)
+        self._report = report
+        if report.stuck:
+            self._leave(_EXIT_LOST)  # the event loop would wait for them for ever
+
+    async def _call_main(self) -> Any:
+        try:
+            return await self._main()
+        except SystemExit as leaving:
+            self._exit = leaving  # after the drain, not instead of it
+            return None
+
+    async def _watch_main(self) -> None:
+        assert self._job is not None  # noqa: S101 - it was spawned before this
+        with suppress(Exception):  # result() raises it
+            await self._job
+        self._turn.set()
+
+    async def _watch_signals(self) -> None:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            async for number in signals:
+                self._signals += 1
+                self._on_signal(signal.Signals(number))
+
+    def _on_signal(self, which: signal.Signals) -> None:
+        if self._signals == 1:
+            tell(
+                f"{which.name}: draining for up to {self._drain:g} s "
+                "(a second signal cancels what is left, a third leaves at once)"
+            )
+            tell(str(self._scope.frontier()))
+            self._turn.set()
+        elif self._signals == 2:  # noqa: PLR2004 - the second signal
+            tell(f"{which.name}: cancelling what is left:\n{self._scope.frontier()}")
+            self._scope._begin(0.0, self._cleanup)
+        else:
+            tell(f"{which.name}: leaving at once, with:\n{self._scope.frontier()}")
+            self._leave(_EXIT_BY_SIGNAL + which)
+
+    async def _tell_progress(self) -> None:
+        if not sys.stderr.isatty():
+            return
+        left = self._drain
+        while self._scope.state != "closed":
+            await anyio.sleep(1)
+            left -= 1
+            work = self._scope.frontier().in_flight
+            names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
+            more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
+            if work:
+                tell(f"{max(0, left):g} s left, {len(work)} in flight: {names}{more}")
+
+    def _tell_report(self, report: Report) -> None:
+        if self._signals or not report.ok:
+            tell(str(report))
+
+    def result(self) -> Any:
+        """Give what `main` gave, or raise what is to be told of this run."""
+        assert self._report is not None  # noqa: S101 - the event loop has run
+        assert self._job is not None  # noqa: S101 - likewise
+        if self._exit is not None:
+            raise self._exit
+        outcome = self._job.outcome
+        if outcome is not None and outcome.error is not None:
+            raise outcome.error
+        if not self._report.ok:
+            raise SystemExit(_EXIT_LOST)
+        return outcome.value if outcome is not None else None
+
+    @staticmethod
+    def _leave(code: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+
+
+def tell(text: str) -> None:
+    """Say something to whoever runs the program."""
+    print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is for a person

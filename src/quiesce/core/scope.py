@@ -1,0 +1,507 @@
+"""The scope: the owner of everything in flight in one part of a program."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import sys
+from asyncio.events import _get_running_loop
+from contextlib import suppress
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, TypeVarTuple
+
+from quiesce.core import arguments, block, contexts, failures, frontier, roots, threads
+from quiesce.core.backends import running_backend
+from quiesce.core.closing import Closing
+from quiesce.core.current import current_scope
+from quiesce.core.gate import Gate
+from quiesce.core.hold import Hold
+from quiesce.core.node import Node, State, current
+from quiesce.errors import DuplicateKey, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Hashable, Iterable
+    from concurrent.futures import Future
+    from contextlib import AbstractAsyncContextManager
+    from contextvars import Token
+    from types import FrameType, TracebackType
+
+    from quiesce.core.backends import Body
+    from quiesce.core.frontier import Frontier
+    from quiesce.core.job import Job
+    from quiesce.core.report import Report
+
+    ErrorPolicy = Literal["collect", "cancel"] | Callable[[Job[Any], BaseException], object]
+
+__all__ = ["Scope"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_OPEN = State.OPEN  # a plain global is quicker than an attribute of an enum
+_getframe = sys._getframe
+
+
+class Scope(Node):
+    """The owner of everything in flight in one part of a program.
+
+    ```python
+    async with Scope("server") as scope:
+        scope.spawn(serve, connection)
+    # here nothing of it runs any more
+    ```
+
+    Args:
+        name: What it is called in frontiers, reports and errors.
+        adopt: Own every task that any code creates inside the scope (asyncio and uvloop).
+        services: Patterns (as in `fnmatch`) of names or functions of adopted tasks that are
+            loops, not work: owned, but not in the way of being idle.
+        on_error: What a job's failure does. `"collect"`: the others go on, and the report has
+            it. `"cancel"`: it closes the scope, and interrupts the body of the block. A
+            function: it is called with the job and the error, and has thereby handled it.
+        leftovers: What a close does with what is still running: `"cancel"` it, or hand it to
+            the `"parent"` scope, under which it goes on.
+        within: How many seconds the end of the block waits for the work, before it cancels
+            what is left; None: as long as the work takes.
+        cleanup: How many seconds cancelled work may take to clean up.
+    """
+
+    __slots__ = (
+        "_body",
+        "_cleanup",
+        "_closing_gate",
+        "_context",
+        "_leftovers",
+        "_on_error",
+        "_reason",
+        "_services_given",
+        "_token",
+        "_unadopt",
+        "_wants_adoption",
+        "_within",
+    )
+
+    def __init__(
+        self,
+        name: str = "scope",
+        *,
+        adopt: bool = False,
+        services: Iterable[str] = (),
+        on_error: ErrorPolicy = "collect",
+        leftovers: Literal["cancel", "parent"] = "cancel",
+        within: float | None = None,
+        cleanup: float = 5.0,
+    ) -> None:
+        """Describe a scope; it is opened by `async with`, or by `await Scope.open(...)`."""
+        super().__init__(arguments.text("name", name))
+        self._wants_adoption = adopt
+        self._services_given = arguments.patterns("services", services)
+        self._on_error = arguments.policy(on_error)
+        self._leftovers = arguments.one_of("leftovers", leftovers, ("cancel", "parent"))
+        self._within = None if within is None else arguments.seconds("within", within)
+        self._cleanup = arguments.seconds("cleanup", cleanup)
+        self._reason: BaseException | None = None
+        self._token: Token[Node | None] | None = None
+        self._body: Body | None = None
+        self._context: contexts.Context[Any] | None = None
+        self._unadopt: Callable[[], None] | None = None
+
+    # Opening.
+
+    @classmethod
+    async def open(cls, name: str = "scope", **options: Any) -> Self:
+        """Open a scope that is closed by `aclose()` or `drain()`, from anywhere.
+
+        It is a child of the current scope, if there is one. The options are those of `Scope`.
+
+        *Cancel safety*: there is nothing to wait for; it either opens or raises.
+        """
+        scope = cls(name, **options)
+        scope._open(_enclosing(), _getframe(1))
+        return scope
+
+    def child(self, name: str, **options: Any) -> Scope:
+        """Open a scope below this one, closed along with it at the latest.
+
+        While the child is busy, so is this scope.
+
+        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        """
+        self._admit()
+        scope = Scope(name, **options)
+        scope._open(self, _getframe(1))
+        return scope
+
+    def _open(self, parent: Node | None, frame: FrameType) -> None:
+        if self._state is not State.NEW:
+            message = f"scope {self.name!r} was opened before: make a new one"
+            raise UsageError(message)
+        if parent is not None:
+            parent._admit()
+        elif self._leftovers == "parent":
+            message = f"scope {self.name!r} has leftovers='parent', but no scope is open around it"
+            raise UsageError(message)
+        self._backend = running_backend() if parent is None else parent._backend
+        self._loop = self._backend.loop
+        self._closing_gate = Gate(self._backend)
+        if self._wants_adoption:
+            self._unadopt = self._backend.adopt()
+        self._since = self._backend.clock()
+        self._code, self._offset = frame.f_code, frame.f_lasti
+        self._state = State.OPEN
+        self._attach(parent)
+        if parent is None:
+            roots.add(self)
+        self._adopter = self if self._wants_adoption else parent and parent._adopter
+        if self._services_given:
+            self._service_pattern = re.compile(
+                "|".join(fnmatch.translate(pattern) for pattern in self._services_given)
+            )
+
+    async def __aenter__(self) -> Self:
+        """Open the scope as a child of the current one, and make it the current one."""
+        self._open(_enclosing(), _getframe(1))
+        self._token = current.set(self)
+        if self._on_error == "cancel":
+            self._body = self._backend.body()
+        return self
+
+    # Starting.
+
+    def spawn(
+        self,
+        fn: Callable[[*Ts], Coroutine[Any, Any, T]],
+        *args: *Ts,
+        name: str | None = None,
+        key: Hashable | None = None,
+        service: bool = False,
+    ) -> Job[T]:
+        """Start `fn(*args)` as a job of this scope.
+
+        Not async: when it returns, the scope holds the job, and nothing can lose it.
+
+        Args:
+            fn: An async function.
+            args: Its arguments.
+            name: What the job is called; the function's name by default.
+            key: Something to `cancel()` it by while it runs; no two running jobs of a scope
+                have the same.
+            service: Whether it is a loop rather than work: it is owned, and stopped with the
+                scope, but it does not keep the scope from being idle.
+
+        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        """
+        if self._state is not _OPEN or _get_running_loop() is not self._loop:
+            self._admit()
+        if key is not None and key in self._keys:
+            message = f"a job with key {key!r} is still in flight in scope {self.name!r}"
+            raise DuplicateKey(message)
+        try:
+            coro: Any = fn(*args)
+        except TypeError:
+            arguments.check_callable(fn)
+            raise
+        if type(coro) is not CoroutineType:
+            coro = arguments.coroutine(fn, coro)
+            name = arguments.name_of(fn) if name is None else name
+        frame = _getframe(1)
+        job: Job[T] = self._backend.start(
+            self, coro, coro.__qualname__ if name is None else name, frame.f_code, frame.f_lasti
+        )
+        if key is not None:
+            self._keys[key] = job
+            job._key = key  # type: ignore[attr-defined]
+        if service:
+            self._services[job] = job  # type: ignore[assignment]
+        else:
+            holds = self._holds
+            if not holds:
+                self._turned_busy()
+            holds[job] = job  # type: ignore[assignment]
+        return job
+
+    def hold(self, kind: str, name: str, /, **details: object) -> Hold:
+        """Hold something that is not a task, until `release()`.
+
+        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        """
+        self._admit()
+        arguments.text("kind", kind)
+        arguments.text("name", name)
+        frame = _getframe(1)
+        hold = Hold(self, kind, name, details, frame.f_code, frame.f_lasti)
+        self._insert(hold, hold)
+        return hold
+
+    async def enter(self, manager: AbstractAsyncContextManager[T, Any]) -> T:
+        """Enter an async context manager in a task of its own, which also leaves it.
+
+        It is left when the scope is closed, last entered first, or earlier by `exit()`. Either
+        may be called from any task, also for what must be left by the task that entered it:
+        anyio's task groups and cancel scopes, and clients that are made of them. An exception
+        that ends the scope's block is passed to it.
+
+        *Cancel safety*: cancelled while it is being entered, it is left again before the
+        cancellation is passed on.
+
+        *Raises*: what entering raises; `ScopeClosed`, also if the scope is closed meanwhile.
+        """
+        self._admit()
+        arguments.context_manager(manager)
+        return await contexts.enter(self, manager, _getframe(1))
+
+    async def exit(self, entered: object) -> None:
+        """Leave a context before the scope ends; give the manager, or what `enter()` gave.
+
+        *Cancel safety*: the leaving goes on, and is waited for, before the cancellation is
+        passed on.
+
+        *Raises*: what leaving raises; `UsageError` if it was not entered here.
+        """
+        for context in self._contexts:
+            if context.matches(entered):
+                break
+        else:
+            message = f"scope {self.name!r} has not entered {entered!r}, or has left it already"
+            raise UsageError(message)
+        await contexts.leave(self, context)
+        outcome = context.host.outcome
+        if outcome is not None and outcome.error is not None:
+            raise outcome.error
+
+    def _context_child(self, name: str, frame: FrameType) -> Scope:
+        """Make the scope of a context: not work, and closed after the services."""
+        scope = Scope(name, cleanup=self._cleanup)
+        scope._counts = False
+        scope._open(self, frame)
+        del self._children[scope]
+        scope._adopter = scope if self._adopter is not None else None
+        scope._service_pattern = self._service_pattern
+        return scope
+
+    async def to_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a blocking function in a thread; a hold until the function has really returned.
+
+        *Cancel safety*: the caller is released at once; the thread cannot be, so the hold stays,
+        and what the function raises then goes into the report.
+
+        *Raises*: what the function raises; `ScopeClosed` as `spawn` does.
+        """
+        self._admit()
+        arguments.check_callable(fn, "to_thread")
+        frame = _getframe(1)
+        return await threads.run_in_thread(
+            self, lambda: fn(*args), arguments.name_of(fn), frame.f_code, frame.f_lasti
+        )
+
+    def from_thread(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        """Call a function of this scope, sync or async, from another thread.
+
+        ```python
+        report = scope.from_thread(scope.aclose, within=5).result()
+        ```
+
+        *Raises*: `ScopeClosed` if the event loop has ended; `UsageError` in the loop's thread.
+        """
+        if self._state is State.NEW:
+            self._admit()
+        return threads.call_from_thread(self, fn, args, options)
+
+    # Asking.
+
+    @property
+    def state(self) -> str:
+        """Where it is in its life: new, open, draining, closing or closed."""
+        return self._state.value
+
+    @property
+    def report(self) -> Report | None:
+        """What became of everything it owned; None until it is closed."""
+        return self._closing.report if self._closing is not None else None
+
+    def frontier(self) -> Frontier:
+        """List what is in flight: what, since when, started where, waiting on what."""
+        if self._state is State.NEW:
+            self._admit()
+        return frontier.look(self)
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight, here or in child scopes, services apart.
+
+        It returns in a step in which that is so. It does not close anything: the scope may be
+        busy again afterwards.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+
+        *Raises*: `UsageError` from work of this scope, which would wait for itself.
+        """
+        if self._state is State.NEW:
+            self._admit()
+        if not self._holds:
+            return
+        self._check_here("wait for")
+        owner = self._owner_of_running_task()
+        if owner is not None and owner._is_within(self):
+            message = (
+                f"idle() of scope {self.name!r} was called by work of that scope: it would wait "
+                "for itself; call it from outside, or from a service"
+            )
+            raise UsageError(message)
+        while self._holds:
+            waiter = self._backend.waiter()
+            self._idle_waiters.append(waiter)
+            try:
+                await waiter.wait()
+            finally:
+                self._idle_waiters.remove(waiter)
+
+    async def closing(self) -> None:
+        """Wait until a drain or close of this scope, or of one around it, has begun.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+        if self._state is State.NEW:
+            self._admit()
+        await self._closing_gate.wait()
+
+    def cancel(self, key: Hashable) -> bool:
+        """Cancel the running job with this key. False if there is none."""
+        job = self._keys.get(key)
+        return job is not None and job.cancel()
+
+    # Closing.
+
+    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+        """Refuse new work, wait for what is in flight, then close.
+
+        Work that is in flight may start what it needs to finish; nobody else may start
+        anything. What is left after `within` seconds (None: never) is cancelled, and has
+        `cleanup` seconds to end. It may be called from any task, also from a job of this very
+        scope, which then gets the report when all others have ended.
+
+        *Cancel safety*: the drain then turns into a close, unless others wait for it too, and
+        the cancellation is passed on when that is complete.
+
+        *Raises*: nothing of what the jobs raised; that is in the report.
+        """
+        grace = math.inf if within is None else arguments.seconds("within", within)
+        closing, early = self._begin(grace, arguments.seconds("cleanup", cleanup))
+        return await self._join(closing, early=early, patient=True)
+
+    async def aclose(self, within: float = 5.0) -> Report:
+        """Cancel everything in flight, and wait for its end, `within` seconds at most.
+
+        It may be called from any task, any number of times: all get the same report. What has
+        not ended by then is `stuck`, in the report.
+
+        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
+        on.
+
+        *Raises*: nothing of what the jobs raised; that is in the report.
+        """
+        closing, early = self._begin(0.0, arguments.seconds("within", within))
+        return await self._join(closing, early=early, patient=False)
+
+    def _begin(self, grace: float, cleanup: float) -> tuple[Closing, bool]:
+        """Begin to close, or to close sooner, in one step (invariant 4).
+
+        Tells also whether the running task is work of this scope: then it is a closer from here
+        on, for the close cannot wait for one who waits for the close.
+        """
+        if self._state is State.NEW:
+            self._admit()
+        self._check_here("close")
+        key = self._backend.current()
+        owner = self._owner_of_running_task()
+        inside = owner is not None and owner._is_within(self)
+        closing = self._close(grace=grace, cleanup=cleanup)
+        if inside and owner is not None:
+            owner._retire(key)
+        return closing, inside or self._has_closer(key)
+
+    def _close(
+        self, *, grace: float, cleanup: float, join_by: float = math.inf, by_parent: bool = False
+    ) -> Closing:
+        closing = self._closing
+        begun = closing is not None
+        if closing is None:
+            closing = self._closing = Closing(self, by_parent=by_parent)
+            self._mark_draining(self)
+        if self._state is not State.CLOSED:
+            closing.tighten(grace=grace, cleanup=cleanup, join_by=join_by)
+        if not begun:
+            closing.start()
+        return closing
+
+    def _close_with_parent(self, join_by: float) -> Closing:
+        return self._close(grace=0.0, cleanup=math.inf, join_by=join_by, by_parent=True)
+
+    async def _join(self, closing: Closing, *, early: bool, patient: bool) -> Report:
+        gate = closing.quiet if early else closing.done
+        closing.patience += patient
+        try:
+            await closing.carry_out_if_nobody_does()
+            await gate.wait()
+        except self._backend.cancelled:
+            if patient:
+                closing.desert()
+            await gate.wait_shielded()
+            raise
+        return closing.result(early=early)
+
+    def _mark_draining(self, root: Node) -> None:
+        super()._mark_draining(root)
+        self._closing_gate.open()
+
+    def _closed(self) -> None:
+        """Undo what opening did."""
+        roots.roots.discard(self)
+        if self._unadopt is not None:
+            self._unadopt()
+            self._unadopt = None
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Close the scope: wait for its work if the block ended well, else cancel it."""
+        self._leave_context()
+        if self._body is not None and self._body.leave(exc):
+            exc = None  # it was only our own interruption; the failure behind it is raised below
+        self._reason = exc
+        limit = math.inf if self._within is None else self._within
+        closing, early = self._begin(limit if exc is None else 0.0, self._cleanup)
+        try:
+            report = await self._join(closing, early=early, patient=exc is None)
+        except self._backend.cancelled as cancellation:
+            block.end(self, closing.result(early=early), cancellation)
+            raise
+        block.end(self, report, exc)
+        return exc is None
+
+    def _leave_context(self) -> None:
+        if self._token is not None:
+            with suppress(ValueError):  # another task ends the block: a generator's finalizer
+                current.reset(self._token)
+            self._token = None
+
+    # Failures.
+
+    def _job_failed(self, held: Any, error: BaseException) -> None:
+        if self._context is not None and self._parent is not None:
+            self._parent._job_failed(held, error)  # a context's failure is its scope's
+        else:
+            failures.apply(self, held, error)
+
+    def __repr__(self) -> str:
+        """Name the scope, its state, and how much it has in flight."""
+        return f"<Scope {self.name!r} {self.state}, {len(self._holds)} in flight>"
+
+
+def _enclosing() -> Scope | None:
+    """Give the current scope, unless its context was carried into another event loop."""
+    scope = current_scope()
+    return scope if scope is not None and scope._backend.here() else None

@@ -1,0 +1,123 @@
+"""Where something was started, and what it waits on: file and line, resolved when asked.
+
+Recording must be cheap (it is on the path of every spawn), so only a code object and an
+instruction offset are kept. Turning them into `file:line` is left to whoever reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from typing import NamedTuple
+
+__all__: list[str] = []
+
+_PLUMBING = frozenset({"asyncio", "trio", "anyio"})
+_CHAIN_MAX = 200  # an await chain deeper than this is cut; nobody reads further
+
+
+class Frame(NamedTuple):
+    """One place in a program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """Give `file:line in function`."""
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def line_of(code: CodeType, offset: int) -> int:
+    """Give the line of the instruction at `offset`."""
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def describe(code: CodeType | None, offset: int) -> str | None:
+    """Give `file:line` for a recorded place."""
+    return None if code is None else f"{code.co_filename}:{line_of(code, offset)}"
+
+
+def await_chain(awaitable: object) -> list[Frame]:
+    """List the frames that a suspended coroutine is waiting in, outermost first."""
+    return [
+        Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+        for frame, _ in _walk(awaitable)
+    ]
+
+
+def waiting_on(chain: list[Frame]) -> str | None:
+    """Name the innermost await of a chain for human eyes.
+
+    That is the innermost one outside the event loops' own code, with what it called there:
+    `app.py:7 in fetch, in asyncio sleep` says more than a line inside asyncio.
+    """
+    for place, frame in reversed(list(enumerate(chain))):
+        if _plumbing_of(frame) is None:
+            inner = chain[place + 1] if place + 1 < len(chain) else None
+            return (
+                str(frame)
+                if inner is None
+                else f"{frame}, in {_plumbing_of(inner)} {inner.function}"
+            )
+    return str(chain[-1]) if chain else None
+
+
+def _plumbing_of(frame: Frame) -> str | None:
+    folders = frame.file.replace("\\", "/").split("/")[:-1]
+    return next((name for name in folders if name in _PLUMBING), None)
+
+
+def links(awaitable: object) -> list[object]:
+    """List the coroutines and generators of an await chain, outermost first."""
+    return [link for _, link in _walk(awaitable)]
+
+
+def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
+    found: list[tuple[FrameType, object]] = []
+    while awaitable is not None and len(found) < _CHAIN_MAX:
+        frame: FrameType | None
+        inner: object
+        match awaitable:
+            case CoroutineType():
+                frame, inner = awaitable.cr_frame, awaitable.cr_await
+            case GeneratorType():
+                frame, inner = awaitable.gi_frame, awaitable.gi_yieldfrom
+            case AsyncGeneratorType():
+                frame, inner = awaitable.ag_frame, awaitable.ag_await
+            case _:
+                frame, inner = _foreign(awaitable)
+        if frame is not None:
+            found.append((frame, awaitable))
+        elif inner is None:
+            break
+        awaitable = inner
+    return found
+
+
+def _foreign(awaitable: object) -> tuple[FrameType | None, object]:
+    """Look into an awaitable that is not a native one.
+
+    `anext()` and `asend()` of an async generator hide the generator; the collector still
+    sees it, and without it a stream's reader would seem to wait on nothing.
+    """
+    import gc  # noqa: PLC0415 - only for the frontier, never on a hot path
+
+    if type(awaitable).__name__ in {"async_generator_asend", "async_generator_athrow"}:
+        for referent in gc.get_referents(awaitable):
+            if isinstance(referent, AsyncGeneratorType):
+                return referent.ag_frame, referent.ag_await
+    return None, None
+
+
+def thread_chain(ident: int | None) -> list[Frame]:
+    """List the frames that a thread is in, outermost first."""
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    found: list[Frame] = []
+    while frame is not None and len(found) < _CHAIN_MAX:
+        found.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return found[::-1]

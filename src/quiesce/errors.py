@@ -1,0 +1,66 @@
+"""The exception tree, ordered by who is at fault.
+
+```
+QuiesceError
+├── ScopeClosed        you started something after the closing had begun
+├── UsageError         you called it in the wrong place or at the wrong time
+│   └── ArgumentError  you called it with a wrong argument
+│       └── DuplicateKey
+├── JobCancelled       you awaited a job, and the job was cancelled
+└── WorkLost           the program lost work; carries the report
+    └── DrainTimeout   …because the deadline passed
+```
+
+Cancellation is not in this tree: it is passed on as the event loop raised it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quiesce.core.report import Report
+
+
+class QuiesceError(Exception):
+    """Base of every error that quiesce raises by itself."""
+
+
+class ScopeClosed(QuiesceError):
+    """Something was started in a scope whose closing has begun."""
+
+
+class UsageError(QuiesceError, RuntimeError):
+    """A call in the wrong place, or at the wrong time; the message says what to do."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """A call with an argument that cannot work; the message says what to do."""
+
+
+class DuplicateKey(ArgumentError):
+    """A job with this key is still in flight in the scope."""
+
+
+class JobCancelled(QuiesceError):
+    """The awaited job was cancelled, so it has no result.
+
+    It is not a `CancelledError`: the one who awaits was not cancelled.
+    """
+
+
+class WorkLost(QuiesceError):
+    """Work was lost: something failed, was cut short, was not delivered or is stuck."""
+
+    def __init__(self, report: Report) -> None:
+        """Carry `report`, which names what was lost."""
+        super().__init__(report)
+        self.report: Report = report
+
+    def __str__(self) -> str:
+        """Give the report as text."""
+        return str(self.report)
+
+
+class DrainTimeout(WorkLost):
+    """The deadline of a drain passed with work still in flight."""

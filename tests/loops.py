@@ -1,0 +1,101 @@
+"""Running async tests on every backend, in controlled time, with a check for what they leave.
+
+An `async def` test runs on asyncio, uvloop and trio (`@pytest.mark.backends("asyncio", …)`
+chooses). On asyncio and trio time is virtual: it jumps to the next timer as soon as nothing can
+run, so a deadline of a minute costs nothing and nothing depends on the machine. uvloop's clock
+cannot be replaced, so there time is real: tests use short deadlines. `@pytest.mark.real_time`
+makes it real on all (for tests with threads, whose work the clock cannot see).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+from typing import TYPE_CHECKING, Any
+
+import trio
+import trio.testing
+import uvloop
+
+from quiesce.core import node
+from quiesce.core.backends import asyncio as asyncio_backend
+from quiesce.core.roots import roots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+BACKENDS = ("asyncio", "uvloop", "trio")
+
+
+class JumpingSelector(selectors.DefaultSelector):
+    """A selector that never waits for time: it moves the loop's clock instead."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Give what is ready; if nothing is, jump to the next timer."""
+        ready = super().select(0)
+        if not ready and timeout is None:
+            return super().select(None)  # no timer: only a thread or a signal can wake us
+        if not ready and timeout:
+            self.loop.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio event loop whose time is virtual."""
+
+    def __init__(self) -> None:
+        """Start at an arbitrary time."""
+        self.now = 1000.0
+        selector = JumpingSelector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Give the virtual time."""
+        return self.now
+
+
+def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
+    """Run one async test, then fail if it left anything behind."""
+    if backend == "trio":
+        clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
+        trio.run(fn, clock=clock)
+    else:
+        virtual = VirtualLoop if not real_time else asyncio.SelectorEventLoop
+        factory = uvloop.new_event_loop if backend == "uvloop" else virtual
+        run_asyncio(fn, factory)
+    gc.collect()
+    left = [f"scope {root.name!r} is still open" for root in roots]
+    left += [f"stuck in {grave.name!r}: {list(grave._holds.values())}" for grave in node.graveyards]
+    left += [f"owner task {task!r} still runs" for task in asyncio_backend.owners]
+    roots.clear()
+    node.graveyards.clear()
+    assert not left, "the test left: " + "; ".join(left)
+
+
+def run_asyncio(
+    fn: Callable[[], Coroutine[Any, Any, None]], factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Run on an asyncio event loop; tasks left behind, and complaints to the loop, are failures."""
+    complaints: list[str] = []
+    left: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
+        me = asyncio.current_task()
+        try:
+            await fn()
+        finally:
+            left.extend(repr(task) for task in asyncio.all_tasks() if task is not me)
+            left.extend(["a task factory"] if loop.get_task_factory() is not None else [])
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+        gc.collect()
+        runner.run(asyncio.sleep(0))
+    assert not left, f"the test left: {left}"
+    assert not complaints, f"the event loop complained: {complaints}"
