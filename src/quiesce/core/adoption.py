@@ -12,12 +12,12 @@ import sys
 from asyncio import Task
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core import sites
 from quiesce.core.backends.tasks import (
     AdoptedTask,
     ForeignTask,
     adopted_done,
     is_service,
-    reclassify,
 )
 from quiesce.core.node import State, current
 
@@ -61,7 +61,7 @@ class AdoptingFactory:
     """The task factory of a loop in which at least one open scope adopts."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        self.users = 0
+        self.users: int = 0
         self._loop = loop
         self._inner: Factory | None = loop.get_task_factory()
         self._before: Factory | None = None  # what `_inner` replaced, and may call
@@ -150,7 +150,7 @@ class AdoptingFactory:
             adopter._discard(held)
         task.add_done_callback(held.done)
         if adopter._service_pattern is not None and isinstance(task, asyncio.Task):
-            loop.call_soon(reclassify, task, adopter)  # its name is set after we return
+            loop.call_soon(held._reclassify)  # its name is set after we return
         return task
 
 
@@ -167,7 +167,7 @@ def _starter(coro: Any) -> tuple[CodeType | None, int]:
         if kind == _END:
             break
         frame = frame.f_back
-    return getattr(coro, "cr_code", None), 0
+    return sites.code_of(coro), 0
 
 
 def _kind_of(module: str) -> int:

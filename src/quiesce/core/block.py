@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quiesce.core.failures import is_fatal
 from quiesce.core.node import logger
 from quiesce.errors import DrainTimeout
 
@@ -24,8 +25,8 @@ def end(scope: Scope, report: Report, exc: BaseException | None) -> bool:
     """
     errors = [item.error for item in report.failed if item.error is not None]
     for error in errors:
-        if not isinstance(error, Exception) and scope._backend.name == "trio":
-            raise error  # KeyboardInterrupt or SystemExit; asyncio has let it out by itself
+        if is_fatal(error) and scope._backend.name == "trio":
+            raise error  # asyncio has let it out by itself
     if exc is not None and not isinstance(exc, Exception):
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)

@@ -19,8 +19,7 @@ from quiesce.core.gate import Gate
 from quiesce.core.node import Node, State, bury, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from quiesce.core.backends import Bell
     from quiesce.core.hold import Held
     from quiesce.core.scope import Scope
 
@@ -29,6 +28,7 @@ _TICK_SECONDS_MAX = 0.25
 _TICK_GROWTH = 1.5
 _LOOK_SHARE_MAX = 0.1  # of the time may go into looking
 _LAST_CALL_TURNS = 5  # of the loop: a cancelled task needs three to end and be seen
+_CLOSER_SECONDS = 5.0  # for a job that closed its own scope to end by itself
 _WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
 
 
@@ -45,6 +45,8 @@ class Closing:
         "_owned",
         "_scope",
         "_started",
+        "_stuck",
+        "_undelivered",
         "bell",
         "done",
         "early_report",
@@ -56,10 +58,10 @@ class Closing:
     def __init__(self, scope: Scope, *, by_parent: bool) -> None:
         backend = scope._backend
         self._scope = scope
-        self.bell = backend.bell()
-        self.quiet = Gate(backend)  # nothing is left but jobs that called for the close
-        self.done = Gate(backend)
-        self.patience = 0  # callers for whose sake there is grace
+        self.bell: Bell = backend.bell()
+        self.quiet: Gate = Gate(backend)  # nothing is left but jobs that called for the close
+        self.done: Gate = Gate(backend)
+        self.patience: int = 0  # callers for whose sake there is grace
         self._by_parent = by_parent
         self._owned = True
         self.report: reports.Report | None = None
@@ -70,6 +72,8 @@ class Closing:
         self._cleanup = math.inf
         self._join_by = math.inf
         self._handed_over = 0
+        self._stuck: list[reports.Ended] = []
+        self._undelivered: list[reports.Ended] = []
 
     # Called by anyone, in one step.
 
@@ -86,9 +90,15 @@ class Closing:
         self.bell.ring()
 
     def start(self) -> None:
-        """Have a task of its own carry it out (invariant 5)."""
-        name = f"quiesce close {self._scope.name}"
-        self._owned = self._scope._backend.own(self.carry_out, name)
+        """Have a task of its own carry it out (invariant 5), unless there is nothing to do."""
+        scope = self._scope
+        closers = scope._closers or scope._quiet
+        if not (self._something_left() or closers or scope._context is not None):
+            self._be_quiet()
+            self._finish()
+            return
+        name = f"quiesce close {scope.name}"
+        self._owned = scope._backend.own(self.carry_out, name)
 
     def desert(self) -> None:
         """Give up waiting; when nobody waits for a drain any more, there is no more grace."""
@@ -151,17 +161,22 @@ class Closing:
         self._join_by = min(self._join_by, clock() + self._cleanup)
         if scope._context is not None:
             await self._leave(scope._context)
-        while scope._holds or scope._children or scope._services or scope._contexts:
+        while self._something_left() and clock() < self._join_by:
             for child in list(scope._children):
                 child._close_with_parent(self._join_by)
             await self._end(scope._holds)
             await self._join_children()
             await self._end(scope._services)
-            while scope._contexts and not scope._holds:
-                contexts.close(scope, scope._contexts[-1], self._join_by)
+            for context in reversed(scope._contexts.copy()):
+                if scope._holds:
+                    break  # begun by what has just ended; it may use what is still entered
+                contexts.close(scope, context, self._join_by)
                 await self._join_children()
-            if clock() >= self._join_by:
-                break
+
+    def _something_left(self) -> bool:
+        scope = self._scope
+        entered = any(context.node._closing is None for context in scope._contexts)
+        return bool(scope._holds or scope._children or scope._services or entered)
 
     async def _join_children(self) -> None:
         while self._scope._children:
@@ -170,7 +185,8 @@ class Closing:
     async def _leave(self, context: contexts.Context[object]) -> None:
         """Have the context that this scope was made for leave, before what it started ends."""
         context.ask_to_exit(self._scope._reason)
-        while not context.host.done() and self._scope._backend.clock() < self._join_by:
+        scope = self._scope
+        while context.host in scope._services and scope._backend.clock() < self._join_by:
             await self.bell.wait(self._join_by)
 
     async def _end(self, table: dict[object, Held]) -> None:
@@ -208,64 +224,73 @@ class Closing:
     def _be_quiet(self) -> None:
         """Let the jobs that called for the close go on, each with a report of all the rest."""
         scope = self._scope
-        scope._failed += scope._backend.unasked(scope._unasked)
-        scope._unasked.clear()
-        stuck: list[reports.Ended] = []
-        undelivered: list[reports.Ended] = []
-        now = scope._backend.clock()
-        for table in (scope._holds, scope._services):
-            for held in table.values():
-                if not isinstance(held, Node):
-                    ended = reports.ended(held, scope.name, now, stack=held._fate == "stuck")
-                    (stuck if held._fate == "stuck" else undelivered).append(ended)
-            bury(scope, table)
-        scope._services.clear()
+        self._take_stock(scope._holds, scope._services)
         if scope._holds:
             scope._holds.clear()
             scope._turned_idle()
-        self.early_report = self._write(stuck, undelivered)
-        self.quiet.open()
+        scope._services.clear()
+        self.early_report = self._write()
         parent = scope._parent
+        if self._by_parent and parent is not None:
+            parent._parts[scope] = self.early_report
+        self.quiet.open()
         if parent is not None and scope in parent._children:
             del parent._children[scope]
             parent._quiet[scope] = None
             parent._ring()
 
+    def _take_stock(self, *tables: dict[object, Held]) -> None:
+        """Note what is still there, after the deadline, as stuck or undelivered."""
+        scope = self._scope
+        now = scope._backend.clock()
+        for table in tables:
+            for held in table.values():
+                if isinstance(held, Node):
+                    continue
+                stuck = held._fate == "stuck"
+                items = self._stuck if stuck else self._undelivered
+                items.append(reports.ended(held, scope.name, now, stack=stuck))
+            bury(scope, table)
+        scope._failed += scope._backend.unasked(scope._unasked)
+        scope._unasked.clear()
+
     async def _join_closers(self) -> None:
+        """Wait for the jobs that called for the close, and for what they have begun since."""
         scope, clock = self._scope, self._scope._backend.clock
-        join_by = clock() + min(self._cleanup, 5.0)
+        join_by = clock() + min(self._cleanup, _CLOSER_SECONDS)
         while (scope._closers or scope._quiet) and clock() < join_by:
             await self.bell.wait(join_by)
         if scope._closers:
             await self._last_call(scope._closers)
         while scope._quiet:
             await self.bell.wait(None)  # bounded, as above
+        if self._something_left():
+            self._join_by = max(join_by, clock())
+            await self._cancel_and_join()
 
     def _finish(self) -> None:
         scope = self._scope
-        early = self.early_report or self._write([], [])
-        now = scope._backend.clock()
-        stuck = [
-            reports.ended(held, scope.name, now, stack=True) for held in scope._closers.values()
-        ]
-        bury(scope, scope._closers)
-        self.report = self._write([*early.stuck, *stuck], early.undelivered)
+        self._take_stock(scope._holds, scope._services, scope._closers)
+        for table in (scope._services, scope._closers):
+            table.clear()
+        if scope._holds:
+            scope._holds.clear()
+            scope._turned_idle()
+        self.report = self._write()
         scope._state = State.CLOSED
         scope._closed()
         self.quiet.open()
         self.done.open()
         parent = scope._parent
         if self._by_parent and parent is not None:
-            parent._parts.append(self.report)
+            parent._parts[scope] = self.report
         scope._detach()
 
-    def _write(
-        self, stuck: Sequence[reports.Ended], undelivered: Sequence[reports.Ended]
-    ) -> reports.Report:
+    def _write(self) -> reports.Report:
         scope = self._scope
         now = scope._backend.clock()
-        parts = scope._parts
-        cut = reports.Cut(scope._cancelled, scope.name, now)
+        parts = scope._parts.values()
+        cut = reports.Cut(tuple(scope._cancelled), scope.name, now)
         stopped = 0 if scope._context is not None else scope._stopped  # not the context's host
         return reports.Report(
             scope=scope.name,
@@ -273,8 +298,8 @@ class Closing:
             withdrawn=scope._withdrawn + sum(part.withdrawn for part in parts),
             cancelled=reports.chain(cut, [part.cancelled for part in parts]),
             failed=reports.chain(scope._failed, [part.failed for part in parts]),
-            undelivered=reports.chain(undelivered, [part.undelivered for part in parts]),
-            stuck=reports.chain(stuck, [part.stuck for part in parts]),
+            undelivered=reports.chain(self._undelivered, [part.undelivered for part in parts]),
+            stuck=reports.chain(self._stuck, [part.stuck for part in parts]),
             handed_over=self._handed_over + sum(part.handed_over for part in parts),
             services=stopped + sum(part.services for part in parts),
             handled=scope._handled + sum(part.handled for part in parts),

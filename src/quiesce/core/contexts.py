@@ -47,9 +47,9 @@ class Context(Generic[T]):
         self._manager = manager
         self._reason: BaseException | None = None
         self._ask = Gate(node._backend)
-        self.node = node
-        self.ready = Gate(node._backend)  # entered, or failed to
-        self.entered = False
+        self.node: Scope = node
+        self.ready: Gate = Gate(node._backend)  # entered, or failed to
+        self.entered: bool = False
         self.error: BaseException | None = None
 
     def matches(self, thing: object) -> bool:
@@ -121,7 +121,7 @@ def _start(
 ) -> Context[T]:
     made_by = getattr(manager, "func", None)  # a function under contextlib.asynccontextmanager
     name: str = getattr(made_by, "__qualname__", type(manager).__qualname__)
-    node = scope._context_child(name, frame)
+    node = _scope_for(scope, name, frame)
     context = Context(manager, node)
     node._context = context
     context.host = node._backend.start(
@@ -131,6 +131,17 @@ def _start(
     context.host._when_done(context.ready.open)
     scope._contexts.append(context)
     return context
+
+
+def _scope_for(scope: Scope, name: str, frame: FrameType) -> Scope:
+    """Open the scope of a context: not work, and closed after its parent's services."""
+    node = type(scope)(name, cleanup=scope._cleanup)
+    node._counts = False
+    node._open(scope, frame)
+    del scope._children[node]
+    node._adopter = node if scope._adopter is not None else None
+    node._service_pattern = scope._service_pattern
+    return node
 
 
 async def leave(scope: Scope, context: Context[Any]) -> None:
@@ -143,8 +154,7 @@ async def leave(scope: Scope, context: Context[Any]) -> None:
 
 def close(scope: Scope, context: Context[Any], join_by: float) -> Closing:
     """Begin to leave a context: its own scope does so, as a child of `scope`."""
-    if context in scope._contexts:
-        scope._contexts.remove(context)
+    if context.node._closing is None:
         scope._children[context.node] = None
         context.node._reason = scope._reason
     return context.node._close_with_parent(join_by)

@@ -16,13 +16,20 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
         scope._handled += 1
         return
     Node._job_failed(scope, held, error)
-    fatal = not isinstance(error, Exception)
+    fatal = is_fatal(error)
     if scope._state is not State.CLOSED and (fatal or scope._on_error == "cancel"):
         scope._close(grace=0.0, cleanup=scope._cleanup)
         if scope._body is not None:
             scope._body.interrupt()
     if fatal:
         scope._backend.fatal(error)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Tell whether an error wants to end the program, alone or in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_fatal(inner) for inner in error.exceptions)
+    return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 def _handled(scope: Scope, held: Any, error: Exception) -> bool:

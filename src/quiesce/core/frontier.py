@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiesce.core import sites
+from quiesce.core.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from quiesce.core.hold import Held
-    from quiesce.core.node import Node
 
 __all__ = ["Frontier", "FrontierEntry"]
 
@@ -32,6 +32,8 @@ class FrontierEntry:
     """Whether it is owned, but does not keep the scope from being idle."""
     details: Mapping[str, object]
     children: tuple[FrontierEntry, ...] = ()
+    is_scope: bool = False
+    """Whether it is a child scope, with `children`, rather than work."""
 
     def __str__(self) -> str:
         """Give one line."""
@@ -98,7 +100,7 @@ def _work(entries: tuple[FrontierEntry, ...]) -> Iterator[FrontierEntry]:
     for entry in entries:
         if entry.service:
             continue
-        if entry.kind == "scope":
+        if entry.is_scope:
             yield from _work(entry.children)
         else:
             yield entry
@@ -121,20 +123,18 @@ def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
         _entry(held, now, service=service)
         for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
         for held in table.values()
-        if held is not node and not _is_node(held)
+        if not isinstance(held, Node)
     ]
-    below = (*node._children, *node._quiet, *(context.node for context in node._contexts))
+    below = dict.fromkeys(
+        (*node._children, *node._quiet, *(context.node for context in node._contexts))
+    )
     return (*found, *(_scope_entry(child, now) for child in below))
-
-
-def _is_node(held: Held) -> bool:
-    return held.kind == "scope"
 
 
 def _scope_entry(node: Node, now: float) -> FrontierEntry:
     return FrontierEntry(
         node.kind, node.name, now - node.since, node.where, None,
-        service=not node._counts, details=node.details, children=_entries(node, now),
+        service=not node._counts, details=node.details, children=_entries(node, now), is_scope=True,
     )  # fmt: skip
 
 

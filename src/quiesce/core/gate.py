@@ -16,7 +16,7 @@ class Gate:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._waiters: list[Waiter] = []
-        self.is_open = False
+        self.is_open: bool = False
 
     def open(self) -> None:
         """Let everyone through. Idempotent."""

@@ -53,6 +53,9 @@ class Held(Protocol):
     def _move(self, node: Node) -> None:
         """Belong to another node from now on."""
 
+    def _reclassify(self) -> None:
+        """Become a service, if the node has it among its services."""
+
 
 class Hold:
     """One thing in flight that is not a task, until `release()`.
@@ -124,11 +127,10 @@ class Hold:
 
         From another thread the release takes effect at the event loop's next turn.
         """
-        node = self._node
-        if node._backend.here():
-            node._discard(self)
+        if self._node._backend.here():
+            self._node._discard(self)
         else:
-            node._backend.post(node._discard, self)
+            self._node._backend.post(self.release)  # there, it may belong to another by then
 
     def __enter__(self) -> Self:
         """Give the hold itself."""
@@ -160,3 +162,6 @@ class Hold:
 
     def _move(self, node: Node) -> None:
         self._node = node
+
+    def _reclassify(self) -> None:
+        """Do nothing: only adopted tasks are told to be services by a pattern."""

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from quiesce.core.hold import Held
     from quiesce.core.job import Job
 
-logger = logging.getLogger("quiesce")
+logger: logging.Logger = logging.getLogger("quiesce")
 
 current: ContextVar[Node | None] = ContextVar("quiesce.current_scope", default=None)
+# The hold of a thread on whose behalf the running task acts.
+acting: ContextVar[object | None] = ContextVar("quiesce.acting_for", default=None)
 
 
 class State(Enum):
@@ -119,7 +121,7 @@ class Node:
         self._failed: list[reports.Ended] = []
         self._unasked: list[tuple[Any, reports.Ended]] = []  # see AdoptedTask
         self._unasked_limit = 0
-        self._parts: list[reports.Report] = []  # of the children that this scope closed
+        self._parts: dict[Node, reports.Report] = {}  # of the children that this scope closed
 
     # What it looks like to its own parent.
 
@@ -161,6 +163,9 @@ class Node:
         """Hang below another node; the busy mark is moved by the caller."""
         self._parent = node
 
+    def _reclassify(self) -> None:
+        """Do nothing: a scope is no service."""
+
     # Membership.
 
     def _insert(self, key: object, held: Held) -> None:
@@ -201,11 +206,14 @@ class Node:
             self._closing.bell.ring()
 
     def _retire(self, key: object) -> None:
-        """Make a running job of this scope a closer: it waits for the close, it is not work."""
-        held = self._holds.pop(key)
-        self._closers[key] = held
-        if not self._holds:
-            self._turned_idle()
+        """Make a task that called for the close a closer: it waits for it, it is not work."""
+        if key in self._services:
+            self._closers[key] = self._services.pop(key)
+            self._ring()
+        elif key in self._holds:
+            self._closers[key] = self._holds.pop(key)
+            if not self._holds:
+                self._turned_idle()
 
     def _serve(self, key: object) -> None:
         """Make something held a service: owned, but no longer in the way of being idle."""
@@ -215,29 +223,27 @@ class Node:
             if not self._holds:
                 self._turned_idle()
 
-    def _has_closer(self, key: object) -> bool:
-        """Tell whether a job, of this scope or of one below, has called for the close."""
-        nodes = (*self._children, *self._quiet)
-        return key in self._closers or any(node._has_closer(key) for node in nodes)
-
     # What may start (invariant 4).
 
     def _admit(self) -> None:
         """Raise unless something may be started here, now."""
-        state = self._state
-        if state is State.NEW:
-            message = (
-                f"scope {self._name!r} is not open: use `async with Scope(...)` "
-                "or `await Scope.open(...)`"
-            )
-            raise UsageError(message)
+        self._check_opened()
         self._check_here("start something in")
+        state = self._state
         if state is State.OPEN:
             return
         if state is State.DRAINING and self._asked_by_running_work():
             return
         message = f"scope {self._name!r} is {state.value}: nothing new may start in it"
         raise ScopeClosed(message)
+
+    def _check_opened(self) -> None:
+        if self._state is State.NEW:
+            message = (
+                f"scope {self._name!r} is not open: use `async with Scope(...)` "
+                "or `await Scope.open(...)`"
+            )
+            raise UsageError(message)
 
     def _check_here(self, what: str) -> None:
         if not self._backend.here():
@@ -253,18 +259,24 @@ class Node:
         Such work may finish its own sub-work during the grace; anyone else, a service among
         them, would bring new work.
         """
-        owner = self._owner_of_running_task()
-        return owner is not None and owner._is_within(self._drain_root)
+        owner, key = self._owner_of_running_task()
+        return owner is not None and key in owner._holds and owner._is_within(self._drain_root)
 
-    def _owner_of_running_task(self) -> Node | None:
-        """Find the node that holds the running task as work."""
-        key = self._backend.current()
-        node = current.get()
+    def _owner_of_running_task(self) -> tuple[Node | None, object]:
+        """Find the node that owns the running task, as work or otherwise, and the task's key."""
+        key = acting.get() or self._backend.current()
+        node: Node | None = getattr(key, "_node", None)
+        if node is not None:  # one of our own: it knows
+            return node if node._owns(key) else None, key
+        node = current.get()  # somebody else's task, if it was adopted
         while node is not None and key is not None:
-            if key in node._holds:
-                return node
+            if node._owns(key):
+                return node, key
             node = node._parent
-        return None
+        return self if self._owns(key) else None, key
+
+    def _owns(self, key: object) -> bool:
+        return key in self._holds or key in self._services or key in self._closers
 
     def _is_within(self, root: Node | None) -> bool:
         node: Node | None = self
@@ -324,15 +336,17 @@ class Node:
         if parent is not None:
             parent._children.pop(self, None)
             parent._quiet.pop(self, None)
+            parent._contexts = [context for context in parent._contexts if context.node is not self]
             parent._ring()
 
     def _hand_over(self, parent: Node) -> int:
         """Give everything that still runs to `parent`, which goes on holding it."""
         count = 0
         for key, held in list(self._holds.items()):
-            if held.kind != "scope":
+            if not isinstance(held, Node):
                 held._move(parent)
                 parent._insert(key, held)
+                held._reclassify()
                 count += 1
         for key, held in self._services.items():
             held._move(parent)
@@ -384,7 +398,9 @@ def bury(node: Node, table: dict[object, Held]) -> None:
     Only what runs is kept: a plain hold has nobody behind it.
     """
     left = {
-        key: held for key, held in table.items() if held._fate == "stuck" and held.kind != "scope"
+        key: held
+        for key, held in table.items()
+        if held._fate == "stuck" and not isinstance(held, Node)
     }
     if not left:
         return

@@ -67,7 +67,22 @@ def ended(
     )
 
 
-class Cut(Sequence[Ended]):
+class Items(Sequence[Ended]):
+    """A sequence that equals any other with the same items."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class Cut(Items):
     """What a close cut short: described only when somebody looks.
 
     A close of ten thousand jobs would otherwise spend as long on writing its report as on
@@ -93,11 +108,8 @@ class Cut(Sequence[Ended]):
             return tuple(ended(held, self._scope, self._now) for held in self._held[index])
         return ended(self._held[index], self._scope, self._now)
 
-    def __repr__(self) -> str:
-        return repr(self[:])
 
-
-class Chained(Sequence[Ended]):
+class Chained(Items):
     """Several sequences, read as one."""
 
     __slots__ = ("_parts", "_whole")
@@ -120,9 +132,6 @@ class Chained(Sequence[Ended]):
     def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
     def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
         return self._all()[index]
-
-    def __repr__(self) -> str:
-        return repr(self._all())
 
 
 def chain(own: Sequence[Ended], others: Sequence[Sequence[Ended]]) -> Sequence[Ended]:

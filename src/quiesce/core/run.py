@@ -8,7 +8,7 @@ import sys
 import threading
 from asyncio.events import _get_running_loop
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple, overload
 
 import anyio
 
@@ -33,6 +33,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NAMES_MAX = 4  # of work, in a progress line
 
 
+@overload
+def run(
+    main: Callable[[*Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
+    drain: float = ...,
+    cleanup: float = ...,
+    backend: Literal["asyncio", "uvloop", "trio"] = ...,
+    service: Literal[False] = ...,
+) -> T: ...
+@overload
+def run(
+    main: Callable[[*Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
+    drain: float = ...,
+    cleanup: float = ...,
+    backend: Literal["asyncio", "uvloop", "trio"] = ...,
+    service: bool,
+) -> T | None: ...
 def run(
     main: Callable[[*Ts], Coroutine[Any, Any, T]],
     *args: *Ts,

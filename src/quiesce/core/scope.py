@@ -6,10 +6,11 @@ import fnmatch
 import math
 import re
 import sys
+import warnings
 from asyncio.events import _get_running_loop
 from contextlib import suppress
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
 from quiesce.core import arguments, block, contexts, failures, frontier, roots, threads
 from quiesce.core.backends import running_backend
@@ -38,6 +39,7 @@ __all__ = ["Scope"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 _OPEN = State.OPEN  # a plain global is quicker than an attribute of an enum
 _getframe = sys._getframe
@@ -76,6 +78,7 @@ class Scope(Node):
         "_on_error",
         "_reason",
         "_services_given",
+        "_start",
         "_token",
         "_unadopt",
         "_wants_adoption",
@@ -143,7 +146,7 @@ class Scope(Node):
             message = f"scope {self.name!r} has leftovers='parent', but no scope is open around it"
             raise UsageError(message)
         self._backend = running_backend() if parent is None else parent._backend
-        self._loop = self._backend.loop
+        self._loop, self._start = self._backend.loop, self._backend.start
         self._closing_gate = Gate(self._backend)
         if self._wants_adoption:
             self._unadopt = self._backend.adopt()
@@ -194,7 +197,7 @@ class Scope(Node):
         """
         if self._state is not _OPEN or _get_running_loop() is not self._loop:
             self._admit()
-        if key is not None and key in self._keys:
+        if key is not None and key in self._keys and not self._keys[key].done():
             message = f"a job with key {key!r} is still in flight in scope {self.name!r}"
             raise DuplicateKey(message)
         try:
@@ -206,7 +209,7 @@ class Scope(Node):
             coro = arguments.coroutine(fn, coro)
             name = arguments.name_of(fn) if name is None else name
         frame = _getframe(1)
-        job: Job[T] = self._backend.start(
+        job: Job[T] = self._start(
             self, coro, coro.__qualname__ if name is None else name, frame.f_code, frame.f_lasti
         )
         if key is not None:
@@ -270,16 +273,6 @@ class Scope(Node):
         if outcome is not None and outcome.error is not None:
             raise outcome.error
 
-    def _context_child(self, name: str, frame: FrameType) -> Scope:
-        """Make the scope of a context: not work, and closed after the services."""
-        scope = Scope(name, cleanup=self._cleanup)
-        scope._counts = False
-        scope._open(self, frame)
-        del self._children[scope]
-        scope._adopter = scope if self._adopter is not None else None
-        scope._service_pattern = self._service_pattern
-        return scope
-
     async def to_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a blocking function in a thread; a hold until the function has really returned.
 
@@ -295,6 +288,12 @@ class Scope(Node):
             self, lambda: fn(*args), arguments.name_of(fn), frame.f_code, frame.f_lasti
         )
 
+    @overload
+    def from_thread(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **options: P.kwargs
+    ) -> Future[T]: ...
+    @overload
+    def from_thread(self, fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]: ...
     def from_thread(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Call a function of this scope, sync or async, from another thread.
 
@@ -304,8 +303,7 @@ class Scope(Node):
 
         *Raises*: `ScopeClosed` if the event loop has ended; `UsageError` in the loop's thread.
         """
-        if self._state is State.NEW:
-            self._admit()
+        self._check_opened()
         return threads.call_from_thread(self, fn, args, options)
 
     # Asking.
@@ -322,8 +320,7 @@ class Scope(Node):
 
     def frontier(self) -> Frontier:
         """List what is in flight: what, since when, started where, waiting on what."""
-        if self._state is State.NEW:
-            self._admit()
+        self._check_opened()
         return frontier.look(self)
 
     async def idle(self) -> None:
@@ -336,13 +333,12 @@ class Scope(Node):
 
         *Raises*: `UsageError` from work of this scope, which would wait for itself.
         """
-        if self._state is State.NEW:
-            self._admit()
+        self._check_opened()
         if not self._holds:
             return
         self._check_here("wait for")
-        owner = self._owner_of_running_task()
-        if owner is not None and owner._is_within(self):
+        owner, key = self._owner_of_running_task()
+        if owner is not None and key in owner._holds and owner._is_within(self):
             message = (
                 f"idle() of scope {self.name!r} was called by work of that scope: it would wait "
                 "for itself; call it from outside, or from a service"
@@ -361,8 +357,7 @@ class Scope(Node):
 
         *Cancel safety*: may be cancelled at any time; it has no effect.
         """
-        if self._state is State.NEW:
-            self._admit()
+        self._check_opened()
         await self._closing_gate.wait()
 
     def cancel(self, key: Hashable) -> bool:
@@ -409,16 +404,14 @@ class Scope(Node):
         Tells also whether the running task is work of this scope: then it is a closer from here
         on, for the close cannot wait for one who waits for the close.
         """
-        if self._state is State.NEW:
-            self._admit()
+        self._check_opened()
         self._check_here("close")
-        key = self._backend.current()
-        owner = self._owner_of_running_task()
+        owner, key = self._owner_of_running_task()
         inside = owner is not None and owner._is_within(self)
         closing = self._close(grace=grace, cleanup=cleanup)
         if inside and owner is not None:
             owner._retire(key)
-        return closing, inside or self._has_closer(key)
+        return closing, inside
 
     def _close(
         self, *, grace: float, cleanup: float, join_by: float = math.inf, by_parent: bool = False
@@ -438,17 +431,26 @@ class Scope(Node):
         return self._close(grace=0.0, cleanup=math.inf, join_by=join_by, by_parent=True)
 
     async def _join(self, closing: Closing, *, early: bool, patient: bool) -> Report:
-        gate = closing.quiet if early else closing.done
         closing.patience += patient
         try:
             await closing.carry_out_if_nobody_does()
-            await gate.wait()
+            await (closing.quiet if early else closing.done).wait()
         except self._backend.cancelled:
             if patient:
                 closing.desert()
-            await gate.wait_shielded()
+            if not self._is_around_running_code():
+                await closing.quiet.wait_shielded()
             raise
         return closing.result(early=early)
+
+    def _is_around_running_code(self) -> bool:
+        """Tell whether the running task came from inside, but is none that we hold.
+
+        It is a helper (of `gather`, of a task group) of the body or of a job: if that job is
+        cancelled by the close, the close must not be waited for before it can end.
+        """
+        node = current.get()
+        return node is not None and node._is_within(self)
 
     def _mark_draining(self, root: Node) -> None:
         super()._mark_draining(root)
@@ -495,6 +497,12 @@ class Scope(Node):
             self._parent._job_failed(held, error)  # a context's failure is its scope's
         else:
             failures.apply(self, held, error)
+
+    def __del__(self) -> None:
+        """Complain of a scope that nobody closed before its event loop ended."""
+        if self._parent is None and self._state not in {State.NEW, State.CLOSED}:
+            message = f"scope {self.name!r}, opened at {self.where}, was never closed"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 
     def __repr__(self) -> str:
         """Name the scope, its state, and how much it has in flight."""

@@ -6,9 +6,10 @@ instruction offset are kept. Turning them into `file:line` is left to whoever re
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__: list[str] = []
 
@@ -99,18 +100,30 @@ def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
 
 
 def _foreign(awaitable: object) -> tuple[FrameType | None, object]:
-    """Look into an awaitable that is not a native one.
+    """Look into an awaitable that is not a native one."""
+    generator = _generator_behind(awaitable)
+    return (None, None) if generator is None else (generator.ag_frame, generator.ag_await)
 
-    `anext()` and `asend()` of an async generator hide the generator; the collector still
-    sees it, and without it a stream's reader would seem to wait on nothing.
+
+def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:
+    """Find the async generator that `anext()`, `asend()` or `aclose()` works on.
+
+    They hide it; the collector still sees it, and without it a stream's reader would seem to
+    wait on nothing.
     """
-    import gc  # noqa: PLC0415 - only for the frontier, never on a hot path
-
     if type(awaitable).__name__ in {"async_generator_asend", "async_generator_athrow"}:
         for referent in gc.get_referents(awaitable):
             if isinstance(referent, AsyncGeneratorType):
-                return referent.ag_frame, referent.ag_await
-    return None, None
+                return referent
+    return None
+
+
+def code_of(awaitable: object) -> CodeType | None:
+    """Give the code of a coroutine, or of the async generator that is being closed."""
+    if isinstance(awaitable, CoroutineType):
+        return awaitable.cr_code
+    generator = _generator_behind(awaitable)
+    return None if generator is None else generator.ag_code
 
 
 def thread_chain(ident: int | None) -> list[Frame]:

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from quiesce.core import sites
 from quiesce.core.hold import NOTHING, Fate, Hold
+from quiesce.core.node import acting
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
@@ -43,40 +44,56 @@ async def run_in_thread(
 ) -> T:
     """Run `fn` in a thread, held until it has really returned, whoever waits for it."""
     hold = ThreadHold(scope, name, code, offset)
-    ticket = [hold]  # whoever takes it out decides: the thread that begins, or we, leaving
-    abandoned = threading.Event()
+    begin = [hold]  # whoever takes it out decides: the thread that begins, or we, leaving
+    failed: list[BaseException] = []  # until somebody takes it: we, or the report
+    left = threading.Event()
 
     def call() -> Any:
-        if not _take(ticket):
+        if _take(begin) is None:
             return None  # the one who wanted it left before it began
         hold.ident = threading.get_ident()
+        by_thread[hold.ident] = hold
         try:
             return fn()
         except BaseException as error:
-            if abandoned.is_set():  # nobody is there to raise it to
-                scope._backend.post(hold._node._job_failed, hold, error)
+            failed.append(error)
+            if left.is_set():
+                _report(hold, failed)
             raise
         finally:
+            del by_thread[hold.ident]
             hold.ident = None
             hold.release()
 
     scope._insert(hold, hold)
     try:
         result: T = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    except scope._backend.cancelled:
+        left.set()
+        _report(hold, failed)  # it may have failed in this very moment
+        raise
     finally:
-        abandoned.set()
-        if _take(ticket):  # else it began: the thread releases the hold when it ends
+        if _take(begin) is not None:  # else it began: the thread releases the hold at its end
             hold.release()
     return result
 
 
-def _take(ticket: list[ThreadHold]) -> bool:
-    """Take the only ticket, in one step that no other thread can share; tell whether we got it."""
+by_thread: dict[int, ThreadHold] = {}
+
+
+def _report(hold: ThreadHold, failed: list[BaseException]) -> None:
+    """Put a failure that nobody is there to receive into the report, once."""
+    error = _take(failed)
+    if error is not None:
+        hold._node._backend.post(lambda: hold._node._job_failed(hold, error))
+
+
+def _take(box: list[Any]) -> Any:
+    """Take the only thing out, in one step that no other thread can share; None if it is gone."""
     try:
-        ticket.pop()
+        return box.pop()
     except IndexError:
-        return False
-    return True
+        return None
 
 
 def call_from_thread(
@@ -86,7 +103,8 @@ def call_from_thread(
     if scope._backend.here():
         message = "from_thread() is for other threads; here, call or await the function itself"
         raise UsageError(message)
-    call = Call(scope, lambda: fn(*args, **options), repr(fn))
+    caller = by_thread.get(threading.get_ident())  # a thread of a scope's own, perhaps
+    call = Call(scope, lambda: fn(*args, **options), repr(fn), caller)
     if not scope._backend.post(call.begin):
         raise _gone(scope)
     return call.future
@@ -95,7 +113,10 @@ def call_from_thread(
 class Call:
     """One call from another thread."""
 
-    def __init__(self, scope: Scope, fn: Callable[[], Any], name: str) -> None:
+    def __init__(
+        self, scope: Scope, fn: Callable[[], Any], name: str, caller: ThreadHold | None
+    ) -> None:
+        self._caller = caller
         self._scope = scope
         self._fn = fn
         self._name = name
@@ -117,6 +138,7 @@ class Call:
             self.future.set_exception(_gone(self._scope))
 
     async def _finish(self, coro: Coroutine[Any, Any, Any]) -> None:
+        acting.set(self._caller)
         try:
             self.future.set_result(await coro)
         except BaseException as error:

@@ -18,7 +18,10 @@ from quiesce.core.backends.tasks import start, unasked
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, TimerHandle
     from collections.abc import Callable, Coroutine
+    from types import CodeType
 
+    from quiesce.core.job import Job
+    from quiesce.core.node import Node
     from quiesce.core.report import Ended
 
 
@@ -27,13 +30,16 @@ class AsyncioBackend:
 
     name = "asyncio"
     cancelled: type[BaseException] = CancelledError
-    start = staticmethod(start)
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        self.loop = loop
+        self.loop: AbstractEventLoop = loop
         plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
         # The loop's own method only calls this; skipping it saves a Python call a spawn.
         self.clock: Callable[[], float] = time.monotonic if plain else loop.time
+
+    @property
+    def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
+        return start
 
     @classmethod
     def running(cls) -> AsyncioBackend | None:
@@ -131,7 +137,7 @@ class AsyncioBell:
         self._loop = loop
         self._rung = False
         self._future: Future[None] | None = None
-        self.interrupted = False
+        self.interrupted: bool = False
 
     def ring(self) -> None:
         self._rung = True

@@ -69,11 +69,6 @@ class OwnedTask(Task[T]):
         """Nothing more is known."""
         return NOTHING
 
-    def set_name(self, value: object) -> None:
-        """Name the task; a name may make it a service of its scope."""
-        super().set_name(value)
-        reclassify(self, self._node)
-
     def _when_done(self, call: Callable[[], None]) -> None:
         self.add_done_callback(lambda _: call())
 
@@ -89,6 +84,9 @@ class OwnedTask(Task[T]):
     def _move(self, node: Node) -> None:
         self._node = node
 
+    def _reclassify(self) -> None:
+        """Do nothing: whoever spawned it said whether it is a service."""
+
 
 class AdoptedTask(OwnedTask[T]):
     """A task that other code created inside a scope, and that behaves like any other.
@@ -99,6 +97,14 @@ class AdoptedTask(OwnedTask[T]):
     """
 
     __slots__ = ()
+
+    def set_name(self, value: object) -> None:
+        """Name the task; a name may make it a service of its scope."""
+        super().set_name(value)
+        self._reclassify()
+
+    def _reclassify(self) -> None:
+        reclassify(self, self._node)
 
     def __del__(self) -> None:
         """Report a failure that nobody asked for."""
@@ -205,6 +211,10 @@ class ForeignTask:
 
     def _move(self, node: Node) -> None:
         self._node = node
+
+    def _reclassify(self) -> None:
+        if isinstance(self.task, Task):
+            reclassify(self.task, self._node)
 
     def done(self, task: Future[Any]) -> None:
         """See the task's end."""

@@ -116,14 +116,22 @@ class TrioJob(Job[T], Generic[T]):
         """Wait for the end, without tying the job's fate to the waiter's."""
         return self._result().__await__()
 
+    def __repr__(self) -> str:
+        """Name the job and how it stands."""
+        status = "running" if self._outcome is None else self._outcome.status
+        return f"<TrioJob {self._name!r} {status}>"
+
     async def _result(self) -> T:
         if self._outcome is None and running_job.get() is self:
             message = f"job {self._name!r} awaits itself"
             raise UsageError(message)
         if self._outcome is None:
             waiter = TrioWaiter()
-            self._when_done(waiter.set)
-            await waiter.wait()
+            self._waiters.append(waiter.set)
+            try:
+                await waiter.wait()
+            finally:
+                self._waiters.remove(waiter.set)
         else:
             await trio.lowlevel.checkpoint()
         outcome = self._outcome
@@ -148,6 +156,9 @@ class TrioJob(Job[T], Generic[T]):
         frames = sites.await_chain(self._task.coro) if self._task is not None else []
         own = run.__code__.co_filename
         return [frame for frame in frames if frame.file != own]
+
+    def _reclassify(self) -> None:
+        """Do nothing: whoever spawned it said whether it is a service."""
 
     def _move(self, node: Node) -> None:
         self._node = node
@@ -189,7 +200,6 @@ def end(job: TrioJob[T], outcome: Outcome[T]) -> None:
     node._discard(job)
     for call in job._waiters:
         call()
-    job._waiters.clear()
 
 
 def start(
@@ -214,11 +224,14 @@ class TrioBackend:
     name = "trio"
     loop = None
     cancelled: type[BaseException] = trio.Cancelled
-    clock = staticmethod(trio.current_time)
-    start = staticmethod(start)
 
     def __init__(self) -> None:
-        self.token = trio.lowlevel.current_trio_token()
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.clock: Callable[[], float] = trio.current_time
+
+    @property
+    def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
+        return start
 
     def here(self) -> bool:
         return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self.token
@@ -300,7 +313,7 @@ class TrioBell:
 
     def __init__(self) -> None:
         self._event = trio.Event()
-        self.interrupted = False
+        self.interrupted: bool = False
 
     def ring(self) -> None:
         self._event.set()
