@@ -92,6 +92,7 @@ def run_asyncio(
         finally:
             left.extend(repr(task) for task in asyncio.all_tasks() if task is not me)
             left.extend(["a task factory"] if loop.get_task_factory() is not None else [])
+            left.extend(["another create_task"] if "create_task" in vars(loop) else [])
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())

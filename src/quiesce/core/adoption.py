@@ -1,15 +1,16 @@
 """Adoption: every task that is born in a scope's context is held by that scope (asyncio).
 
-A task factory sees each new task of the loop and offers it to the innermost adopting scope of
-the context that creates it. A factory that was there before is called as before; one that
-somebody installs later is called by ours, instead of taking its place.
+The way in is the loop's own `create_task`, which everything that makes tasks calls: asyncio,
+its task groups, anyio, the finalizers of async generators. While at least one open scope adopts,
+the loop has our function in its place. A task factory would be the official way in; but the last
+one to install a factory replaces the others, so it would take only one more library to end the
+adoption, in silence. This way factories come and go as they like, and each is still called.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from asyncio import Task
+from asyncio import current_task
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import sites
@@ -17,18 +18,18 @@ from quiesce.core.backends.tasks import (
     AdoptedTask,
     ForeignTask,
     adopted_done,
+    foreign,
     is_service,
 )
 from quiesce.core.node import State, current
+from quiesce.errors import UsageError
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
+    from asyncio import AbstractEventLoop, Task
     from collections.abc import Callable
     from types import CodeType, FrameType
 
     from quiesce.core.node import Node
-
-    Factory = Callable[..., Future[Any]]
 
 _getframe = sys._getframe
 
@@ -42,10 +43,11 @@ _modules: dict[str, int] = {}
 
 def install(loop: AbstractEventLoop) -> Callable[[], None]:
     """Begin to adopt in this loop, once more; gives the way to end it."""
-    factory = loop.get_task_factory()
-    adopting = factory if isinstance(factory, AdoptingFactory) else AdoptingFactory(loop)
-    adopting.users += 1
-    return adopting.release
+    entrance = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
+    if not isinstance(entrance, Entrance):
+        entrance = Entrance(loop)
+    entrance.users += 1
+    return entrance.release
 
 
 def adopter_of(node: Node | None) -> Node | None:
@@ -57,47 +59,43 @@ def adopter_of(node: Node | None) -> Node | None:
     return adopter
 
 
-class AdoptingFactory:
-    """The task factory of a loop in which at least one open scope adopts."""
+class Entrance:
+    """What stands in for `create_task` of a loop in which at least one open scope adopts."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.users: int = 0
         self._loop = loop
-        self._inner: Factory | None = loop.get_task_factory()
-        self._before: Factory | None = None  # what `_inner` replaced, and may call
-        self._delegated: object = None  # the coroutine that `_inner` is making a task of
-        loop.set_task_factory(self)
-        # Whoever installs a factory later must not end the adoption: wrap theirs, too.
-        loop.set_task_factory = self._replace  # type: ignore[method-assign]
-
-    def _replace(self, factory: Factory | None) -> None:
-        self._before = self._inner
-        self._inner = factory
+        self._before = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
+        self._make: Callable[..., Task[Any]] = loop.create_task
+        try:
+            loop.create_task = self  # type: ignore[method-assign]  # on purpose, see above
+        except AttributeError as error:
+            message = f"{type(loop).__name__} does not let Scope(adopt=True) see its new tasks"
+            raise UsageError(message) from error
 
     def release(self) -> None:
         """End one use; the last one leaves the loop as it would be without us."""
         self.users -= 1
-        if self.users == 0 and not self._loop.is_closed():
-            del self._loop.set_task_factory
-            if self._loop.get_task_factory() is self:
-                self._loop.set_task_factory(self._inner)
+        if self.users == 0 and vars(self._loop).get("create_task") is self:
+            del self._loop.create_task
+            if self._before is not None:
+                self._loop.create_task = self._before
 
-    def __call__(self, loop: AbstractEventLoop, coro: Any, **options: Any) -> Future[Any]:
+    def __call__(self, coro: Any, **options: Any) -> Task[Any]:
         """Make a task, held by the scope in whose context it is made."""
+        loop = self._loop
         node = current.get()
         adopter = node._adopter if node is not None else None
         if adopter is not None and adopter._state is State.CLOSED:
             adopter = adopter_of(adopter)
-        if adopter is None or adopter._loop is not loop or coro is self._delegated:
-            return self._make(loop, coro, options)
-        code, offset = _starter(coro)
-        if self._inner is not None:
-            return self._make_foreign(adopter, code, offset, loop, coro, options)
+        if adopter is None or adopter._loop is not loop or not self.users:
+            return self._make(coro, **options)
+        if self._before is not None or loop.get_task_factory() is not None:
+            return self._make_foreign(adopter, coro, options)
         task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
         task._node = adopter
         task._since = adopter._backend.clock()
-        task._code_started = code
-        task._offset_started = offset
+        task._code_started, task._offset_started = _starter(coro)
         task._key = None
         task.add_done_callback(adopted_done)
         if adopter._service_pattern is not None and is_service(adopter, task):
@@ -109,48 +107,22 @@ class AdoptingFactory:
             holds[task] = task
         return task
 
-    def _make(self, loop: AbstractEventLoop, coro: Any, options: dict[str, Any]) -> Future[Any]:
-        """Make a task that no scope wants."""
-        factory = self._before if coro is self._delegated else self._inner
-        if factory is None:
-            return Task(coro, loop=loop, **options)
-        return self._call(factory, loop, coro, options)
+    def _make_foreign(self, adopter: Node, coro: Any, options: dict[str, Any]) -> Task[Any]:
+        """Have somebody else's factory make the task; the hold is there first (invariant 1).
 
-    def _call(
-        self, factory: Factory, loop: AbstractEventLoop, coro: Any, options: dict[str, Any]
-    ) -> Future[Any]:
-        """Call another factory, which may call us in its turn with the same coroutine."""
-        outer, self._delegated = self._delegated, coro
-        try:
-            return factory(loop, coro, **options)
-        finally:
-            self._delegated = outer
-
-    def _make_foreign(
-        self,
-        adopter: Node,
-        code: CodeType | None,
-        offset: int,
-        loop: AbstractEventLoop,
-        coro: Any,
-        options: dict[str, Any],
-    ) -> Future[Any]:
-        """Have another factory make the task; the hold is there first (invariant 1).
-
-        An eager factory runs the task's first step right here.
+        An eager factory runs the task's first step right here: see `ForeignTask.begin`.
         """
-        held = ForeignTask(adopter, code, offset)
+        held = ForeignTask(adopter, *_starter(coro), creator=current_task())
         adopter._insert(held, held)
-        assert self._inner is not None  # noqa: S101 - checked by the caller
+        foreign.append(held)
         try:
-            task = self._call(self._inner, loop, coro, options)
-            held.task = task
-            adopter._insert(task, held)
+            held.begin(self._make(coro, **options))
         finally:
-            adopter._discard(held)
+            foreign.remove(held)
+            held._node._discard(held)
+        task: Task[Any] = held.task
         task.add_done_callback(held.done)
-        if adopter._service_pattern is not None and isinstance(task, asyncio.Task):
-            loop.call_soon(held._reclassify)  # its name is set after we return
+        held._reclassify()
         return task
 
 

@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from quiesce.core.scope import Scope
 
 
-def end(scope: Scope, report: Report, exc: BaseException | None) -> bool:
+def end(scope: Scope, report: Report, exc: BaseException | None, *, late: bool = False) -> None:
     """Raise what the block's end is to raise, given the exception that ended its body.
 
     - Jobs failed: an exception group of their errors, and of the body's, if it raised one.
     - The body alone raised: its exception, as it was.
     - The body was cancelled (or a generator was closed around it): that is passed on, for
       whoever cancelled waits to see it; failures are then in the report, and in the log.
-
-    Always False, as what `__aexit__` returns: no exception is swallowed.
+    - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
     """
     errors = [item.error for item in report.failed if item.error is not None]
     for error in errors:
@@ -30,11 +29,11 @@ def end(scope: Scope, report: Report, exc: BaseException | None) -> bool:
     if exc is not None and not isinstance(exc, Exception):
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)
-        return False
-    if exc is None and (report.cancelled or report.undelivered or report.stuck):
+        return
+    if exc is None and late:
         errors.append(DrainTimeout(report))
     if not errors:
-        return False
+        return
     everything = errors if exc is None else [exc, *errors]
     message = f"{len(everything)} error(s) in scope {scope.name!r}"
     raise BaseExceptionGroup(message, everything) from None

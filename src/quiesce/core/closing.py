@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TICK_SECONDS_MIN = 0.01  # first look at whether a cancelled job has swallowed it
 _TICK_SECONDS_MAX = 0.25
 _TICK_GROWTH = 1.5
-_LOOK_SHARE_MAX = 0.1  # of the time may go into looking
+_LOOK_SHARE = 0.1  # of the time may go into looking
 _LAST_CALL_TURNS = 5  # of the loop: a cancelled task needs three to end and be seen
 _CLOSER_SECONDS = 5.0  # for a job that closed its own scope to end by itself
 _WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
@@ -36,11 +36,11 @@ class Closing:
     """How one scope is closed: a plan that callers may tighten, never loosen."""
 
     __slots__ = (
-        "_by_parent",
         "_cleanup",
         "_failure",
         "_grace_until",
         "_handed_over",
+        "_hurried",
         "_join_by",
         "_owned",
         "_scope",
@@ -48,8 +48,10 @@ class Closing:
         "_stuck",
         "_undelivered",
         "bell",
+        "by_parent",
         "done",
         "early_report",
+        "expired",
         "patience",
         "quiet",
         "report",
@@ -62,8 +64,10 @@ class Closing:
         self.quiet: Gate = Gate(backend)  # nothing is left but jobs that called for the close
         self.done: Gate = Gate(backend)
         self.patience: int = 0  # callers for whose sake there is grace
-        self._by_parent = by_parent
+        self.by_parent: bool = by_parent
         self._owned = True
+        self._hurried = False
+        self.expired: bool = False  # the grace, with work left
         self.report: reports.Report | None = None
         self.early_report: reports.Report | None = None
         self._failure: BaseException | None = None
@@ -86,6 +90,7 @@ class Closing:
         if self._scope._state is State.CLOSING:
             self._join_by = min(self._join_by, now + cleanup)
         if grace <= 0:
+            self._hurried = True
             self._stop_admitting()
         self.bell.ring()
 
@@ -98,13 +103,19 @@ class Closing:
             self._finish()
             return
         name = f"quiesce close {scope.name}"
-        self._owned = scope._backend.own(self.carry_out, name)
+        self._owned = scope._backend.own(self.carry_out, name, self._interrupt)
+
+    def _interrupt(self) -> None:
+        """Hurry: the loop is being shut down, and wants every task to end."""
+        self.bell.interrupted = True
+        self.bell.ring()
 
     def desert(self) -> None:
         """Give up waiting; when nobody waits for a drain any more, there is no more grace."""
         self.patience -= 1
         if self.patience <= 0:
             self._grace_until = -math.inf
+            self._hurried = True
             self._stop_admitting()
             self.bell.ring()
 
@@ -150,6 +161,8 @@ class Closing:
                     scope.name, clock() - self._started, frontier.look(scope),
                 )  # fmt: skip
 
+        self.expired = bool(scope._holds) and not self._hurried and not self.bell.interrupted
+
     def _hand_over(self) -> None:
         scope = self._scope
         assert scope._parent is not None  # noqa: S101 - checked when the scope was opened
@@ -194,6 +207,7 @@ class Closing:
         clock = self._scope._backend.clock
         asked: dict[object, Held] = {}
         tick = _TICK_SECONDS_MIN
+        look_at = -math.inf
         while table:
             now = clock()
             if now >= self._join_by:
@@ -203,13 +217,16 @@ class Closing:
                 asked = dict(table)  # the first round, or one for what the last one started
                 for held in asked.values():
                     held._stop()
-            else:
+                look_at = clock() + tick
+            elif now >= look_at:
                 for held in [held for key, held in table.items() if key in asked]:
                     if held._swallowed():
                         held._stop()
-            tick = max(tick, (clock() - now) / _LOOK_SHARE_MAX)
-            await self.bell.wait(min(self._join_by, clock() + tick))
-            tick = min(tick * _TICK_GROWTH, max(_TICK_SECONDS_MAX, tick))
+                tick = max(
+                    min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX), (clock() - now) / _LOOK_SHARE
+                )
+                look_at = clock() + tick
+            await self.bell.wait(min(self._join_by, look_at))
 
     async def _last_call(self, table: dict[object, Held]) -> None:
         """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
@@ -231,7 +248,7 @@ class Closing:
         scope._services.clear()
         self.early_report = self._write()
         parent = scope._parent
-        if self._by_parent and parent is not None:
+        if self.by_parent and parent is not None:
             parent._parts[scope] = self.early_report
         self.quiet.open()
         if parent is not None and scope in parent._children:
@@ -282,7 +299,7 @@ class Closing:
         self.quiet.open()
         self.done.open()
         parent = scope._parent
-        if self._by_parent and parent is not None:
+        if self.by_parent and parent is not None:
             parent._parts[scope] = self.report
         scope._detach()
 

@@ -97,7 +97,8 @@ class Scope(Node):
         cleanup: float = 5.0,
     ) -> None:
         """Describe a scope; it is opened by `async with`, or by `await Scope.open(...)`."""
-        super().__init__(arguments.text("name", name))
+        super().__init__(name)
+        arguments.text("name", name)
         self._wants_adoption = adopt
         self._services_given = arguments.patterns("services", services)
         self._on_error = arguments.policy(on_error)
@@ -154,6 +155,8 @@ class Scope(Node):
         self._code, self._offset = frame.f_code, frame.f_lasti
         self._state = State.OPEN
         self._attach(parent)
+        if self._state is State.DRAINING:
+            self._closing_gate.open()
         if parent is None:
             roots.add(self)
         self._adopter = self if self._wants_adoption else parent and parent._adopter
@@ -421,6 +424,7 @@ class Scope(Node):
         if closing is None:
             closing = self._closing = Closing(self, by_parent=by_parent)
             self._mark_draining(self)
+        closing.by_parent = closing.by_parent or by_parent
         if self._state is not State.CLOSED:
             closing.tighten(grace=grace, cleanup=cleanup, join_by=join_by)
         if not begun:
@@ -438,7 +442,7 @@ class Scope(Node):
         except self._backend.cancelled:
             if patient:
                 closing.desert()
-            if not self._is_around_running_code():
+            if early or not self._is_around_running_code():
                 await closing.quiet.wait_shielded()
             raise
         return closing.result(early=early)
@@ -468,12 +472,13 @@ class Scope(Node):
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> None:
         """Close the scope: wait for its work if the block ended well, else cancel it."""
         self._leave_context()
         if self._body is not None and self._body.leave(exc):
             exc = None  # it was only our own interruption; the failure behind it is raised below
         self._reason = exc
+        by_hand = self._closing is not None
         limit = math.inf if self._within is None else self._within
         closing, early = self._begin(limit if exc is None else 0.0, self._cleanup)
         try:
@@ -481,8 +486,7 @@ class Scope(Node):
         except self._backend.cancelled as cancellation:
             block.end(self, closing.result(early=early), cancellation)
             raise
-        block.end(self, report, exc)
-        return exc is None
+        block.end(self, report, exc, late=closing.expired and not by_hand)
 
     def _leave_context(self) -> None:
         if self._token is not None:
@@ -500,7 +504,8 @@ class Scope(Node):
 
     def __del__(self) -> None:
         """Complain of a scope that nobody closed before its event loop ended."""
-        if self._parent is None and self._state not in {State.NEW, State.CLOSED}:
+        state = getattr(self, "_state", State.NEW)  # or the constructor has raised
+        if state not in {State.NEW, State.CLOSED} and self._parent is None:
             message = f"scope {self.name!r}, opened at {self.where}, was never closed"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 

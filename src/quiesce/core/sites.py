@@ -90,19 +90,13 @@ def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
             case AsyncGeneratorType():
                 frame, inner = awaitable.ag_frame, awaitable.ag_await
             case _:
-                frame, inner = _foreign(awaitable)
+                frame, inner = None, _generator_behind(awaitable)
         if frame is not None:
             found.append((frame, awaitable))
         elif inner is None:
             break
         awaitable = inner
     return found
-
-
-def _foreign(awaitable: object) -> tuple[FrameType | None, object]:
-    """Look into an awaitable that is not a native one."""
-    generator = _generator_behind(awaitable)
-    return (None, None) if generator is None else (generator.ag_frame, generator.ag_await)
 
 
 def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:

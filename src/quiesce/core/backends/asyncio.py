@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core.backends.tasks import start, unasked
+from quiesce.core.backends.tasks import foreign, start, unasked
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, TimerHandle
@@ -54,10 +54,19 @@ class AsyncioBackend:
         return not self.loop.is_closed()
 
     def current(self) -> object | None:
-        return current_task()
+        task = current_task()
+        if foreign:
+            foreign[-1].begin(task)
+        return task
 
-    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
-        task = Task(fn(), loop=self.loop, name=name, context=Context())
+    def own(
+        self,
+        fn: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        interrupt: Callable[[], None] | None = None,
+    ) -> bool:
+        task = OwnerTask(fn(), loop=self.loop, name=name, context=Context())
+        task.interrupt = interrupt
         owners.add(task)
         task.add_done_callback(owners.discard)
         return True
@@ -95,6 +104,19 @@ class AsyncioBackend:
         return install(self.loop)
 
 
+class OwnerTask(Task[None]):
+    """A task that does not leave its work when it is cancelled, if it knows how to hurry."""
+
+    interrupt: Callable[[], None] | None
+
+    def cancel(self, msg: object = None) -> bool:
+        """Hurry; or be cancelled like any other task."""
+        if self.interrupt is None or self.done():
+            return super().cancel(msg)
+        self.interrupt()
+        return False
+
+
 owners: set[Task[None]] = set()
 
 
@@ -113,10 +135,12 @@ class AsyncioWaiter:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def wait(self) -> None:
-        if not self._set:
-            self._future = self._loop.create_future()
-            await self._future
+    def wait(self) -> Future[None]:
+        # The future itself, not a coroutine around it: idle() is woken by it, and is measured.
+        self._future = self._loop.create_future()
+        if self._set:
+            self._future.set_result(None)
+        return self._future
 
     async def wait_shielded(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -154,9 +178,7 @@ class AsyncioBell:
             if deadline is not None and deadline != math.inf:
                 timer = self._loop.call_at(deadline, self._wake)
             try:
-                await self._future
-            except CancelledError:
-                self.interrupted = True  # an owner does not leave its work; it hurries
+                await self._future  # not cancelled: see OwnerTask
             finally:
                 self._future = None
                 if timer is not None:
@@ -164,10 +186,7 @@ class AsyncioBell:
         self._rung = False
 
     async def yield_once(self) -> None:
-        try:
-            await asyncio.sleep(0)
-        except CancelledError:
-            self.interrupted = True
+        await asyncio.sleep(0)
 
 
 class AsyncioBody:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from types import CodeType
 
     from quiesce.core.job import Job
@@ -19,7 +19,7 @@ class Waiter(Protocol):
     def set(self) -> None:
         """Make it true. Idempotent."""
 
-    async def wait(self) -> None:
+    def wait(self) -> Awaitable[None]:
         """Wait for it; cancellation gets through."""
 
     async def wait_shielded(self) -> None:
@@ -85,8 +85,16 @@ class Backend(Protocol):
     def current(self) -> object | None:
         """Give the key under which the running task would be held."""
 
-    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
-        """Start an owner task: no scope's, and of no caller; False if the loop is too far gone."""
+    def own(
+        self,
+        fn: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        interrupt: Callable[[], None] | None = None,
+    ) -> bool:
+        """Start an owner task: no scope's, and of no caller; False if the loop is too far gone.
+
+        With `interrupt`, it is not cancelled, not even before it has begun: that is called.
+        """
 
     def bell(self) -> Bell: ...
 

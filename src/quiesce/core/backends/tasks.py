@@ -79,7 +79,7 @@ class OwnedTask(Task[T]):
         return swallowed(self)
 
     def _chain(self) -> list[sites.Frame]:
-        return sites.await_chain(self.get_coro())
+        return sites.await_chain(coro_of(self))
 
     def _move(self, node: Node) -> None:
         self._node = node
@@ -105,6 +105,12 @@ class AdoptedTask(OwnedTask[T]):
 
     def _reclassify(self) -> None:
         reclassify(self, self._node)
+
+
+class FailedTask(AdoptedTask[T]):
+    """What an adopted task becomes when it fails: a finalizer on all of them would cost."""
+
+    __slots__ = ()
 
     def __del__(self) -> None:
         """Report a failure that nobody asked for."""
@@ -168,16 +174,29 @@ class TaskJob(OwnedTask[T], Job[T]):
 class ForeignTask:
     """The hold of a task that somebody else's task factory made."""
 
-    __slots__ = ("_code", "_node", "_offset", "_since", "task")
+    __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
 
     _fate: ClassVar[Fate] = "stuck"
 
-    def __init__(self, node: Node, code: CodeType | None, offset: int) -> None:
-        self._node = node
-        self._since = node._backend.clock()
+    def __init__(
+        self, node: Node, code: CodeType | None, offset: int, *, creator: Task[Any] | None
+    ) -> None:
+        self._node: Node = node
+        self._since: float = node._backend.clock()
         self._code = code
         self._offset = offset
-        self.task: Future[Any] | None = None
+        self._creator = creator
+        self.task: Any = None
+
+    def begin(self, task: Future[Any] | None) -> None:
+        """Be the hold of `task` from now on.
+
+        Its factory gives it to us, or, if that is an eager one, it is seen running before: as
+        the current task that is not the one that creates it.
+        """
+        if self.task is None and task is not None and task is not self._creator:
+            self.task = task
+            self._node._insert(task, self)
 
     @property
     def kind(self) -> str:
@@ -207,7 +226,7 @@ class ForeignTask:
         return isinstance(self.task, Task) and swallowed(self.task)
 
     def _chain(self) -> list[sites.Frame]:
-        return sites.await_chain(self.task.get_coro()) if isinstance(self.task, Task) else []
+        return sites.await_chain(coro_of(self.task))
 
     def _move(self, node: Node) -> None:
         self._node = node
@@ -221,16 +240,32 @@ class ForeignTask:
         settle_adopted(self._node, task, self)
 
 
+foreign: list[ForeignTask] = []  # those that are being made, the innermost last
+
+
+def coro_of(task: object) -> object:
+    """Give the coroutine of a task that runs.
+
+    An eager task that has ended has none, and CPython 3.12.1 crashes when it is asked for it.
+    """
+    return task.get_coro() if isinstance(task, Task) and not task.done() else None
+
+
 def swallowed(task: Task[Any]) -> bool:
     """Tell whether a task was cancelled and has visibly gone on with its work.
 
     While a coroutine handles an exception (in `except` or `finally`), it refers to it. A task
     that was cancelled and nowhere handles the cancellation has swallowed it; one that handles
-    it is cleaning up, and is left alone: a second cancellation would break its cleanup.
+    it is cleaning up, and is left alone: a second cancellation would break its cleanup. One that
+    waits for other tasks has passed its cancellation on to them, so they decide.
     """
     if not task.cancelling() or task.done():
         return False
-    chain = sites.links(task.get_coro())
+    waited_for = getattr(task, "_fut_waiter", None)
+    helpers = [waited_for, *getattr(waited_for, "_children", ())]  # gather() has several
+    if any(isinstance(helper, Task) and not helper.done() for helper in helpers):
+        return any(isinstance(helper, Task) and swallowed(helper) for helper in helpers)
+    chain = sites.links(coro_of(task))
     return bool(chain) and not any(
         isinstance(referent, CancelledError)
         for link in chain
@@ -291,6 +326,8 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
             node._unasked_limit = max(_UNASKED_MIN, 2 * len(node._unasked))
         described = reports.ended(held, node._name, node._backend.clock())
         node._unasked.append((weakref.ref(task), described))
+        if type(task) is AdoptedTask:
+            task.__class__ = FailedTask
     elif service:
         node._stopped += 1
     else:
@@ -337,5 +374,5 @@ def is_service(node: Node, task: Task[Any]) -> bool:
     pattern = node._service_pattern
     if pattern is None:
         return False
-    function = getattr(task.get_coro(), "__qualname__", "")
+    function = getattr(coro_of(task), "__qualname__", "")
     return any(pattern.fullmatch(name) for name in (task.get_name(), function))

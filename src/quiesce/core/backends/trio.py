@@ -246,7 +246,12 @@ class TrioBackend:
     def current(self) -> object | None:
         return running_job.get()
 
-    def own(self, fn: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+    def own(
+        self,
+        fn: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        interrupt: Callable[[], None] | None = None,  # noqa: ARG002 - its bell survives it here
+    ) -> bool:
         try:
             trio.lowlevel.spawn_system_task(fn, name=name)
         except RuntimeError:  # trio.run is ending: its system nursery is closed
