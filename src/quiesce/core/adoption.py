@@ -35,7 +35,7 @@ _getframe = sys._getframe
 
 # Whose frames are passed over in the search for the code that starts a task, and at whose the
 # search ends: below them is only the event loop.
-_PLUMBING = ("asyncio", "anyio", __name__)
+_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
 _LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
 _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
@@ -145,4 +145,4 @@ def _starter(coro: Any) -> tuple[CodeType | None, int]:
 def _kind_of(module: str) -> int:
     if module in _LOOPS:
         return _END
-    return _PASS if module.startswith(_PLUMBING) else _USER
+    return _PASS if module.partition(".")[0] in _PLUMBING else _USER

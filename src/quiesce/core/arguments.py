@@ -25,7 +25,10 @@ def seconds(what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         message = f"{what} must be a number of seconds, 0 or more, not {value!r}"
         raise ArgumentError(message)
-    return math.inf if value == math.inf else float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
 
 
 def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:

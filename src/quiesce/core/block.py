@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiesce.core.failures import is_fatal
 from quiesce.core.node import logger
 from quiesce.errors import DrainTimeout
 
@@ -23,9 +22,8 @@ def end(scope: Scope, report: Report, exc: BaseException | None, *, late: bool =
     - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
     """
     errors = [item.error for item in report.failed if item.error is not None]
-    for error in errors:
-        if is_fatal(error) and scope._backend.name == "trio":
-            raise error  # asyncio has let it out by itself
+    if scope._fatal is not None and scope._backend.name == "trio":
+        raise scope._fatal  # asyncio has let it out by itself
     if exc is not None and not isinstance(exc, Exception):
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)

@@ -27,7 +27,7 @@ _TICK_SECONDS_MIN = 0.01  # first look at whether a cancelled job has swallowed 
 _TICK_SECONDS_MAX = 0.25
 _TICK_GROWTH = 1.5
 _LOOK_SHARE = 0.1  # of the time may go into looking
-_LAST_CALL_TURNS = 5  # of the loop: a cancelled task needs three to end and be seen
+_LAST_CALL_TURNS = 50  # of the loop: a task needs three to end and be seen, and may have helpers
 _CLOSER_SECONDS = 5.0  # for a job that closed its own scope to end by itself
 _WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
 
@@ -37,11 +37,11 @@ class Closing:
 
     __slots__ = (
         "_cleanup",
+        "_closers_by",
         "_failure",
         "_grace_until",
         "_handed_over",
         "_hurried",
-        "_join_by",
         "_owned",
         "_scope",
         "_started",
@@ -52,6 +52,7 @@ class Closing:
         "done",
         "early_report",
         "expired",
+        "join_by",
         "patience",
         "quiet",
         "report",
@@ -74,7 +75,8 @@ class Closing:
         self._started = backend.clock()
         self._grace_until = math.inf
         self._cleanup = math.inf
-        self._join_by = math.inf
+        self.join_by: float = math.inf
+        self._closers_by = math.inf
         self._handed_over = 0
         self._stuck: list[reports.Ended] = []
         self._undelivered: list[reports.Ended] = []
@@ -86,9 +88,11 @@ class Closing:
         now = self._scope._backend.clock()
         self._grace_until = min(self._grace_until, now + grace)
         self._cleanup = min(self._cleanup, cleanup)
-        self._join_by = min(self._join_by, join_by)
+        self.join_by = min(self.join_by, join_by)
         if self._scope._state is State.CLOSING:
-            self._join_by = min(self._join_by, now + cleanup)
+            self.join_by = min(self.join_by, now + cleanup)
+        if self.quiet.is_open:
+            self._closers_by = min(self._closers_by, join_by, now + cleanup)
         if grace <= 0:
             self._hurried = True
             self._stop_admitting()
@@ -128,7 +132,7 @@ class Closing:
             return  # what is left is handed over, so it may go on
         scope._state = State.CLOSING
         for child in list(scope._children):
-            child._close_with_parent(self._join_by)
+            child._close_with_parent(self.join_by)
 
     # The owner task.
 
@@ -171,20 +175,24 @@ class Closing:
     async def _cancel_and_join(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
         scope._state = State.CLOSING
-        self._join_by = min(self._join_by, clock() + self._cleanup)
+        self.join_by = min(self.join_by, clock() + self._cleanup)
         if scope._context is not None:
             await self._leave(scope._context)
-        while self._something_left() and clock() < self._join_by:
+        for child in list(scope._quiet):
+            child._close_with_parent(self.join_by)
+        while self._something_left():
             for child in list(scope._children):
-                child._close_with_parent(self._join_by)
+                child._close_with_parent(self.join_by)
             await self._end(scope._holds)
             await self._join_children()
             await self._end(scope._services)
             for context in reversed(scope._contexts.copy()):
                 if scope._holds:
                     break  # begun by what has just ended; it may use what is still entered
-                contexts.close(scope, context, self._join_by)
+                contexts.close(scope, context, self.join_by)
                 await self._join_children()
+            if clock() >= self.join_by:
+                break
 
     def _something_left(self) -> bool:
         scope = self._scope
@@ -192,6 +200,9 @@ class Closing:
         return bool(scope._holds or scope._children or scope._services or entered)
 
     async def _join_children(self) -> None:
+        for child in list(self._scope._children):
+            if child._closing is not None:
+                await child._closing.carry_out_if_nobody_does()
         while self._scope._children:
             await self.bell.wait(None)  # bounded: each of them has the same deadline as we
 
@@ -199,8 +210,8 @@ class Closing:
         """Have the context that this scope was made for leave, before what it started ends."""
         context.ask_to_exit(self._scope._reason)
         scope = self._scope
-        while context.host in scope._services and scope._backend.clock() < self._join_by:
-            await self.bell.wait(self._join_by)
+        while context.host in scope._services and scope._backend.clock() < self.join_by:
+            await self.bell.wait(self.join_by)
 
     async def _end(self, table: dict[object, Held]) -> None:
         """Cancel all that is in the table, until nothing is, or the deadline has passed."""
@@ -210,7 +221,7 @@ class Closing:
         look_at = -math.inf
         while table:
             now = clock()
-            if now >= self._join_by:
+            if now >= self.join_by:
                 await self._last_call(table)
                 return
             if asked.keys().isdisjoint(table):
@@ -226,12 +237,16 @@ class Closing:
                     min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX), (clock() - now) / _LOOK_SHARE
                 )
                 look_at = clock() + tick
-            await self.bell.wait(min(self._join_by, look_at))
+            await self.bell.wait(min(self.join_by, look_at))
 
     async def _last_call(self, table: dict[object, Held]) -> None:
         """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
         for held in list(table.values()):
-            held._stop()
+            held._stop(force=True)
+        await self._turns(table)
+
+    async def _turns(self, table: dict[object, Held]) -> None:
+        """Give what is in the table the time to end that ending takes."""
         for _ in range(_LAST_CALL_TURNS):
             if table:
                 await self.bell.yield_once()
@@ -251,6 +266,8 @@ class Closing:
         if self.by_parent and parent is not None:
             parent._parts[scope] = self.early_report
         self.quiet.open()
+        for child in scope._quiet:
+            child._ring()  # its closers may have waited for us
         if parent is not None and scope in parent._children:
             del parent._children[scope]
             parent._quiet[scope] = None
@@ -274,16 +291,24 @@ class Closing:
     async def _join_closers(self) -> None:
         """Wait for the jobs that called for the close, and for what they have begun since."""
         scope, clock = self._scope, self._scope._backend.clock
-        join_by = clock() + min(self._cleanup, _CLOSER_SECONDS)
-        while (scope._closers or scope._quiet) and clock() < join_by:
-            await self.bell.wait(join_by)
+        while self._parent_is_busy_closing():
+            await self.bell.wait(None)  # bounded by the parent's deadline; a closer may wait for it
+        limit = clock() + min(self._cleanup, _CLOSER_SECONDS)
+        while (scope._closers or scope._quiet) and clock() < min(limit, self._closers_by):
+            await self.bell.wait(min(limit, self._closers_by))
         if scope._closers:
+            await self._turns(scope._closers)  # they have only just been let go, perhaps
             await self._last_call(scope._closers)
         while scope._quiet:
             await self.bell.wait(None)  # bounded, as above
         if self._something_left():
-            self._join_by = max(join_by, clock())
+            self.join_by = min(limit, self._closers_by)
             await self._cancel_and_join()
+
+    def _parent_is_busy_closing(self) -> bool:
+        parent = self._scope._parent
+        closing = parent._closing if parent is not None and self.by_parent else None
+        return bool(self._scope._closers) and closing is not None and not closing.quiet.is_open
 
     def _finish(self) -> None:
         scope = self._scope
@@ -317,7 +342,7 @@ class Closing:
             failed=reports.chain(scope._failed, [part.failed for part in parts]),
             undelivered=reports.chain(self._undelivered, [part.undelivered for part in parts]),
             stuck=reports.chain(self._stuck, [part.stuck for part in parts]),
-            handed_over=self._handed_over + sum(part.handed_over for part in parts),
+            handed_over=self._handed_over,  # what children handed over, they handed to us
             services=stopped + sum(part.services for part in parts),
             handled=scope._handled + sum(part.handled for part in parts),
             seconds=now - self._started,
@@ -335,6 +360,6 @@ class Closing:
         """Give the report; a job that closed its own scope gets the one without itself."""
         if self._failure is not None:
             raise self._failure  # of the closing itself: never, unless quiesce is broken
-        report = self.early_report if early else self.report
+        report = self.early_report if early or self.report is None else self.report
         assert report is not None  # noqa: S101 - the gate that was passed is opened after it
         return report

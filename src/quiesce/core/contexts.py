@@ -89,9 +89,14 @@ class Context(Generic[T]):
 
 def _is_only(error: BaseException, reason: BaseException) -> bool:
     """Tell whether `error` is `reason`, or groups (a task group makes them) of nothing else."""
+    return error is reason or _leaves(error) <= _leaves(reason)
+
+
+def _leaves(error: BaseException) -> set[int]:
+    """Tell single errors apart by what they are: a nursery puts them into new groups."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_only(inner, reason) for inner in error.exceptions)
-    return error is reason
+        return set().union(*(_leaves(inner) for inner in error.exceptions))
+    return {id(error)}
 
 
 async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
@@ -103,7 +108,7 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
     try:
         await context.ready.wait()
     except scope._backend.cancelled:
-        await leave(scope, context)
+        await _abandon(scope, context)
         raise
     finally:
         hold.release()
@@ -144,12 +149,17 @@ def _scope_for(scope: Scope, name: str, frame: FrameType) -> Scope:
     return node
 
 
-async def leave(scope: Scope, context: Context[Any]) -> None:
-    """Leave a context, and wait for it, however often cancellation comes."""
+async def _abandon(scope: Scope, context: Context[Any]) -> None:
+    """Leave a context for a caller that was cancelled already."""
+    context.host.cancel()
     closing = close(scope, context, scope._backend.clock() + scope._cleanup)
-    if not context.entered:
-        context.host.cancel()
     await closing.done.wait_shielded()
+
+
+async def leave(scope: Scope, context: Context[Any]) -> None:
+    """Leave a context, and wait for it; cancellation is passed on when it has been left."""
+    closing = close(scope, context, scope._backend.clock() + scope._cleanup)
+    await closing.done.outlast()
 
 
 def close(scope: Scope, context: Context[Any], join_by: float) -> Closing:

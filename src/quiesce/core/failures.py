@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 def apply(scope: Scope, held: Any, error: BaseException) -> None:
     """Follow the scope's `on_error`; a KeyboardInterrupt or SystemExit always gets out."""
-    if callable(scope._on_error) and isinstance(error, Exception) and _handled(scope, held, error):
-        scope._handled += 1
-        return
+    if callable(scope._on_error) and isinstance(error, Exception):
+        own = _call(scope, held, error)
+        if own is None:
+            scope._handled += 1
+            return
+        error = own if is_fatal(own) else error
     Node._job_failed(scope, held, error)
     fatal = is_fatal(error)
     if scope._state is not State.CLOSED and (fatal or scope._on_error == "cancel"):
@@ -22,7 +25,21 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
         if scope._body is not None:
             scope._body.interrupt()
     if fatal:
+        node: Node | None = scope
+        while node is not None:
+            node._fatal = error
+            node = node._parent
         scope._backend.fatal(error)
+
+
+def _call(scope: Scope, held: Any, error: Exception) -> BaseException | None:
+    """Call the user's function; gives what it raised itself."""
+    try:
+        scope._on_error(held, error)
+    except BaseException as own:  # noqa: BLE001 - the user's; it is told, or gets out
+        logger.exception("on_error of scope %r failed on %r", scope.name, error)
+        return own
+    return None
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -30,12 +47,3 @@ def is_fatal(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_fatal(inner) for inner in error.exceptions)
     return isinstance(error, KeyboardInterrupt | SystemExit)
-
-
-def _handled(scope: Scope, held: Any, error: Exception) -> bool:
-    try:
-        scope._on_error(held, error)
-    except Exception:  # noqa: BLE001 - the user's; whatever it is, the failure is still reported
-        logger.exception("on_error of scope %r failed on %r", scope.name, error)
-        return False
-    return True

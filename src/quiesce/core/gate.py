@@ -35,6 +35,14 @@ class Gate:
         finally:
             self._waiters.remove(waiter)
 
+    async def outlast(self) -> None:
+        """Wait until it is open; cancellation is passed on, but only then."""
+        try:
+            await self.wait()
+        except self._backend.cancelled:
+            await self.wait_shielded()
+            raise
+
     async def wait_shielded(self) -> None:
         """Wait until it is open, however often cancellation comes."""
         if self.is_open:

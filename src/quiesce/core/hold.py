@@ -41,8 +41,8 @@ class Held(Protocol):
     @property
     def details(self) -> Mapping[str, object]: ...
 
-    def _stop(self) -> None:
-        """Ask it to end; may do nothing."""
+    def _stop(self, *, force: bool = False) -> None:
+        """Ask it to end; may do nothing. By force: also if it is cleaning up already."""
 
     def _swallowed(self) -> bool:
         """Tell whether it was asked to end and visibly went on as if it had not been."""
@@ -150,7 +150,7 @@ class Hold:
         state = "released" if self.released else "in flight"
         return f"<Hold {self._kind} {self._name!r} {state}>"
 
-    def _stop(self) -> None:
+    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
         if self._on_stop is not None:
             self._on_stop()
 

@@ -69,6 +69,7 @@ class Node:
         "_counts",
         "_drain_root",
         "_failed",
+        "_fatal",
         "_handled",
         "_holds",
         "_idle_waiters",
@@ -118,6 +119,7 @@ class Node:
         self._stopped = 0
         self._handled = 0
         self._cancelled: list[Held] = []
+        self._fatal: BaseException | None = None
         self._failed: list[reports.Ended] = []
         self._unasked: list[tuple[Any, reports.Ended]] = []  # see AdoptedTask
         self._unasked_limit = 0
@@ -150,7 +152,7 @@ class Node:
         """The state, where that is worth a word."""
         return NOTHING if self._state is State.OPEN else {"state": self._state.value}
 
-    def _stop(self) -> None:
+    def _stop(self, *, force: bool = False) -> None:
         """Do nothing: a child is closed through its own closing, not as a hold."""
 
     def _swallowed(self) -> bool:
@@ -358,6 +360,8 @@ class Node:
             parent._children[child] = None
             if busy:
                 parent._insert(child, child)
+            if parent._closing is not None and parent._state is State.CLOSING:
+                child._close_with_parent(parent._closing.join_by)
             count += 1
         self._children.clear()
         self._services.clear()

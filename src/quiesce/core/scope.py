@@ -199,6 +199,7 @@ class Scope(Node):
         *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
         """
         if self._state is not _OPEN or _get_running_loop() is not self._loop:
+            arguments.check_callable(fn)
             self._admit()
         if key is not None and key in self._keys and not self._keys[key].done():
             message = f"a job with key {key!r} is still in flight in scope {self.name!r}"
@@ -253,8 +254,8 @@ class Scope(Node):
 
         *Raises*: what entering raises; `ScopeClosed`, also if the scope is closed meanwhile.
         """
-        self._admit()
         arguments.context_manager(manager)
+        self._admit()
         return await contexts.enter(self, manager, _getframe(1))
 
     async def exit(self, entered: object) -> None:
@@ -284,8 +285,8 @@ class Scope(Node):
 
         *Raises*: what the function raises; `ScopeClosed` as `spawn` does.
         """
-        self._admit()
         arguments.check_callable(fn, "to_thread")
+        self._admit()
         frame = _getframe(1)
         return await threads.run_in_thread(
             self, lambda: fn(*args), arguments.name_of(fn), frame.f_code, frame.f_lasti
@@ -442,19 +443,22 @@ class Scope(Node):
         except self._backend.cancelled:
             if patient:
                 closing.desert()
-            if early or not self._is_around_running_code():
-                await closing.quiet.wait_shielded()
+            await self._outlast(closing, early=early)
             raise
         return closing.result(early=early)
 
-    def _is_around_running_code(self) -> bool:
-        """Tell whether the running task came from inside, but is none that we hold.
-
-        It is a helper (of `gather`, of a task group) of the body or of a job: if that job is
-        cancelled by the close, the close must not be waited for before it can end.
-        """
+    async def _outlast(self, closing: Closing, *, early: bool) -> None:
+        """Wait for the close, for a caller that was cancelled: as far as it can be waited for."""
+        owner, _ = self._owner_of_running_task()
+        if early or (owner is not None and owner._state is State.CLOSING):
+            # The caller's own end is waited for, by this close or by that of a scope around it.
+            await closing.quiet.wait_shielded()
+            return
         node = current.get()
-        return node is not None and node._is_within(self)
+        if node is None or not node._is_within(self):
+            await closing.done.wait_shielded()
+        # Else a helper (of `gather`, of a task group) of a job, which the close waits for, or of
+        # the block's body, whose end waits for the close.
 
     def _mark_draining(self, root: Node) -> None:
         super()._mark_draining(root)
@@ -463,6 +467,8 @@ class Scope(Node):
     def _closed(self) -> None:
         """Undo what opening did."""
         roots.roots.discard(self)
+        if self._context is not None:
+            self._context.ready.open()  # if it could not even be entered
         if self._unadopt is not None:
             self._unadopt()
             self._unadopt = None
@@ -475,8 +481,8 @@ class Scope(Node):
     ) -> None:
         """Close the scope: wait for its work if the block ended well, else cancel it."""
         self._leave_context()
-        if self._body is not None and self._body.leave(exc):
-            exc = None  # it was only our own interruption; the failure behind it is raised below
+        if self._body is not None:
+            exc = self._body.leave(exc)  # without our own interruption; its cause is raised below
         self._reason = exc
         by_hand = self._closing is not None
         limit = math.inf if self._within is None else self._within

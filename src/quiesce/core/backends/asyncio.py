@@ -88,7 +88,12 @@ class AsyncioBackend:
         return True
 
     def fatal(self, error: BaseException) -> None:
-        """Do nothing: asyncio itself lets these two out of the loop."""
+        """Do nothing for a job's own: asyncio itself lets these two out of the loop.
+
+        One that `on_error` raised has been caught; raised in a callback, it gets out as well.
+        """
+        if current_task() is None and not isinstance(error, BaseExceptionGroup):
+            self.loop.call_soon(_raise, error)
 
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
         found: list[Ended] = []
@@ -102,6 +107,10 @@ class AsyncioBackend:
         from quiesce.core.adoption import install  # noqa: PLC0415 - only for those who adopt
 
         return install(self.loop)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class OwnerTask(Task[None]):
@@ -203,9 +212,9 @@ class AsyncioBody:
             self._interrupted = True
             self._task.cancel("a job of the scope failed")
 
-    def leave(self, exc: BaseException | None) -> bool:
+    def leave(self, exc: BaseException | None) -> BaseException | None:
         if self._interrupted and self._task is not None:
-            left = self._task.uncancel()
-            return left == 0 and isinstance(exc, CancelledError)
+            only_ours = self._task.uncancel() == 0
+            return None if only_ours and isinstance(exc, CancelledError) else exc
         self._interrupted = True  # too late to interrupt from now on
-        return False
+        return exc

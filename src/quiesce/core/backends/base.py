@@ -55,8 +55,8 @@ class Body(Protocol):
     def interrupt(self) -> None:
         """Cancel the body."""
 
-    def leave(self, exc: BaseException | None) -> bool:
-        """End the block; True if `exc` is nothing but the interruption."""
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        """End the block; gives what is left of `exc` without the interruption."""
 
 
 class Backend(Protocol):
@@ -70,7 +70,7 @@ class Backend(Protocol):
 
     @property
     def loop(self) -> object | None:
-        """The asyncio event loop; None for trio. The quick half of `here()`."""
+        """What is the running asyncio loop if we are here for certain; else ask `here()`."""
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:

@@ -72,8 +72,9 @@ class OwnedTask(Task[T]):
     def _when_done(self, call: Callable[[], None]) -> None:
         self.add_done_callback(lambda _: call())
 
-    def _stop(self) -> None:
-        Task.cancel(self)
+    def _stop(self, *, force: bool = False) -> None:
+        if force or not self.cancelling() or swallowed(self):
+            Task.cancel(self)  # else somebody has cancelled it before, and it is cleaning up
 
     def _swallowed(self) -> bool:
         return swallowed(self)
@@ -218,9 +219,11 @@ class ForeignTask:
     def details(self) -> Mapping[str, object]:
         return NOTHING
 
-    def _stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
+    def _stop(self, *, force: bool = False) -> None:
+        task = self.task
+        fresh = force or not isinstance(task, Task) or not task.cancelling() or swallowed(task)
+        if task is not None and fresh:
+            task.cancel()
 
     def _swallowed(self) -> bool:
         return isinstance(self.task, Task) and swallowed(self.task)
@@ -259,12 +262,13 @@ def swallowed(task: Task[Any]) -> bool:
     it is cleaning up, and is left alone: a second cancellation would break its cleanup. One that
     waits for other tasks has passed its cancellation on to them, so they decide.
     """
-    if not task.cancelling() or task.done():
-        return False
     waited_for = getattr(task, "_fut_waiter", None)
+    if not task.cancelling() or waited_for is None or waited_for.done():
+        return False  # not cancelled, or not yet resumed with it
     helpers = [waited_for, *getattr(waited_for, "_children", ())]  # gather() has several
-    if any(isinstance(helper, Task) and not helper.done() for helper in helpers):
-        return any(isinstance(helper, Task) and swallowed(helper) for helper in helpers)
+    asked = [h for h in helpers if isinstance(h, Task) and not h.done() and h.cancelling()]
+    if asked:
+        return any(swallowed(helper) for helper in asked)
     chain = sites.links(coro_of(task))
     return bool(chain) and not any(
         isinstance(referent, CancelledError)

@@ -16,7 +16,7 @@ import trio
 from quiesce.core import sites
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
-from quiesce.core.node import Graveyard, current
+from quiesce.core.node import Graveyard, current, logger
 from quiesce.errors import JobCancelled, UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TrioJob(Job[T], Generic[T]):
     def _when_done(self, call: Callable[[], None]) -> None:
         self._waiters.append(call)
 
-    def _stop(self) -> None:
+    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
         self._cancel_scope.cancel()
 
     def _swallowed(self) -> bool:
@@ -222,11 +222,11 @@ class TrioBackend:
     """One run of trio."""
 
     name = "trio"
-    loop = None
     cancelled: type[BaseException] = trio.Cancelled
 
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.loop: object = self.token  # never the running loop of asyncio: ask here()
         self.clock: Callable[[], float] = trio.current_time
 
     @property
@@ -274,8 +274,9 @@ class TrioBackend:
             return False
         return True
 
-    def fatal(self, error: BaseException) -> None:  # noqa: ARG002 - the scope raises it
+    def fatal(self, error: BaseException) -> None:
         """Cancel trio's main task: the scope's block, being left, raises the error itself."""
+        logger.critical("a job ends the program", exc_info=error)
         root = trio.lowlevel.current_root_task()
         nurseries = root.child_nurseries if root is not None else []
         if len(nurseries) == _NURSERIES_OF_A_RUN:
@@ -349,7 +350,12 @@ class TrioBody:
     def interrupt(self) -> None:
         self._scope.cancel()
 
-    def leave(self, exc: BaseException | None) -> bool:
-        kind = None if exc is None else type(exc)
-        caught = self._scope.__exit__(kind, exc, None if exc is None else exc.__traceback__)
-        return caught and isinstance(exc, trio.Cancelled)
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        try:
+            if exc is None:
+                self._scope.__exit__(None, None, None)
+            elif self._scope.__exit__(type(exc), exc, exc.__traceback__):
+                return None
+        except BaseException as rest:  # noqa: BLE001 - a group, without what was ours in it
+            return rest
+        return exc
