@@ -36,5 +36,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
     real_time = pyfuncitem.get_closest_marker("real_time") is not None
     test = functools.partial(pyfuncitem.obj, **arguments)
-    loops.run(pyfuncitem.callspec.params["backend"], test, real_time=real_time)
+    loops.run(str(pyfuncitem.callspec.params["backend"]), test, real_time=real_time)
     return True

@@ -9,6 +9,7 @@ adoption, in silence. This way factories come and go as they like, and each is s
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from asyncio import current_task
 from typing import TYPE_CHECKING, Any
@@ -39,12 +40,15 @@ _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
 _LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
 _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
+_CREATE_TASK = asyncio.create_task.__code__
+_CLOSED = State.CLOSED
 
 
 def install(loop: AbstractEventLoop) -> Callable[[], None]:
     """Begin to adopt in this loop, once more; gives the way to end it."""
-    entrance = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
-    if not isinstance(entrance, Entrance):
+    replaced = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
+    entrance: Entrance | None = getattr(replaced, "entrance", None)
+    if entrance is None:
         entrance = Entrance(loop)
     entrance.users += 1
     return entrance.release
@@ -65,70 +69,140 @@ class Entrance:
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.users: int = 0
         self._loop = loop
+        self._making: object = None  # the coroutine that a foreign factory makes a task of
         self._before = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
+        self._get_factory = type(loop).get_task_factory
         self._make: Callable[..., Task[Any]] = loop.create_task
+        self._late = self._make_late  # one object, to be recognised by
+        self._create = self._replacement()
         try:
-            loop.create_task = self  # type: ignore[method-assign]  # on purpose, see above
+            loop.get_task_factory = self._factory  # type: ignore[method-assign]  # on purpose,
+            loop.create_task = self._create  # type: ignore[method-assign]  # see above
         except AttributeError as error:
             message = f"{type(loop).__name__} does not let Scope(adopt=True) see its new tasks"
             raise UsageError(message) from error
+        if self._get_factory(loop) is None:
+            loop.set_task_factory(self._late)
 
     def release(self) -> None:
         """End one use; the last one leaves the loop as it would be without us."""
         self.users -= 1
-        if self.users == 0 and vars(self._loop).get("create_task") is self:
-            del self._loop.create_task
+        if self.users == 0 and self._get_factory(self._loop) is self._late:
+            self._loop.set_task_factory(None)
+        if self.users == 0 and vars(self._loop).get("create_task") is self._create:
+            del self._loop.create_task, self._loop.get_task_factory
             if self._before is not None:
-                self._loop.create_task = self._before
+                self._loop.create_task = self._before  # type: ignore[method-assign]  # as it was
 
-    def __call__(self, coro: Any, **options: Any) -> Task[Any]:
-        """Make a task, held by the scope in whose context it is made."""
-        loop = self._loop
-        node = current.get()
-        adopter = node._adopter if node is not None else None
-        if adopter is not None and adopter._state is State.CLOSED:
-            adopter = adopter_of(adopter)
-        if adopter is None or adopter._loop is not loop or not self.users:
-            return self._make(coro, **options)
-        if self._before is not None or loop.get_task_factory() is not None:
-            return self._make_foreign(adopter, coro, options)
+    def _replacement(self) -> Any:
+        """Make the function that stands in for `create_task`. A closure: every task pays for it."""
+        loop, get_factory, late, before = self._loop, self._get_factory, self._late, self._before
+        make, get_current = self._make, current.get
+
+        def create_task(coro: Any, **options: Any) -> Task[Any]:
+            node = get_current()
+            adopter = node._adopter if node is not None else None
+            if adopter is not None and adopter._state is _CLOSED:
+                adopter = adopter_of(adopter)
+            if adopter is None or adopter._loop is not loop or not self.users:
+                return make(coro, **options)
+            if before is not None or get_factory(loop) is not late or "eager_start" in options:
+                return self._make_foreign(make, adopter, coro, options)
+            frame = _getframe(1)
+            if frame.f_code is _CREATE_TASK:  # asyncio's own function, called by everyone
+                frame = frame.f_back or frame
+            task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
+            if _modules.get(frame.f_globals.get("__name__", "")) == _USER:
+                task._code_started, task._offset_started = frame.f_code, frame.f_lasti
+            else:
+                task._code_started, task._offset_started = _starter(coro, frame)
+            _take_in(task, adopter)
+            return task
+
+        create_task.entrance = self  # type: ignore[attr-defined]  # for install()
+        return create_task
+
+    def _make_late(self, loop: AbstractEventLoop, coro: Any, **options: Any) -> Task[Any]:
+        """Make a task for one who has kept the loop's own `create_task`, and so passed us by.
+
+        This is a task factory, there as long as nobody has another.
+        """
+        adopter = adopter_of(current.get())
+        if adopter is None or adopter._loop is not loop or coro is self._making:
+            return asyncio.Task(coro, loop=loop, **options)
         task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
-        task._node = adopter
-        task._since = adopter._backend.clock()
-        task._code_started, task._offset_started = _starter(coro)
-        task._key = None
-        task.add_done_callback(adopted_done)
-        if adopter._service_pattern is not None and is_service(adopter, task):
-            adopter._services[task] = task
-        else:
-            holds = adopter._holds
-            if not holds:
-                adopter._turned_busy()
-            holds[task] = task
+        task._code_started, task._offset_started = _starter(coro, _getframe(1))
+        _take_in(task, adopter)
         return task
 
-    def _make_foreign(self, adopter: Node, coro: Any, options: dict[str, Any]) -> Task[Any]:
+    def _make_foreign(
+        self, make: Callable[..., Task[Any]], adopter: Node, coro: Any, options: dict[str, Any]
+    ) -> Task[Any]:
         """Have somebody else's factory make the task; the hold is there first (invariant 1).
 
         An eager factory runs the task's first step right here: see `ForeignTask.begin`.
         """
-        held = ForeignTask(adopter, *_starter(coro), creator=current_task())
+        where = _starter(coro, _getframe(1))
+        held = ForeignTask(adopter, *where, creator=current_task())
         adopter._insert(held, held)
         foreign.append(held)
+        outer, self._making = self._making, coro
         try:
-            held.begin(self._make(coro, **options))
+            held.begin(make(coro, **options))
         finally:
+            self._making = outer
             foreign.remove(held)
             held._node._discard(held)
         task: Task[Any] = held.task
         task.add_done_callback(held.done)
-        held._reclassify()
+        if adopter._service_pattern is not None:
+            held._reclassify()
+            self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it only then
         return task
 
+    def _factory(self) -> Any:
+        """Stand in for `get_task_factory` of the loop.
 
-def _starter(coro: Any) -> tuple[CodeType | None, int]:
+        anyio looks into asyncio's eager factory for the constructor of its tasks, and calls
+        that instead of the factory: then it finds one that adopts.
+        """
+        factory = self._get_factory(self._loop)
+        if factory is self._late:
+            return None
+        eager = getattr(asyncio, "eager_task_factory", None)
+        cells = getattr(factory, "__closure__", None)
+        if eager is None or getattr(factory, "__code__", None) is not eager.__code__ or not cells:
+            return factory
+        make = cells[0].cell_contents
+
+        def construct(coro: Any, **options: Any) -> Task[Any]:
+            node = current.get()
+            adopter = adopter_of(node)
+            if adopter is None or adopter._loop is not self._loop or coro is self._making:
+                made: Task[Any] = make(coro, **options)
+                return made
+            return self._make_foreign(make, adopter, coro, options)
+
+        return asyncio.create_eager_task_factory(construct)  # type: ignore[attr-defined]  # since 3.12
+
+
+def _take_in(task: AdoptedTask[Any], adopter: Node) -> None:
+    """Hold a new task, in the same step in which it was made."""
+    task._node = adopter
+    task._since = adopter._backend.clock()
+    task._key = None
+    task.add_done_callback(adopted_done)
+    if adopter._service_pattern is not None and is_service(adopter, task):
+        adopter._services[task] = task
+        return
+    holds = adopter._holds
+    if not holds:
+        adopter._turned_busy()
+    holds[task] = task
+
+
+def _starter(coro: Any, frame: FrameType | None) -> tuple[CodeType | None, int]:
     """Find the code that starts a task; failing that (a bare callback), the task's own."""
-    frame: FrameType | None = _getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         kind = _modules.get(name)

@@ -165,7 +165,8 @@ class Closing:
                     scope.name, clock() - self._started, frontier.look(scope),
                 )  # fmt: skip
 
-        self.expired = bool(scope._holds) and not self._hurried and not self.bell.interrupted
+        hurried = self._hurried or self.bell.interrupted
+        self.expired = bool(scope._holds) and not hurried and scope._leftovers == "cancel"
 
     def _hand_over(self) -> None:
         scope = self._scope
@@ -187,7 +188,7 @@ class Closing:
             await self._join_children()
             await self._end(scope._services)
             for context in reversed(scope._contexts.copy()):
-                if scope._holds:
+                if scope._holds and clock() < self.join_by:
                     break  # begun by what has just ended; it may use what is still entered
                 contexts.close(scope, context, self.join_by)
                 await self._join_children()
@@ -212,6 +213,7 @@ class Closing:
         scope = self._scope
         while context.host in scope._services and scope._backend.clock() < self.join_by:
             await self.bell.wait(self.join_by)
+        await self._turns(scope._services)  # if there was no time left: what takes none is done
 
     async def _end(self, table: dict[object, Held]) -> None:
         """Cancel all that is in the table, until nothing is, or the deadline has passed."""
@@ -225,9 +227,11 @@ class Closing:
                 await self._last_call(table)
                 return
             if asked.keys().isdisjoint(table):
-                asked = dict(table)  # the first round, or one for what the last one started
-                for held in asked.values():
+                # The first round, or one for what the last one started.
+                for held in tuple(table.values()):
                     held._stop()
+                asked = {key: held for key, held in table.items() if held._stops}
+                tick = tick if asked else min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX)
                 look_at = clock() + tick
             elif now >= look_at:
                 for held in [held for key, held in table.items() if key in asked]:

@@ -132,7 +132,7 @@ def _start(
     context.host = node._backend.start(
         node, context.run(), f"context {name}", frame.f_code, frame.f_lasti
     )
-    node._services[context.host] = context.host  # type: ignore[assignment]
+    node._services[context.host] = context.host  # type: ignore[assignment]  # a job is Held
     context.host._when_done(context.ready.open)
     scope._contexts.append(context)
     return context

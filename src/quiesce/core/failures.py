@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 def apply(scope: Scope, held: Any, error: BaseException) -> None:
     """Follow the scope's `on_error`; a KeyboardInterrupt or SystemExit always gets out."""
+    caught = False
     if callable(scope._on_error) and isinstance(error, Exception):
         own = _call(scope, held, error)
         if own is None:
             scope._handled += 1
             return
-        error = own if is_fatal(own) else error
+        caught = is_fatal(own)
+        error = own if caught else error
     Node._job_failed(scope, held, error)
     fatal = is_fatal(error)
     if scope._state is not State.CLOSED and (fatal or scope._on_error == "cancel"):
@@ -29,7 +31,7 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
         while node is not None:
             node._fatal = error
             node = node._parent
-        scope._backend.fatal(error)
+        scope._backend.fatal(error, caught=caught)
 
 
 def _call(scope: Scope, held: Any, error: Exception) -> BaseException | None:

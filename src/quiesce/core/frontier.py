@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quiesce.core import report as reports
 from quiesce.core import sites
 from quiesce.core.node import Node
 
@@ -53,7 +54,7 @@ class FrontierEntry:
             "where": self.where,
             "waiting_on": self.waiting_on,
             "service": self.service,
-            "details": {key: str(value) for key, value in self.details.items()},
+            "details": {key: reports.plain(value) for key, value in self.details.items()},
             "children": [child.to_json() for child in self.children],
         }
 
@@ -122,7 +123,7 @@ def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
     found = [
         _entry(held, now, service=service)
         for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
-        for held in table.values()
+        for held in tuple(table.values())
         if not isinstance(held, Node)
     ]
     below = dict.fromkeys(

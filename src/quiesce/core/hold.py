@@ -29,6 +29,7 @@ class Held(Protocol):
     """What a scope needs to know of the things that it holds."""
 
     _fate: ClassVar[Fate]  # how it is reported if it outlives the deadline
+    _stops: ClassVar[bool]  # whether it can be told to end
 
     @property
     def kind(self) -> str: ...
@@ -71,6 +72,7 @@ class Hold:
     __slots__ = ("_code", "_details", "_kind", "_name", "_node", "_offset", "_on_stop", "_since")
 
     _fate: ClassVar[Fate] = "undelivered"
+    _stops: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -91,6 +91,7 @@ class Node:
     )
 
     _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = False
     _backend: Backend
 
     def __init__(self, name: str) -> None:
@@ -286,11 +287,11 @@ class Node:
             node = node._parent
         return node is not None and root is not None
 
-    def _mark_draining(self, root: Node) -> None:
+    def _mark_draining(self, root: Node, *, deep: bool = True) -> None:
         if self._state is State.OPEN:
             self._state = State.DRAINING
             self._drain_root = root
-        for child in self._children:
+        for child in self._children if deep else ():
             child._mark_draining(root)
         for context in self._contexts:
             context.node._mark_draining(root)
@@ -349,6 +350,8 @@ class Node:
                 held._move(parent)
                 parent._insert(key, held)
                 held._reclassify()
+                if parent._state is State.CLOSING:
+                    held._stop()
                 count += 1
         for key, held in self._services.items():
             held._move(parent)

@@ -47,13 +47,14 @@ class Ended:
             "scope": self.scope,
             "where": self.where,
             "age": self.age,
-            "details": {key: _plain(value) for key, value in self.details.items()},
+            "details": {key: plain(value) for key, value in self.details.items()},
             "error": None if self.error is None else repr(self.error),
             "stack": list(self.stack),
         }
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """Make JSON of a detail, whatever it is."""
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple,
 
 import anyio
 
-from quiesce.core import arguments
+from quiesce.core import arguments, callers
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
@@ -186,7 +186,7 @@ class Program:
             self._turn.set()
         elif self._signals == 2:  # noqa: PLR2004 - the second signal
             tell(f"{which.name}: cancelling what is left:\n{self._scope.frontier()}")
-            self._scope._begin(0.0, self._cleanup)
+            callers.begin(self._scope, 0.0, self._cleanup)
         else:
             tell(f"{which.name}: leaving at once, with:\n{self._scope.frontier()}")
             self._leave(_EXIT_BY_SIGNAL + which)
@@ -212,7 +212,7 @@ class Program:
         """Give what `main` gave, or raise what is to be told of this run."""
         assert self._report is not None  # noqa: S101 - the event loop has run
         assert self._job is not None  # noqa: S101 - likewise
-        if self._exit is not None:
+        if self._exit is not None and (self._exit.code or self._report.ok):
             raise self._exit
         outcome = self._job.outcome
         if outcome is not None and outcome.error is not None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
-from quiesce.core import arguments, block, contexts, failures, frontier, roots, threads
+from quiesce.core import arguments, block, callers, contexts, failures, frontier, roots, threads
 from quiesce.core.backends import running_backend
 from quiesce.core.closing import Closing
 from quiesce.core.current import current_scope
@@ -71,6 +71,7 @@ class Scope(Node):
 
     __slots__ = (
         "_body",
+        "_cancellations",
         "_cleanup",
         "_closing_gate",
         "_context",
@@ -169,6 +170,7 @@ class Scope(Node):
         """Open the scope as a child of the current one, and make it the current one."""
         self._open(_enclosing(), _getframe(1))
         self._token = current.set(self)
+        self._cancellations = self._backend.cancellations()
         if self._on_error == "cancel":
             self._body = self._backend.body()
         return self
@@ -218,14 +220,14 @@ class Scope(Node):
         )
         if key is not None:
             self._keys[key] = job
-            job._key = key  # type: ignore[attr-defined]
+            job._key = key  # type: ignore[attr-defined]  # both backends' jobs have it
         if service:
-            self._services[job] = job  # type: ignore[assignment]
+            self._services[job] = job  # type: ignore[assignment]  # a job is Held
         else:
             holds = self._holds
             if not holds:
                 self._turned_busy()
-            holds[job] = job  # type: ignore[assignment]
+            holds[job] = job  # type: ignore[assignment]  # likewise
         return job
 
     def hold(self, kind: str, name: str, /, **details: object) -> Hold:
@@ -366,6 +368,8 @@ class Scope(Node):
 
     def cancel(self, key: Hashable) -> bool:
         """Cancel the running job with this key. False if there is none."""
+        if self._keys:
+            self._check_here("cancel a job of")
         job = self._keys.get(key)
         return job is not None and job.cancel()
 
@@ -385,8 +389,8 @@ class Scope(Node):
         *Raises*: nothing of what the jobs raised; that is in the report.
         """
         grace = math.inf if within is None else arguments.seconds("within", within)
-        closing, early = self._begin(grace, arguments.seconds("cleanup", cleanup))
-        return await self._join(closing, early=early, patient=True)
+        closing, early = callers.begin(self, grace, arguments.seconds("cleanup", cleanup))
+        return await callers.join(self, closing, early=early, patient=True)
 
     async def aclose(self, within: float = 5.0) -> Report:
         """Cancel everything in flight, and wait for its end, `within` seconds at most.
@@ -399,23 +403,8 @@ class Scope(Node):
 
         *Raises*: nothing of what the jobs raised; that is in the report.
         """
-        closing, early = self._begin(0.0, arguments.seconds("within", within))
-        return await self._join(closing, early=early, patient=False)
-
-    def _begin(self, grace: float, cleanup: float) -> tuple[Closing, bool]:
-        """Begin to close, or to close sooner, in one step (invariant 4).
-
-        Tells also whether the running task is work of this scope: then it is a closer from here
-        on, for the close cannot wait for one who waits for the close.
-        """
-        self._check_opened()
-        self._check_here("close")
-        owner, key = self._owner_of_running_task()
-        inside = owner is not None and owner._is_within(self)
-        closing = self._close(grace=grace, cleanup=cleanup)
-        if inside and owner is not None:
-            owner._retire(key)
-        return closing, inside
+        closing, early = callers.begin(self, 0.0, arguments.seconds("within", within))
+        return await callers.join(self, closing, early=early, patient=False)
 
     def _close(
         self, *, grace: float, cleanup: float, join_by: float = math.inf, by_parent: bool = False
@@ -424,7 +413,7 @@ class Scope(Node):
         begun = closing is not None
         if closing is None:
             closing = self._closing = Closing(self, by_parent=by_parent)
-            self._mark_draining(self)
+            self._mark_draining(self, deep=self._leftovers != "parent")  # those may go on
         closing.by_parent = closing.by_parent or by_parent
         if self._state is not State.CLOSED:
             closing.tighten(grace=grace, cleanup=cleanup, join_by=join_by)
@@ -435,33 +424,8 @@ class Scope(Node):
     def _close_with_parent(self, join_by: float) -> Closing:
         return self._close(grace=0.0, cleanup=math.inf, join_by=join_by, by_parent=True)
 
-    async def _join(self, closing: Closing, *, early: bool, patient: bool) -> Report:
-        closing.patience += patient
-        try:
-            await closing.carry_out_if_nobody_does()
-            await (closing.quiet if early else closing.done).wait()
-        except self._backend.cancelled:
-            if patient:
-                closing.desert()
-            await self._outlast(closing, early=early)
-            raise
-        return closing.result(early=early)
-
-    async def _outlast(self, closing: Closing, *, early: bool) -> None:
-        """Wait for the close, for a caller that was cancelled: as far as it can be waited for."""
-        owner, _ = self._owner_of_running_task()
-        if early or (owner is not None and owner._state is State.CLOSING):
-            # The caller's own end is waited for, by this close or by that of a scope around it.
-            await closing.quiet.wait_shielded()
-            return
-        node = current.get()
-        if node is None or not node._is_within(self):
-            await closing.done.wait_shielded()
-        # Else a helper (of `gather`, of a task group) of a job, which the close waits for, or of
-        # the block's body, whose end waits for the close.
-
-    def _mark_draining(self, root: Node) -> None:
-        super()._mark_draining(root)
+    def _mark_draining(self, root: Node, *, deep: bool = True) -> None:
+        super()._mark_draining(root, deep=deep)
         self._closing_gate.open()
 
     def _closed(self) -> None:
@@ -486,9 +450,11 @@ class Scope(Node):
         self._reason = exc
         by_hand = self._closing is not None
         limit = math.inf if self._within is None else self._within
-        closing, early = self._begin(limit if exc is None else 0.0, self._cleanup)
+        # A body that was cancelled, and has swallowed it, was told to stop all the same.
+        stop = exc is not None or self._backend.cancellations() > self._cancellations
+        closing, early = callers.begin(self, 0.0 if stop else limit, self._cleanup)
         try:
-            report = await self._join(closing, early=early, patient=exc is None)
+            report = await callers.join(self, closing, early=early, patient=exc is None)
         except self._backend.cancelled as cancellation:
             block.end(self, closing.result(early=early), cancellation)
             raise

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 __all__: list[str] = []
 
-_PLUMBING = frozenset({"asyncio", "trio", "anyio"})
+_PLUMBING = ("asyncio", "trio", "anyio", "quiesce")
 _CHAIN_MAX = 200  # an await chain deeper than this is cut; nobody reads further
 
 
@@ -68,8 +69,12 @@ def waiting_on(chain: list[Frame]) -> str | None:
 
 
 def _plumbing_of(frame: Frame) -> str | None:
-    folders = frame.file.replace("\\", "/").split("/")[:-1]
-    return next((name for name in folders if name in _PLUMBING), None)
+    for name in _PLUMBING:
+        module = sys.modules.get(name)
+        package = getattr(module, "__file__", None)
+        if package is not None and Path(package).parent in Path(frame.file).parents:
+            return name
+    return None
 
 
 def links(awaitable: object) -> list[object]:

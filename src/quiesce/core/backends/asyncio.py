@@ -71,6 +71,10 @@ class AsyncioBackend:
         task.add_done_callback(owners.discard)
         return True
 
+    def cancellations(self) -> int:
+        task = current_task()
+        return task.cancelling() if task is not None else 0
+
     def bell(self) -> AsyncioBell:
         return AsyncioBell(self.loop)
 
@@ -87,12 +91,9 @@ class AsyncioBackend:
             return False
         return True
 
-    def fatal(self, error: BaseException) -> None:
-        """Do nothing for a job's own: asyncio itself lets these two out of the loop.
-
-        One that `on_error` raised has been caught; raised in a callback, it gets out as well.
-        """
-        if current_task() is None and not isinstance(error, BaseExceptionGroup):
+    def fatal(self, error: BaseException, *, caught: bool) -> None:
+        # asyncio lets these two out of the loop when a task raises them, or a callback.
+        if caught:
             self.loop.call_soon(_raise, error)
 
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:

@@ -96,6 +96,9 @@ class Backend(Protocol):
         With `interrupt`, it is not cancelled, not even before it has begun: that is called.
         """
 
+    def cancellations(self) -> int:
+        """Count the requests to cancel the running task; where there is no such count, 0."""
+
     def bell(self) -> Bell: ...
 
     def waiter(self) -> Waiter: ...
@@ -105,8 +108,11 @@ class Backend(Protocol):
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         """Call `fn` in the loop, from any thread; False if the loop is gone."""
 
-    def fatal(self, error: BaseException) -> None:
-        """See to it that a job's KeyboardInterrupt or SystemExit gets out of the loop."""
+    def fatal(self, error: BaseException, *, caught: bool) -> None:
+        """See to it that a KeyboardInterrupt or SystemExit gets out of the loop.
+
+        It is a job's, or one that we caught: `on_error` raised it.
+        """
 
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
         """Give the failures of adopted tasks that nobody has asked for, and take them over."""

@@ -38,6 +38,7 @@ class OwnedTask(Task[T]):
     __slots__ = ("_code_started", "_key", "_node", "_offset_started", "_since")
 
     _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
     _node: Node
     _since: float
     _code_started: CodeType | None
@@ -101,8 +102,9 @@ class AdoptedTask(OwnedTask[T]):
 
     def set_name(self, value: object) -> None:
         """Name the task; a name may make it a service of its scope."""
-        super().set_name(value)
-        self._reclassify()
+        if value is not None:  # CPython 3.13.0 names what a factory made after nothing
+            super().set_name(value)
+            self._reclassify()
 
     def _reclassify(self) -> None:
         reclassify(self, self._node)
@@ -178,6 +180,7 @@ class ForeignTask:
     __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
 
     _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
 
     def __init__(
         self, node: Node, code: CodeType | None, offset: int, *, creator: Task[Any] | None
@@ -329,9 +332,11 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
             node._unasked = [entry for entry in node._unasked if unasked(entry[0]) is not None]
             node._unasked_limit = max(_UNASKED_MIN, 2 * len(node._unasked))
         described = reports.ended(held, node._name, node._backend.clock())
-        node._unasked.append((weakref.ref(task), described))
         if type(task) is AdoptedTask:
             task.__class__ = FailedTask
+            node._unasked.append((weakref.ref(task), described))
+        else:  # there is no way to hear of its end: keep it
+            node._unasked.append((lambda: task, described))
     elif service:
         node._stopped += 1
     else:
@@ -339,7 +344,7 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
     node._discard(task)
 
 
-def unasked(ref: weakref.ref[Future[Any]]) -> Future[Any] | None:
+def unasked(ref: Callable[[], Future[Any] | None]) -> Future[Any] | None:
     """Give the task, if it lives, and its failure has not been asked for."""
     task = ref()
     return task if task is not None and getattr(task, "_log_traceback", False) else None

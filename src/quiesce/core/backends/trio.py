@@ -52,6 +52,7 @@ class TrioJob(Job[T], Generic[T]):
     )
 
     _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
 
     def __init__(self, node: Node, name: str, code: CodeType, offset: int) -> None:
         self._node = node
@@ -141,7 +142,7 @@ class TrioJob(Job[T], Generic[T]):
             raise JobCancelled(message)
         if outcome.error is not None:
             raise outcome.error
-        return outcome.value  # type: ignore[return-value]
+        return outcome.value  # type: ignore[return-value]  # it has completed
 
     def _when_done(self, call: Callable[[], None]) -> None:
         self._waiters.append(call)
@@ -258,6 +259,9 @@ class TrioBackend:
             return False
         return True
 
+    def cancellations(self) -> int:
+        return 0  # trio delivers a cancellation until it is obeyed: none can be swallowed
+
     def bell(self) -> TrioBell:
         return TrioBell()
 
@@ -274,7 +278,7 @@ class TrioBackend:
             return False
         return True
 
-    def fatal(self, error: BaseException) -> None:
+    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - all the same
         """Cancel trio's main task: the scope's block, being left, raises the error itself."""
         logger.critical("a job ends the program", exc_info=error)
         root = trio.lowlevel.current_root_task()
@@ -282,7 +286,7 @@ class TrioBackend:
         if len(nurseries) == _NURSERIES_OF_A_RUN:
             nurseries[-1].cancel_scope.cancel()
 
-    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:  # noqa: ARG002
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:  # noqa: ARG002 - trio adopts nothing
         return []
 
     def adopt(self) -> Callable[[], None]:

@@ -1,0 +1,135 @@
+# Every target sets itself up. All that has to be there: make, and python3 (3.11 or newer) with
+# venv and pip. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+VENV_DEMO := .venv-demo
+VENV_LOCK := .venv-lock
+UV_VERSION := 0.13.7
+
+PY := $(VENV)/bin/python
+# Stamps. The tests need little; the other gates add to the same environment. A change of
+# pyproject.toml re-installs the project (a second), a change of a lock all of it.
+TEST_PACKAGES := $(VENV)/.test-packages
+DEV_PACKAGES := $(VENV)/.dev-packages
+READY := $(VENV)/.ready
+DEMO_READY := $(VENV_DEMO)/.ready
+
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
+MODULES := src tests examples benchmarks
+
+# pyright must use what pip installed, and not look for a newer version on the network. (With
+# --verifytypes it finds the package through the python on the path; --pythonpath is not read.)
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# --- what a newcomer runs ---------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(DEMO_READY) ## Programs that lose work, and the same ones with quiesce
+	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.demo $(ARGS)
+
+.PHONY: test
+test: $(READY) ## The whole test suite (ARGS="-k idle" goes to pytest)
+	$(PY) -m pytest $(ARGS)
+
+# --- the gates ----------------------------------------------------------------------------------
+
+.PHONY: check
+check: lint format-check types layers tidy test docs ## All gates: what CI runs
+	@echo "make check: all gates passed"
+
+.PHONY: lint
+lint: $(READY) $(DEV_PACKAGES) ## ruff, with all rules
+	$(PY) -m ruff check
+
+.PHONY: format
+format: $(READY) $(DEV_PACKAGES) ## Rewrite the code in the project's format
+	$(PY) -m ruff format
+	$(PY) -m ruff check --fix-only --quiet
+
+.PHONY: format-check
+format-check: $(READY) $(DEV_PACKAGES)
+	$(PY) -m ruff format --check
+
+.PHONY: types
+types: $(READY) $(DEV_PACKAGES) ## mypy --strict, and pyright on the public API
+	$(PY) -m mypy
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pyright --verifytypes quiesce --ignoreexternal
+
+.PHONY: layers
+layers: $(READY) $(DEV_PACKAGES) ## Imports point down only
+	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+.PHONY: tidy
+tidy: $(READY) ## Sizes, sleeps, docstrings, exports
+	$(PY) -m pytest -q tests/test_tidy.py
+
+.PHONY: docs
+docs: $(READY) $(DEV_PACKAGES) ## Build the documentation into site/, strictly
+	$(PY) -m zensical build --clean --strict
+	@echo "documentation: site/index.html"
+
+.PHONY: test-all
+test-all: ## The tests with each of Python 3.11, 3.12, 3.13 that is found (EXCEPT=3.11 leaves one out)
+	@MAKE="$(MAKE)" sh tools/test-all.sh
+
+# --- the rest -----------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: $(READY) $(DEV_PACKAGES) ## The measurements (ARGS="--json")
+	$(PY) -m benchmarks.core $(ARGS)
+
+.PHONY: lock
+lock: ## Pin the newest versions in requirements/*.lock
+	$(PYTHON) -m venv $(VENV_LOCK)
+	$(VENV_LOCK)/bin/python $(PIP_INSTALL) uv==$(UV_VERSION)
+	UV="$(VENV_LOCK)/bin/uv" sh tools/lock.sh
+
+.PHONY: clean
+clean: ## Remove environments, caches and build results
+	rm -rf .venv .venv-* build dist site .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(MODULES) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --- environments -------------------------------------------------------------------------------
+
+# $(call new-venv,DIRECTORY)
+define new-venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "quiesce needs Python 3.11 or newer; '$(PYTHON)' is not, or does not run." >&2; \
+		echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+		exit 1; }
+	@echo "Setting up $(1) (once) ..."
+	@$(PYTHON) -m venv --clear $(1)
+endef
+
+# $(call install,PYTHON,LOCK)
+install = @$(1) $(PIP_INSTALL) --require-hashes --only-binary :all: -r $(2)
+
+$(TEST_PACKAGES): requirements/test.lock
+	$(call new-venv,$(VENV))
+	$(call install,$(PY),$<)
+	@touch $@
+
+$(READY): $(TEST_PACKAGES) pyproject.toml
+	@$(PY) $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEV_PACKAGES): requirements/dev.lock $(TEST_PACKAGES)
+	@echo "Adding the other tools to $(VENV) (once) ..."
+	$(call install,$(PY),$<)
+	@touch $@
+
+$(DEMO_READY): requirements/run.lock
+	$(call new-venv,$(VENV_DEMO))
+	$(call install,$(VENV_DEMO)/bin/python,$<)
+	@touch $@

@@ -1,0 +1,162 @@
+"""Interleaved measuring: short pieces in turn, each in a fresh event loop.
+
+One figure alone means little on a shared machine. So every figure is a ratio of two things
+measured in the same run, turn by turn: ``A B C``, then ``C B A``, and so on. Noise only adds
+time, so the best turn is the estimate; median and worst are kept to show the noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+BARE = "bare"
+OURS = "quiesce"
+BACKENDS = ("asyncio", "uvloop")
+
+_began_seconds = time.monotonic()
+
+
+def progress(text: str) -> None:
+    """Say on stderr how far a long run is."""
+    print(f"[{time.monotonic() - _began_seconds:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def has_backend(backend: str) -> bool:
+    """Tell whether the loop of that name can be made here."""
+    return find_spec(backend) is not None
+
+
+def run_fresh(backend: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run one piece in its own event loop, with the earlier pieces' garbage gone."""
+    factory = None
+    if backend == "uvloop":
+        import uvloop  # noqa: PLC0415 - optional, and only needed for this backend
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(debug=False, loop_factory=factory) as runner:
+        gc.collect()
+        return runner.run(main())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the turns of one piece gave, in the order of the rounds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        """The estimate: noise only adds."""
+        return min(self.values)
+
+    @property
+    def median(self) -> float:
+        """The usual turn."""
+        return statistics.median(self.values)
+
+    @property
+    def worst(self) -> float:
+        """The noisiest turn."""
+        return max(self.values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line below a figure: a subject or a size, and what it took."""
+
+    label: str
+    best: float
+    median: float
+    worst: float
+    unit: str
+    ratio: float | None = None  # to bare, best to best
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure, its limit, and the rows that it comes from."""
+
+    name: str
+    about: str
+    rows: tuple[Row, ...]
+    value: float | None = None
+    low: float | None = None  # the same figure from each round alone: least, middle, most
+    median: float | None = None
+    high: float | None = None
+    bare: float | None = None  # the same figure of bare asyncio, where that is not 1
+    limit: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Say `pass`, `over`, or nothing if there is no limit."""
+        if self.limit is None or self.value is None:
+            return ""
+        return "pass" if self.value <= self.limit else "over"
+
+
+def interleave(
+    label: str,
+    pieces: Mapping[K, Callable[[], float]],
+    rounds: int,
+    *,
+    seldom: Collection[K] = (),
+    rounds_seldom: int = 1,
+) -> dict[K, Samples]:
+    """Run the pieces in turn for some rounds, every other round backwards.
+
+    Pieces in `seldom` take part in the first `rounds_seldom` rounds only: peers are there
+    for orientation, and some of them are slow.
+    """
+    found: dict[K, list[float]] = {name: [] for name in pieces}
+    for turn in range(rounds):
+        progress(f"{label}: round {turn + 1} of {rounds}")
+        names = [n for n in pieces if n not in seldom or turn < rounds_seldom]
+        for name in names if turn % 2 == 0 else reversed(names):
+            found[name].append(pieces[name]())
+    return {name: Samples(tuple(values)) for name, values in found.items()}
+
+
+def row(label: str, samples: Samples, unit: str, base: Samples | None = None) -> Row:
+    """Make the row of one piece."""
+    ratio = samples.best / base.best if base else None
+    return Row(label, samples.best, samples.median, samples.worst, unit, ratio)
+
+
+def compare(
+    name: str,
+    about: str,
+    found: Mapping[str, Samples],
+    *,
+    unit: str,
+    limit: float | None,
+    ours: str = OURS,
+    notes: tuple[str, ...] = (),
+) -> Result:
+    """Make the figure `ours / bare`, best to best, with the spread over the rounds."""
+    bare = found[BARE]
+    paired = [a / b for a, b in zip(found[ours].values, bare.values, strict=True)]
+    return Result(
+        name=name,
+        about=about,
+        rows=tuple(row(label, samples, unit, bare) for label, samples in found.items()),
+        value=found[ours].best / bare.best,
+        low=min(paired),
+        median=statistics.median(paired),
+        high=max(paired),
+        limit=limit,
+        notes=notes,
+    )

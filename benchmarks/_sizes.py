@@ -1,0 +1,62 @@
+"""How much is measured: for figures, and for a smoke test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    rounds: int
+    rounds_short: int  # of pieces that take well under a second
+    rounds_flat: int
+    rounds_largest: int  # of the largest of the sizes in `flat`
+    rounds_peers: int
+    spawn: int
+    memory: tuple[int, ...]  # several, so that no one step of a growing table decides
+    close: int
+    wake: int
+    flat: tuple[int, ...]
+    flat_total: int  # smaller sizes are repeated up to this many jobs
+    frontier: int
+
+    def with_rounds(self, rounds: int) -> Sizes:
+        """Give the same sizes with another number of rounds, for all but flatness."""
+        return replace(
+            self,
+            rounds=rounds,
+            rounds_short=2 * rounds,
+            rounds_peers=min(self.rounds_peers, rounds),
+        )
+
+
+FULL = Sizes(
+    rounds=7,
+    rounds_short=14,
+    rounds_flat=2,
+    rounds_largest=1,
+    rounds_peers=1,
+    spawn=100_000,
+    memory=(4_000, 8_000, 16_000),
+    close=10_000,
+    wake=5_000,
+    flat=(1_000, 10_000, 100_000, 1_000_000),
+    flat_total=100_000,
+    frontier=10_000,
+)
+QUICK = Sizes(
+    rounds=2,
+    rounds_short=4,
+    rounds_flat=1,
+    rounds_largest=1,
+    rounds_peers=1,
+    spawn=10_000,
+    memory=(2_000, 4_000),
+    close=1_000,
+    wake=1_000,
+    flat=(1_000, 10_000),
+    flat_total=10_000,
+    frontier=1_000,
+)

@@ -1,0 +1,1 @@
+"""Five programs as people write them today. They lose work."""

@@ -1,0 +1,1 @@
+"""The same five programs with quiesce. They lose nothing."""

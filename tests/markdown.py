@@ -1,0 +1,150 @@
+"""Programs in Markdown pages, their expected output, and how the two are compared.
+
+- A ```` ```python ```` block is a whole program and is run.
+- A ```` ```text ```` block that follows it as the next block is what it prints, standard output
+  and errors together. `...` stands for any text. Without such a block, the output is not looked at.
+- `<!-- run: exit=1 file=lost.py -->` on a line above the block: the exit code to expect (0 unless
+  given), and the name of the program's file (program.py unless given).
+- `<!-- not run: reason -->` above the block: a fragment; it only has to be Python (`await` outside
+  a function is fine).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS_MAX = 60
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*$")
+RUN = re.compile(r"^ *<!-- run:(?P<options>.*)-->$")
+NOT_RUN = re.compile(r"^ *<!-- not run: *(?P<reason>\S.*)-->$")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, with what stands on the line above it."""
+
+    line: int
+    language: str
+    text: str
+    above: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program in a page, and what is expected of it."""
+
+    line: int
+    text: str
+    output: str | None = None
+    exit_code: int = 0
+    file: str = "program.py"
+    runs: bool = True
+
+
+def blocks(page: str) -> list[Block]:
+    """Find the fenced blocks of a page, in order."""
+    found: list[Block] = []
+    above = ""
+    lines = iter(enumerate(page.splitlines(), start=1))
+    for number, line in lines:
+        fence = FENCE.match(line)
+        if fence is None:
+            above = line.strip() or above
+            continue
+        indent = fence["indent"]
+        body = []
+        for _, inner in lines:
+            if inner.strip() == "```":
+                break
+            body.append(inner.removeprefix(indent))
+        else:
+            raise ValueError(f"line {number}: the block is not closed")
+        found.append(Block(number, fence["language"], "\n".join(body) + "\n", above))
+        above = ""
+    return found
+
+
+def programs(page: str) -> list[Program]:
+    """Find the programs of a page, each with the output that follows it."""
+    found = []
+    all_blocks = blocks(page)
+    for block, after in zip(all_blocks, [*all_blocks[1:], None], strict=False):
+        if block.language != "python":
+            continue
+        output = after.text if after is not None and after.language == "text" else None
+        options = _options(block)
+        found.append(
+            Program(
+                line=block.line,
+                text=block.text,
+                output=output,
+                exit_code=int(options.get("exit", "0")),
+                file=options.get("file", "program.py"),
+                runs=NOT_RUN.match(block.above) is None,
+            )
+        )
+    return found
+
+
+def _options(block: Block) -> dict[str, str]:
+    run = RUN.match(block.above)
+    options = dict(pair.split("=", 1) for pair in run["options"].split()) if run else {}
+    unknown = options.keys() - {"exit", "file"}
+    if unknown:
+        raise ValueError(f"line {block.line}: unknown option {', '.join(sorted(unknown))}")
+    return options
+
+
+def fault_of(program: Program, folder: Path) -> str | None:
+    """Run a program in `folder`, and say how it differs from what the page says of it."""
+    if not program.runs:
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        compile(program.text, program.file, "exec", flags=flags, dont_inherit=True)
+        return None
+    (folder / program.file).write_text(program.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program.file],
+        cwd=folder,
+        env=os.environ | {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    output = done.stdout.replace(f"{folder}{os.sep}", "")
+    if done.returncode != program.exit_code:
+        return f"exit code {done.returncode}, not {program.exit_code}; it printed:\n{output}"
+    if program.output is not None and not same_output(program.output, output):
+        return f"it printed:\n{output}\nbut the page says:\n{program.output}"
+    return None
+
+
+def same_output(expected: str, actual: str) -> bool:
+    """Compare outputs; `...` in the expected one stands for any text, trailing space is nothing."""
+    parts = [re.escape(part) for part in _trimmed(expected).split("...")]
+    return re.fullmatch(".*?".join(parts), _trimmed(actual), re.DOTALL) is not None
+
+
+def _trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def broken_links(path: Path) -> list[str]:
+    """Find relative links of a page that lead nowhere."""
+    targets = [link["target"].split("#")[0] for link in LINK.finditer(path.read_text("utf-8"))]
+    return [
+        target
+        for target in targets
+        if target and "://" not in target and not (path.parent / target).exists()
+    ]

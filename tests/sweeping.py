@@ -1,0 +1,252 @@
+"""Cancelling a coroutine at every step of its way, and counting what wakes up meanwhile.
+
+Two ways to find "every step": by the suspensions of the coroutine itself (`at_suspensions`, on
+every backend), and by the turns of the event loop (`at_turns`, on asyncio and trio), which also
+hits a task that stays suspended while a close goes on around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import trio
+import trio.testing
+import uvloop
+
+from quiesce.core.backends.asyncio import owners
+from quiesce.core.node import graveyards
+from quiesce.core.roots import roots
+from tests.loops import VirtualLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
+
+    Subject = Callable[[], Coroutine[Any, Any, Any]]
+
+RUNS_MAX = 400  # of one sweep: a subject that is longer than that is no unit test's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to cancel, and when."""
+
+    kind: str
+    """`native` (a task's own `cancel()`), or `anyio` (a cancel scope, which does not let up)."""
+    by: str
+    """What is a step: one of the subject's `suspensions`, or of the loop's `turns`."""
+    times: str
+    """At each step: `once`, `twice` (there and at each later step), or `on` (twelve times in a row)."""
+
+
+@dataclass
+class Run:
+    """One run of a subject, and what it left."""
+
+    steps: int = 0
+    delivered: bool = False
+    outcome: str = "?"
+    left: list[str] = field(default_factory=list)
+
+    def fault(self) -> str | None:
+        """Say what is wrong with it."""
+        if self.left:
+            return f"{self.outcome}, and left {self.left}"
+        wanted = "cancelled" if self.delivered else "returned"
+        return None if self.outcome == wanted else f"{self.outcome}, not {wanted}"
+
+
+class Canceller:
+    """Cancels the task that runs the subject, natively or by an anyio cancel scope."""
+
+    def __init__(self, kind: str, at: Collection[int], run: Run) -> None:
+        """Cancel at the given steps."""
+        self._kind = kind
+        self._at = at
+        self._run = run
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[Any] | None = None
+        self.running = False
+
+    def step(self) -> None:
+        """See one step of the subject, and cancel if it is one of the chosen."""
+        if self.running:
+            self._run.steps += 1
+            if self._run.steps in self._at:
+                self._run.delivered = True
+                if self._task is not None:
+                    self._task.cancel()
+                else:
+                    self._scope.cancel()
+
+    async def run(self, subject: Coroutine[Any, Any, Any]) -> None:
+        """Run the subject, and see how it ends."""
+        if self._kind == "native":
+            self._task = asyncio.current_task()
+        try:
+            with self._scope:
+                self.running = True
+                try:
+                    await subject
+                finally:
+                    self.running = False
+                if self._task is None:  # a cancel scope's is due at the next opportunity, at last
+                    await anyio.lowlevel.checkpoint()
+                self._run.outcome = "returned"
+        except asyncio.CancelledError:
+            self._run.outcome = "cancelled"
+        except BaseException as error:
+            self._run.outcome = f"raised {error!r}"
+        if self._scope.cancelled_caught:
+            self._run.outcome = "cancelled"
+
+
+@types.coroutine
+def drive(
+    subject: Coroutine[Any, Any, Any], on_suspension: Callable[[], None]
+) -> Generator[Any, Any, Any]:
+    """Run a coroutine inside another one, and tell of each of its suspensions."""
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            wanted = subject.send(value) if error is None else subject.throw(error)
+        except StopIteration as end:
+            return end.value
+        on_suspension()
+        value = error = None
+        try:
+            value = yield wanted
+        except BaseException as thrown:
+            error = thrown
+
+
+class TurningLoop(VirtualLoop):
+    """An event loop that tells of each of its turns."""
+
+    on_turn: Callable[[], None] | None = None
+
+    def _run_once(self) -> None:
+        if self.on_turn is not None:
+            self.on_turn()
+        super()._run_once()  # type: ignore[misc]  # not in the stubs
+
+
+class Turning(trio.abc.Instrument):
+    """The same for trio."""
+
+    on_turn: Callable[[], None] | None = None
+
+    def after_io_wait(self, timeout: float) -> None:
+        """See the beginning of a turn."""
+        if self.on_turn is not None:
+            self.on_turn()
+
+
+def make_loop(
+    backend: str, on_complaint: Callable[[Any, dict[str, Any]], None], *, real_time: bool
+) -> asyncio.AbstractEventLoop:
+    """Make the loop for one run."""
+    loop: asyncio.AbstractEventLoop
+    if backend == "uvloop":
+        loop = uvloop.new_event_loop()
+    else:
+        loop = asyncio.new_event_loop() if real_time else TurningLoop()
+    loop.set_exception_handler(on_complaint)
+    return loop
+
+
+def run_once(
+    backend: str, subject: Subject, plan: Plan, at: Collection[int], *, real_time: bool
+) -> Run:
+    """Run the subject on a fresh loop, cancelled at the given steps."""
+    run = Run()
+    watch = Turning()
+
+    async def main() -> None:
+        canceller = Canceller(plan.kind, at, run)
+        if plan.by == "suspensions":
+            await canceller.run(drive(subject(), canceller.step))
+            return
+        turning = watch if backend == "trio" else asyncio.get_running_loop()
+        assert isinstance(turning, Turning | TurningLoop)
+        turning.on_turn = canceller.step
+        await canceller.run(subject())
+        turning.on_turn = None
+
+    async def and_then_look() -> None:
+        await main()
+        task = asyncio.current_task()
+        assert task is not None
+        while task.cancelling():
+            task.uncancel()
+        tasks = asyncio.all_tasks() - {task}
+        run.left.extend(f"task {left.get_name()}" for left in tasks)
+
+    if backend == "trio":
+        clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
+        trio.run(main, clock=clock, instruments=[watch])
+    else:
+        loop = make_loop(
+            backend, lambda _, context: run.left.append(str(context)), real_time=real_time
+        )
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(and_then_look())
+    run.left += [f"scope {root.name}" for root in roots]
+    run.left += [f"stuck in {grave.name}" for grave in graveyards]
+    run.left += [f"task {task.get_name()}" for task in owners]
+    for table in (roots, graveyards, owners):
+        table.clear()
+    return run
+
+
+def sweep(backend: str, subject: Subject, plan: Plan, *, real_time: bool = False) -> list[str]:
+    """Cancel the subject at every step; gives a line for each run that went wrong."""
+    base = run_once(backend, subject, plan, (), real_time=real_time)
+    faults = [] if base.fault() is None else [f"undisturbed: {base.fault()}"]
+    points: list[tuple[int, ...]] = [(step,) for step in range(1, base.steps + 1)]
+    for runs, point in enumerate(points):
+        assert runs < RUNS_MAX, "the subject has too many steps"
+        at = range(point[0], point[0] + 12) if plan.times == "on" else point
+        run = run_once(backend, subject, plan, at, real_time=real_time)
+        if run.fault() is not None:
+            faults.append(f"cancelled at {at}: {run.fault()}")
+        if plan.times == "twice" and len(point) == 1:
+            points += [(point[0], later) for later in range(point[0] + 1, run.steps + 1)]
+    assert points, "the subject has no steps to cancel it at"
+    return faults
+
+
+class WakeUps(trio.abc.Instrument):
+    """Counts how often tasks were woken, in the loop that runs."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See a step of a task, on trio."""
+        self.count += 1
+
+    @contextmanager
+    def counted(self, backend: str) -> Iterator[None]:
+        """Count inside this block."""
+        if backend == "trio":
+            trio.lowlevel.add_instrument(self)
+            yield
+            trio.lowlevel.remove_instrument(self)
+            return
+        loop: Any = asyncio.get_running_loop()
+        call_soon = loop.call_soon
+
+        def count_and_call(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            return call_soon(*args, **options)
+
+        loop.call_soon = count_and_call
+        yield
+        del loop.call_soon

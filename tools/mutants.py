@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Break the library on purpose, in one small way at a time, and see the tests notice.
+
+Each entry of tests/mutants/*.toml names a guarantee, a line that keeps it, and the tests that
+must go red without that line:
+
+    [[mutant]]
+    guarantee = "2: idle() is woken by the last release"
+    file = "src/quiesce/core/node.py"
+    old = "text that occurs once in the file"
+    new = "what it is replaced by"
+    tests = ["tests/unit/core/test_idle.py"]
+
+The tests run against a changed copy of src; nothing in the tree is touched. A test that hangs
+is red as well. Exits with 1 unless every mutant was caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# None takes a tenth of it, so one that does hangs. By thread: pytest is then ended for good, while
+# a hanging event loop may not let a signal's exception out.
+TIMEOUT = ("--timeout=20", "--timeout-method=thread")
+PYTEST = ("-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly")
+
+RED = "red"
+SURVIVED = "SURVIVED"
+STALE = "STALE"  # the text is not there, or not just once
+UNSOUND = "UNSOUND"  # its tests are red without it
+NOT_RUN = "NOT RUN"  # pytest ran no test: a wrong id, or a mutant that cannot be imported
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break the library."""
+
+    guarantee: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def write(self, source: Path) -> bool:
+        """Break a copy of src; False if the text to replace is not there just once."""
+        path = source.parent / self.file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        return text.count(self.old) == 1 and self.old != self.new
+
+
+@dataclass(frozen=True)
+class Result:
+    """What pytest said."""
+
+    code: int | None
+    """None: it hung."""
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def load(files: list[Path]) -> list[Mutant]:
+    """Read the mutants of some files; a wrong key is an error that names the file."""
+    mutants = []
+    for file in files:
+        for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", []):
+            try:
+                mutants.append(Mutant(**{**entry, "tests": tuple(entry["tests"])}))
+            except (KeyError, TypeError) as error:
+                message = f"{file}: {entry.get('guarantee', entry)}: {error}"
+                raise SystemExit(message) from error
+    return mutants
+
+
+def run_tests(tests: list[str], source: Path, seconds_max: float, *options: str) -> Result:
+    """Run tests against the library in `source`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # What fails here must not be replayed by the next honest run.
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
+    }
+    command = [sys.executable, "-m", "pytest", *PYTEST, *TIMEOUT, *options]
+    started = time.monotonic()
+    process = subprocess.Popen(  # noqa: S603 - our own tests
+        [*command, *tests], cwd=ROOT, env=environment, text=True, encoding="utf-8",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=seconds_max)
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        code = None
+    failed = tuple(
+        line.split(" ", 1)[1].split(" - ")[0]
+        for line in output.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    )
+    return Result(code, failed, time.monotonic() - started)
+
+
+def copy_of_src(folder: str) -> Path:
+    """Copy src to a scratch folder."""
+    source = Path(folder) / "src"
+    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    return source
+
+
+def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
+    """Run all tests against the library as it is: what is red now proves nothing later."""
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        result = run_tests(tests, copy_of_src(folder), seconds_max * len(mutants))
+    if result.code not in {0, 1}:
+        say(f"the tests cannot be run as they are (pytest: {result.code}): {tests}")
+        raise SystemExit(2)
+    return result.failed
+
+
+def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> str:
+    """Break a copy of the library, run the tests, tell what came of it."""
+    own = [test for test in red_anyway if test.startswith(mutant.tests)]
+    if own:
+        tell(UNSOUND, mutant, f"red without it: {own[0]}")
+        return UNSOUND
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        source = copy_of_src(folder)
+        if not mutant.write(source):
+            tell(STALE, mutant, f"not just once in {mutant.file}: {mutant.old.strip()!r}")
+            return STALE
+        result = run_tests(list(mutant.tests), source, seconds_max, "--exitfirst")
+    first = result.failed[0] if result.failed else "" if result.code == 0 else "(hung)"
+    verdict = {0: SURVIVED, 2: NOT_RUN, 3: NOT_RUN, 4: NOT_RUN, 5: NOT_RUN}.get(
+        result.code if result.code is not None else -1, RED
+    )
+    tell(verdict, mutant, f"{result.seconds:.1f} s {first}")
+    return verdict
+
+
+def tell(verdict: str, mutant: Mutant, more: str) -> None:
+    """Print one line for a mutant, and one for the details."""
+    say(f"{verdict:9} {mutant.guarantee}\n{'':9}   {more}")
+
+
+def say(text: str) -> None:
+    """Print something for whoever runs this."""
+    print(text, flush=True)  # noqa: T201 - it is a program, and this is its output
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, help="default: tests/mutants/*.toml")
+    parser.add_argument("--only", metavar="TEXT", help="of which TEXT is in guarantee or file")
+    parser.add_argument("-j", type=int, default=2, dest="jobs", help="how many at a time")
+    parser.add_argument("--list", action="store_true", help="list them, and run nothing")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Judge every mutant; 0 if all were caught."""
+    options = parse()
+    mutants = load(options.files or sorted((ROOT / "tests" / "mutants").glob("*.toml")))
+    if options.only is not None:
+        wanted = options.only.lower()
+        mutants = [each for each in mutants if wanted in f"{each.guarantee} {each.file}".lower()]
+    if options.list:
+        for mutant in mutants:
+            say(f"{mutant.guarantee}\n    {mutant.file}: {', '.join(mutant.tests)}")
+        return 0
+    if not mutants:
+        say("no mutants")
+        return 2
+    red_anyway = red_without(mutants, options.timeout)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        verdicts = list(pool.map(lambda each: judge(each, red_anyway, options.timeout), mutants))
+    caught = verdicts.count(RED)
+    others = ", ".join(f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts) - {RED}))
+    say(f"{caught} of {len(mutants)} caught" + (f", {others}" if others else ""))
+    return 0 if caught == len(mutants) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

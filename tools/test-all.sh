@@ -1,0 +1,70 @@
+#!/bin/sh
+# Run the tests with each supported Python that is found, each in an environment of its own.
+# Called by `make test-all`, which sets MAKE; EXCEPT names versions to leave out. make itself hands
+# ARGS on to the make that is started here.
+set -u
+
+VERSIONS="3.11 3.12 3.13"
+
+# A name on the path may be a shim that does not run, and a Python may lack venv or pip: only one
+# that has been seen to work counts.
+works() {
+    [ "$("$1" -c 'import ensurepip, sys, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$2" ]
+}
+
+candidates() {
+    printf '%s\n' "${PYTHON:-python3}" "python$1"
+    (
+        IFS=:
+        for directory in $PATH; do
+            printf '%s\n' "$directory/python$1"
+        done
+    )
+    root=${PYENV_ROOT:-$(pyenv root 2>/dev/null || true)}
+    [ -z "$root" ] || printf '%s\n' "$root/versions/$1".*/bin/python
+}
+
+find_python() {
+    candidates "$1" | while IFS= read -r candidate; do
+        if works "$candidate" "$1"; then
+            printf '%s\n' "$candidate"
+            break
+        fi
+    done
+}
+
+summary=""
+failed=0
+ran=0
+for version in $VERSIONS; do
+    case " ${EXCEPT:-} " in
+    *" $version "*)
+        summary="$summary
+  Python $version: left out"
+        continue
+        ;;
+    esac
+    python=$(find_python "$version")
+    if [ -z "$python" ]; then
+        summary="$summary
+  Python $version: not found"
+        continue
+    fi
+    echo "--- Python $version: $python"
+    ran=$((ran + 1))
+    if "$MAKE" --no-print-directory test PYTHON="$python" VENV=".venv-$version"; then
+        summary="$summary
+  Python $version: passed"
+    else
+        failed=$((failed + 1))
+        summary="$summary
+  Python $version: FAILED"
+    fi
+done
+
+echo "make test-all:$summary"
+if [ "$ran" -eq 0 ] && [ -z "${EXCEPT:-}" ]; then
+    echo "No Python of $VERSIONS was found." >&2
+    exit 1
+fi
+[ "$failed" -eq 0 ]
