@@ -28,9 +28,13 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
             scope._body.interrupt()
     if fatal:
         node: Node | None = scope
+        raised = False
         while node is not None:
             node._fatal = error
+            raised = raised or getattr(node, "_token", None) is not None  # by a block's end
             node = node._parent
+        if not raised:
+            logger.critical("a job of scope %r ends the program", scope.name, exc_info=error)
         scope._backend.fatal(error, caught=caught)
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from asyncio.events import _get_running_loop
 from contextlib import suppress
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple, overload
 
 import anyio
@@ -17,7 +18,7 @@ from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from quiesce.core.job import Job
     from quiesce.core.report import Report
@@ -97,11 +98,16 @@ def run(
     if threading.current_thread() is not threading.main_thread():
         message = "run() handles signals, so it must be called in the main thread"
         raise UsageError(message)
-    if _get_running_loop() is not None:
+    trio = sys.modules.get("trio")
+    if _get_running_loop() is not None or (trio is not None and trio.lowlevel.in_trio_run()):
         message = "run() starts an event loop, and one runs here already: open a Scope instead"
         raise UsageError(message)
-    program = Program(lambda: main(*args), drain, cleanup, service=service)
-    _runner(backend)(program.supervise)
+    start = _runner(backend)
+    coro: Any = main(*args)
+    if not iscoroutine(coro):
+        coro = arguments.coroutine(main, coro)
+    program = Program(coro, drain, cleanup, service=service)
+    start(program.supervise)
     result: T | None = program.result()
     return result
 
@@ -125,7 +131,7 @@ class Program:
 
     def __init__(
         self,
-        main: Callable[[], Coroutine[Any, Any, T]],
+        main: Coroutine[Any, Any, T],
         drain: float,
         cleanup: float,
         *,
@@ -142,10 +148,16 @@ class Program:
 
     async def supervise(self) -> None:
         """Run it all; the body of the event loop's first task."""
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            await self._control(signals)
+        if self._report is not None and self._report.stuck:
+            self._leave(_EXIT_LOST)  # the event loop would wait for them for ever
+
+    async def _control(self, signals: AsyncIterator[signal.Signals]) -> None:
         async with Scope("quiesce.run") as control:
             self._scope = control.child("main", cleanup=self._cleanup)
             self._turn = anyio.Event()
-            control.spawn(self._watch_signals, service=True)
+            control.spawn(self._watch_signals, signals, service=True)
             self._job = self._scope.spawn(self._call_main, name="main", service=self._service)
             control.spawn(self._watch_main, service=True)
             await self._turn.wait()
@@ -154,12 +166,10 @@ class Program:
             progress.cancel()
             self._tell_report(report)
         self._report = report
-        if report.stuck:
-            self._leave(_EXIT_LOST)  # the event loop would wait for them for ever
 
     async def _call_main(self) -> Any:
         try:
-            return await self._main()
+            return await self._main
         except SystemExit as leaving:
             self._exit = leaving  # after the drain, not instead of it
             return None
@@ -170,11 +180,10 @@ class Program:
             await self._job
         self._turn.set()
 
-    async def _watch_signals(self) -> None:
-        with anyio.open_signal_receiver(*_SIGNALS) as signals:
-            async for number in signals:
-                self._signals += 1
-                self._on_signal(signal.Signals(number))
+    async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for number in signals:
+            self._signals += 1
+            self._on_signal(signal.Signals(number))
 
     def _on_signal(self, which: signal.Signals) -> None:
         if self._signals == 1:
@@ -224,11 +233,12 @@ class Program:
     @staticmethod
     def _leave(code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
                 stream.flush()
         os._exit(code)
 
 
 def tell(text: str) -> None:
     """Say something to whoever runs the program."""
-    print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is for a person
+    with suppress(OSError, ValueError):  # nobody is there: that is no reason not to drain
+        print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is for a person

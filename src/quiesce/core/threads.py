@@ -84,7 +84,11 @@ by_thread: dict[int, ThreadHold] = {}
 def _report(hold: ThreadHold, failed: list[BaseException]) -> None:
     """Put a failure that nobody is there to receive into the report, once."""
     error = _take(failed)
-    if error is not None:
+    if error is None:
+        return
+    if hold._node._backend.here():
+        hold._node._job_failed(hold, error)  # at once: the thread's release may be on its way
+    else:
         hold._node._backend.post(lambda: hold._node._job_failed(hold, error))
 
 

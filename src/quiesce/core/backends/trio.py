@@ -16,7 +16,7 @@ import trio
 from quiesce.core import sites
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
-from quiesce.core.node import Graveyard, current, logger
+from quiesce.core.node import Graveyard, current
 from quiesce.errors import JobCancelled, UsageError
 
 if TYPE_CHECKING:
@@ -278,9 +278,8 @@ class TrioBackend:
             return False
         return True
 
-    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - all the same
+    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - see block.py
         """Cancel trio's main task: the scope's block, being left, raises the error itself."""
-        logger.critical("a job ends the program", exc_info=error)
         root = trio.lowlevel.current_root_task()
         nurseries = root.child_nurseries if root is not None else []
         if len(nurseries) == _NURSERIES_OF_A_RUN:
