@@ -89,6 +89,10 @@ test-all: ## The tests with each of Python 3.11, 3.12, 3.13 that is found (EXCEP
 bench: $(READY) $(DEV_PACKAGES) ## The measurements (ARGS="--json")
 	$(PY) -m benchmarks.core $(ARGS)
 
+.PHONY: mutants
+mutants: $(READY) ## Break the library on purpose, and see the tests go red (ARGS="--list")
+	$(PY) tools/mutants.py $(ARGS)
+
 .PHONY: lock
 lock: ## Pin the newest versions in requirements/*.lock
 	$(PYTHON) -m venv $(VENV_LOCK)

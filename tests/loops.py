@@ -60,20 +60,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
     """Run one async test, then fail if it left anything behind."""
-    if backend == "trio":
-        clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
-        trio.run(fn, clock=clock)
-    else:
-        virtual = VirtualLoop if not real_time else asyncio.SelectorEventLoop
-        factory = uvloop.new_event_loop if backend == "uvloop" else virtual
-        run_asyncio(fn, factory)
+    try:
+        if backend == "trio":
+            clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
+            trio.run(fn, clock=clock)
+        else:
+            virtual = VirtualLoop if not real_time else asyncio.SelectorEventLoop
+            factory = uvloop.new_event_loop if backend == "uvloop" else virtual
+            run_asyncio(fn, factory)
+    finally:
+        left = what_is_left()
+    assert not left, "the test left: " + "; ".join(left)
+
+
+def what_is_left() -> list[str]:
+    """List what outlives a test, and forget it: the next test is not to blame."""
     gc.collect()
     left = [f"scope {root.name!r} is still open" for root in roots]
     left += [f"stuck in {grave.name!r}: {list(grave._holds.values())}" for grave in node.graveyards]
     left += [f"owner task {task!r} still runs" for task in asyncio_backend.owners]
     roots.clear()
     node.graveyards.clear()
-    assert not left, "the test left: " + "; ".join(left)
+    return left
 
 
 def run_asyncio(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from quiesce.core import sites
 from quiesce.core.gate import Gate
 from quiesce.core.hold import Hold
 from quiesce.errors import ScopeClosed
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quiesce.core.closing import Closing
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
+    from quiesce.core.sites import Place
 
 T = TypeVar("T")
 
@@ -101,9 +103,10 @@ def _leaves(error: BaseException) -> set[int]:
 
 async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
     """Enter `manager` in a task of its own; what `Scope.enter` does."""
-    context = _start(scope, manager, frame)
+    place = sites.starter(frame, scope._backend.current())
+    context = _start(scope, manager, place)
     name = context.node.name
-    hold = Hold(scope, "entering", name, {}, frame.f_code, frame.f_lasti, context.host.cancel)
+    hold = Hold(scope, "entering", name, {}, place.f_code, place.f_lasti, context.host.cancel)
     scope._insert(hold, hold)
     try:
         await context.ready.wait()
@@ -122,7 +125,7 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
 
 
 def _start(
-    scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType
+    scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType | Place
 ) -> Context[T]:
     made_by = getattr(manager, "func", None)  # a function under contextlib.asynccontextmanager
     name: str = getattr(made_by, "__qualname__", type(manager).__qualname__)
@@ -138,7 +141,7 @@ def _start(
     return context
 
 
-def _scope_for(scope: Scope, name: str, frame: FrameType) -> Scope:
+def _scope_for(scope: Scope, name: str, frame: FrameType | Place) -> Scope:
     """Open the scope of a context: not work, and closed after its parent's services."""
     node = type(scope)(name, cleanup=scope._cleanup)
     node._counts = False

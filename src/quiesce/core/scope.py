@@ -12,7 +12,16 @@ from contextlib import suppress
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
-from quiesce.core import arguments, block, callers, contexts, failures, frontier, roots, threads
+from quiesce.core import (
+    arguments,
+    block,
+    callers,
+    contexts,
+    failures,
+    frontier,
+    roots,
+    threads,
+)
 from quiesce.core.backends import running_backend
 from quiesce.core.closing import Closing
 from quiesce.core.current import current_scope
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from quiesce.core.frontier import Frontier
     from quiesce.core.job import Job
     from quiesce.core.report import Report
+    from quiesce.core.sites import Place
 
     ErrorPolicy = Literal["collect", "cancel"] | Callable[[Job[Any], BaseException], object]
 
@@ -138,7 +148,7 @@ class Scope(Node):
         scope._open(self, _getframe(1))
         return scope
 
-    def _open(self, parent: Node | None, frame: FrameType) -> None:
+    def _open(self, parent: Node | None, frame: FrameType | Place) -> None:
         if self._state is not State.NEW:
             message = f"scope {self.name!r} was opened before: make a new one"
             raise UsageError(message)
@@ -289,10 +299,7 @@ class Scope(Node):
         """
         arguments.check_callable(fn, "to_thread")
         self._admit()
-        frame = _getframe(1)
-        return await threads.run_in_thread(
-            self, lambda: fn(*args), arguments.name_of(fn), frame.f_code, frame.f_lasti
-        )
+        return await threads.run_in_thread(self, fn, args, _getframe(1))
 
     @overload
     def from_thread(

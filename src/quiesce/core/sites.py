@@ -30,6 +30,25 @@ class Frame(NamedTuple):
         return f"{self.file}:{self.line} in {self.function}"
 
 
+class Place(NamedTuple):
+    """What is needed of a frame that may be gone by now."""
+
+    f_code: CodeType
+    f_lasti: int
+
+
+def starter(frame: FrameType, task: object) -> FrameType | Place:
+    """Give the code that calls: the frame, unless that is the event loop's.
+
+    It is, for a coroutine that is the outermost one of a task; then whoever started that task.
+    """
+    if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
+        code = getattr(task, "_code_started", None)
+        if code is not None:
+            return Place(code, getattr(task, "_offset_started", 0))
+    return frame
+
+
 def line_of(code: CodeType, offset: int) -> int:
     """Give the line of the instruction at `offset`."""
     for start, end, line in code.co_lines():

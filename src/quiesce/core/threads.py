@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio.to_thread
 
-from quiesce.core import sites
+from quiesce.core import arguments, sites
 from quiesce.core.hold import NOTHING, Fate, Hold
 from quiesce.core.node import acting
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import CodeType
+    from types import CodeType, FrameType
 
     from quiesce.core.node import Node
     from quiesce.core.scope import Scope
@@ -40,10 +40,11 @@ class ThreadHold(Hold):
 
 
 async def run_in_thread(
-    scope: Scope, fn: Callable[[], T], name: str, code: CodeType, offset: int
+    scope: Scope, fn: Callable[..., T], args: tuple[Any, ...], frame: FrameType
 ) -> T:
     """Run `fn` in a thread, held until it has really returned, whoever waits for it."""
-    hold = ThreadHold(scope, name, code, offset)
+    place = sites.starter(frame, scope._backend.current())
+    hold = ThreadHold(scope, arguments.name_of(fn), place.f_code, place.f_lasti)
     begin = [hold]  # whoever takes it out decides: the thread that begins, or we, leaving
     failed: list[BaseException] = []  # until somebody takes it: we, or the report
     left = threading.Event()
@@ -54,7 +55,7 @@ async def run_in_thread(
         hold.ident = threading.get_ident()
         by_thread[hold.ident] = hold
         try:
-            return fn()
+            return fn(*args)
         except BaseException as error:
             failed.append(error)
             if left.is_set():

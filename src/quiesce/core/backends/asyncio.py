@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from quiesce.core.report import Ended
 
 
+_TIMER_SECONDS_MIN = 0.001
+
+
 class AsyncioBackend:
     """One asyncio or uvloop event loop."""
 
@@ -186,7 +189,9 @@ class AsyncioBell:
             self._future = self._loop.create_future()
             timer: TimerHandle | None = None
             if deadline is not None and deadline != math.inf:
-                timer = self._loop.call_at(deadline, self._wake)
+                # uvloop has whole milliseconds: an earlier timer would fire early, over and over.
+                soonest = self._loop.time() + _TIMER_SECONDS_MIN
+                timer = self._loop.call_at(max(deadline, soonest), self._wake)
             try:
                 await self._future  # not cancelled: see OwnerTask
             finally:

@@ -39,11 +39,11 @@ class TrioJob(Job[T], Generic[T]):
 
     __slots__ = (
         "_cancel_scope",
-        "_code",
+        "_code_started",
         "_key",
         "_name",
         "_node",
-        "_offset",
+        "_offset_started",
         "_outcome",
         "_peace",
         "_since",
@@ -58,8 +58,8 @@ class TrioJob(Job[T], Generic[T]):
         self._node = node
         self._name = name
         self._since: float = trio.current_time()
-        self._code = code
-        self._offset = offset
+        self._code_started = code
+        self._offset_started = offset
         self._key: Hashable | None = None
         self._outcome: Outcome[T] | None = None
         self._waiters: list[Callable[[], None]] = []
@@ -90,7 +90,7 @@ class TrioJob(Job[T], Generic[T]):
     @property
     def where(self) -> str | None:
         """The file and line that spawned it."""
-        return sites.describe(self._code, self._offset)
+        return sites.describe(self._code_started, self._offset_started)
 
     @property
     def details(self) -> Mapping[str, object]:
