@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from typing import Any
 
+import hypothesis  # noqa: F401 - it looks for referrers of trio's random, so before we freeze
 import pytest
 
 from tests import loops
@@ -15,6 +17,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", "backends(*names): run this async test on these only")
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported out of the collector's sight: it runs after every async test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
