@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce import Scope
+from quiesce import Scope, UsageError
 from tests.unit.core.drains import (
     LONG_SECONDS,
     SHORT_SECONDS,
@@ -149,6 +149,8 @@ async def test_tasks_inside_running_work_may_start_its_sub_work(
 ) -> None:
     """A task group's tasks inside a job may do what it may: on asyncio, if they are adopted."""
     if adopt and backend == "trio":
+        with pytest.raises(UsageError, match="nursery"):
+            await Scope.open("drain", adopt=adopt)
         return
     scope = await Scope.open("drain", adopt=adopt)
     seen = []
