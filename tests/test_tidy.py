@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,18 @@ def write(root: Path, name: str, text: str) -> None:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def test_every_mutant_has_its_place() -> None:
+    """What a mutant replaces occurs once in the file it names, so that no mutant goes stale."""
+    nothing(
+        [
+            f"{path.name}: {mutant['guarantee']}: not just once in {mutant['file']}"
+            for path in sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+            for mutant in tomllib.loads(path.read_text())["mutant"]
+            if (ROOT / mutant["file"]).read_text().count(mutant["old"]) != 1
+        ]
+    )
 
 
 def test_a_long_module_is_found(tmp_path: Path) -> None:

@@ -64,3 +64,10 @@ class WorkLost(QuiesceError):
 
 class DrainTimeout(WorkLost):
     """The deadline of a drain passed with work still in flight."""
+
+    def __str__(self) -> str:
+        """Give the report as text; say what happened if that names no loss."""
+        text = super().__str__()
+        if not self.report.ok:
+            return text
+        return f"the deadline passed; what was left returned when it was cancelled: {text}"

@@ -138,7 +138,7 @@ def test_a_main_that_is_a_service_is_stopped_without_loss(backend: str) -> None:
         child.send(SIGTERM)
         code, out, err = child.end()
     assert (code, out) == (0, ["ready", "main stopped", "returned None"])
-    assert "nothing lost: 0 completed, 1 services stopped" in err
+    assert "nothing lost: 0 completed, 1 service stopped" in err
     assert_quiet(err)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio import current_task
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import sites
@@ -40,16 +41,17 @@ _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
 _LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
 _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
+_users: set[str] = set()  # those of the modules that are _USER, for a quick look
 _CREATE_TASK = asyncio.create_task.__code__
 _CLOSED = State.CLOSED
 
 
-def install(loop: AbstractEventLoop) -> Callable[[], None]:
+def install(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[], None]:
     """Begin to adopt in this loop, once more; gives the way to end it."""
     replaced = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
     entrance: Entrance | None = getattr(replaced, "entrance", None)
     if entrance is None:
-        entrance = Entrance(loop)
+        entrance = Entrance(loop, clock)
     entrance.users += 1
     return entrance.release
 
@@ -66,12 +68,15 @@ def adopter_of(node: Node | None) -> Node | None:
 class Entrance:
     """What stands in for `create_task` of a loop in which at least one open scope adopts."""
 
-    def __init__(self, loop: AbstractEventLoop) -> None:
+    def __init__(self, loop: AbstractEventLoop, clock: Callable[[], float]) -> None:
         self.users: int = 0
         self._loop = loop
+        self._clock = clock
         self._making: object = None  # the coroutine that a foreign factory makes a task of
         self._before = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
-        self._get_factory = type(loop).get_task_factory
+        self._get_factory: Callable[[Any], Any] = type(loop).get_task_factory
+        if self._get_factory is asyncio.BaseEventLoop.get_task_factory:
+            self._get_factory = attrgetter("_task_factory")  # the same, without a Python call
         self._make: Callable[..., Task[Any]] = loop.create_task
         self._late = self._make_late  # one object, to be recognised by
         self._create = self._replacement()
@@ -97,7 +102,7 @@ class Entrance:
     def _replacement(self) -> Any:
         """Make the function that stands in for `create_task`. A closure: every task pays for it."""
         loop, get_factory, late, before = self._loop, self._get_factory, self._late, self._before
-        make, get_current = self._make, current.get
+        make, get_current, clock = self._make, current.get, self._clock
 
         def create_task(coro: Any, **options: Any) -> Task[Any]:
             node = get_current()
@@ -112,11 +117,11 @@ class Entrance:
             if frame.f_code is _CREATE_TASK:  # asyncio's own function, called by everyone
                 frame = frame.f_back or frame
             task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
-            if _modules.get(frame.f_globals.get("__name__", "")) == _USER:
+            if frame.f_globals.get("__name__") in _users:
                 task._code_started, task._offset_started = frame.f_code, frame.f_lasti
             else:
                 task._code_started, task._offset_started = _starter(coro, frame)
-            _take_in(task, adopter)
+            _take_in(task, adopter, clock())
             return task
 
         create_task.entrance = self  # type: ignore[attr-defined]  # for install()
@@ -132,7 +137,7 @@ class Entrance:
             return asyncio.Task(coro, loop=loop, **options)
         task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
         task._code_started, task._offset_started = _starter(coro, _getframe(1))
-        _take_in(task, adopter)
+        _take_in(task, adopter, self._clock())
         return task
 
     def _make_foreign(
@@ -186,11 +191,10 @@ class Entrance:
         return asyncio.create_eager_task_factory(construct)  # type: ignore[attr-defined]  # since 3.12
 
 
-def _take_in(task: AdoptedTask[Any], adopter: Node) -> None:
+def _take_in(task: AdoptedTask[Any], adopter: Node, now: float) -> None:
     """Hold a new task, in the same step in which it was made."""
     task._node = adopter
-    task._since = adopter._backend.clock()
-    task._key = None
+    task._since = now
     task.add_done_callback(adopted_done)
     if adopter._service_pattern is not None and is_service(adopter, task):
         adopter._services[task] = task
@@ -219,4 +223,7 @@ def _starter(coro: Any, frame: FrameType | None) -> tuple[CodeType | None, int]:
 def _kind_of(module: str) -> int:
     if module in _LOOPS:
         return _END
-    return _PASS if module.partition(".")[0] in _PLUMBING else _USER
+    if module.partition(".")[0] in _PLUMBING:
+        return _PASS
+    _users.add(module)
+    return _USER

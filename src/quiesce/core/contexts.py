@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from quiesce.core import sites
 from quiesce.core.gate import Gate
 from quiesce.core.hold import Hold
-from quiesce.errors import ScopeClosed
+from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -163,6 +163,20 @@ async def leave(scope: Scope, context: Context[Any]) -> None:
     """Leave a context, and wait for it; cancellation is passed on when it has been left."""
     closing = close(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.outlast()
+
+
+async def leave_early(scope: Scope, entered: object) -> None:
+    """Leave the context that has given `entered`; what `Scope.exit` does."""
+    for context in scope._contexts:
+        if context.matches(entered):
+            break
+    else:
+        message = f"scope {scope.name!r} has not entered {entered!r}, or has left it already"
+        raise UsageError(message)
+    await leave(scope, context)
+    outcome = context.host.outcome
+    if outcome is not None and outcome.error is not None:
+        raise outcome.error
 
 
 def close(scope: Scope, context: Context[Any], join_by: float) -> Closing:

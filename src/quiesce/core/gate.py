@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import anyio
 
 if TYPE_CHECKING:
     from quiesce.core.backends import Backend, Waiter
@@ -22,7 +25,8 @@ class Gate:
         """Let everyone through. Idempotent."""
         self.is_open = True
         for waiter in self._waiters:
-            waiter.set()
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def wait(self) -> None:
         """Wait until it is open; cancellation gets through."""
@@ -31,7 +35,7 @@ class Gate:
         waiter = self._backend.waiter()
         self._waiters.append(waiter)
         try:
-            await waiter.wait()
+            await waiter
         finally:
             self._waiters.remove(waiter)
 
@@ -44,12 +48,12 @@ class Gate:
             raise
 
     async def wait_shielded(self) -> None:
-        """Wait until it is open, however often cancellation comes."""
-        if self.is_open:
-            return
-        waiter = self._backend.waiter()
-        self._waiters.append(waiter)
-        try:
-            await waiter.wait_shielded()
-        finally:
-            self._waiters.remove(waiter)
+        """Wait until it is open, however often cancellation comes.
+
+        The caller was cancelled already, and raises that again afterwards. Cancellation that
+        anyio or trio deliver over and over is shielded off, so this does not spin.
+        """
+        with anyio.CancelScope(shield=True):
+            while not self.is_open:
+                with suppress(self._backend.cancelled):  # asyncio's own, which knows no shield
+                    await self.wait()

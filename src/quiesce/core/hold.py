@@ -7,6 +7,7 @@ scope that owns them (`Held`).
 
 from __future__ import annotations
 
+from asyncio.events import _get_running_loop
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
@@ -129,10 +130,17 @@ class Hold:
 
         From another thread the release takes effect at the event loop's next turn.
         """
-        if self._node._backend.here():
-            self._node._discard(self)
-        else:
-            self._node._backend.post(self.release)  # there, it may belong to another by then
+        node = self._node
+        if _get_running_loop() is not node._loop and not node._backend.here():
+            node._backend.post(self.release)  # there, it may belong to another by then
+            return
+        holds = node._holds
+        if self not in holds:
+            node._discard(self)
+            return
+        del holds[self]
+        if not holds:
+            node._turned_idle()
 
     def __enter__(self) -> Self:
         """Give the hold itself."""

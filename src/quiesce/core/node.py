@@ -98,7 +98,7 @@ class Node:
         self._name = name
         self._state = State.NEW
         self._parent: Node | None = None
-        self._loop: object | None = None  # asyncio's; None on trio
+        self._loop: object = self  # the backend's, once it has one
         self._counts = True  # whether being busy makes the parent busy
         self._adopter: Node | None = None
         self._since = 0.0
@@ -198,8 +198,11 @@ class Node:
     def _turned_idle(self) -> None:
         if self._idle_waiters:
             for waiter in self._idle_waiters:
-                waiter.set()
-        self._ring()
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+        if self._closing is not None:
+            self._closing.bell.ring()
         parent = self._parent
         if parent is not None and self._counts:
             parent._discard(self)
@@ -383,7 +386,7 @@ class Graveyard(Node):
 
     def __init__(self, backend: Backend, name: str) -> None:
         super().__init__(name)
-        self._backend = backend
+        self._backend, self._loop = backend, backend.loop
         self._state = State.CLOSED
 
     def _job_failed(self, held: Held, error: BaseException) -> None:

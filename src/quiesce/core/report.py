@@ -196,7 +196,7 @@ class Report:
             "completed": self.completed,
             "withdrawn": self.withdrawn,
             "handed over": self.handed_over,
-            "services stopped": self.services,
+            "service stopped" if self.services == 1 else "services stopped": self.services,
             "failures handled": self.handled,
             "failed": len(self.failed),
             "cancelled": len(self.cancelled),

@@ -278,16 +278,7 @@ class Scope(Node):
 
         *Raises*: what leaving raises; `UsageError` if it was not entered here.
         """
-        for context in self._contexts:
-            if context.matches(entered):
-                break
-        else:
-            message = f"scope {self.name!r} has not entered {entered!r}, or has left it already"
-            raise UsageError(message)
-        await contexts.leave(self, context)
-        outcome = context.host.outcome
-        if outcome is not None and outcome.error is not None:
-            raise outcome.error
+        await contexts.leave_early(self, entered)
 
     async def to_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a blocking function in a thread; a hold until the function has really returned.
@@ -361,9 +352,11 @@ class Scope(Node):
             waiter = self._backend.waiter()
             self._idle_waiters.append(waiter)
             try:
-                await waiter.wait()
-            finally:
-                self._idle_waiters.remove(waiter)
+                await waiter
+            except BaseException:
+                with suppress(ValueError):  # gone already, if it was woken as well
+                    self._idle_waiters.remove(waiter)
+                raise
 
     async def closing(self) -> None:
         """Wait until a drain or close of this scope, or of one around it, has begun.

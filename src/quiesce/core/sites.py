@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
@@ -77,21 +78,23 @@ def waiting_on(chain: list[Frame]) -> str | None:
     `app.py:7 in fetch, in asyncio sleep` says more than a line inside asyncio.
     """
     for place, frame in reversed(list(enumerate(chain))):
-        if _plumbing_of(frame) is None:
+        if _plumbing_of(frame.file) is None:
             inner = chain[place + 1] if place + 1 < len(chain) else None
             return (
                 str(frame)
                 if inner is None
-                else f"{frame}, in {_plumbing_of(inner)} {inner.function}"
+                else f"{frame}, in {_plumbing_of(inner.file)} {inner.function}"
             )
     return str(chain[-1]) if chain else None
 
 
-def _plumbing_of(frame: Frame) -> str | None:
+@lru_cache(maxsize=1024)
+def _plumbing_of(file: str) -> str | None:
+    """Name the event loop's library that a file belongs to; nobody runs in one not yet loaded."""
     for name in _PLUMBING:
         module = sys.modules.get(name)
         package = getattr(module, "__file__", None)
-        if package is not None and Path(package).parent in Path(frame.file).parents:
+        if package is not None and Path(package).parent in Path(file).parents:
             return name
     return None
 

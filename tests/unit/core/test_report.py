@@ -123,7 +123,7 @@ async def test_a_good_report() -> None:
     assert report is not None
     assert report.ok
     report.raise_if_lost()
-    assert str(report).endswith("nothing lost: 1 completed, 1 withdrawn, 1 services stopped")
+    assert str(report).endswith("nothing lost: 1 completed, 1 withdrawn, 1 service stopped")
     assert json.loads(report.to_json())["ok"] is True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
@@ -243,6 +245,19 @@ async def test_a_deadline_on_the_block_that_passes() -> None:
     assert isinstance(error, DrainTimeout)
     assert error.report is report_of(scope)
     assert [item.name for item in error.report.cancelled] == ["sleeper"]
+
+
+async def test_a_deadline_that_passes_without_a_loss() -> None:
+    """A job that returns when it is cancelled is no loss, and the timeout says what happened."""
+
+    async def obedient() -> None:
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+
+    told = pytest.RaisesExc(DrainTimeout, match="the deadline passed; .* nothing lost: 1 completed")
+    with pytest.RaisesGroup(told):
+        async with Scope("tree", within=SHORT_SECONDS) as scope:
+            scope.spawn(obedient)
 
 
 async def test_a_deadline_on_the_block_and_a_failure() -> None:

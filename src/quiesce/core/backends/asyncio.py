@@ -11,8 +11,6 @@ from contextvars import Context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from quiesce.core.backends.tasks import foreign, start, unasked
 
 if TYPE_CHECKING:
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import CodeType
 
+    from quiesce.core.backends.base import Waiter
     from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
@@ -39,6 +38,7 @@ class AsyncioBackend:
         plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
         # The loop's own method only calls this; skipping it saves a Python call a spawn.
         self.clock: Callable[[], float] = time.monotonic if plain else loop.time
+        self.waiter: Callable[[], Waiter] = loop.create_future
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -81,9 +81,6 @@ class AsyncioBackend:
     def bell(self) -> AsyncioBell:
         return AsyncioBell(self.loop)
 
-    def waiter(self) -> AsyncioWaiter:
-        return AsyncioWaiter(self.loop)
-
     def body(self) -> AsyncioBody:
         return AsyncioBody()
 
@@ -110,7 +107,7 @@ class AsyncioBackend:
     def adopt(self) -> Callable[[], None]:
         from quiesce.core.adoption import install  # noqa: PLC0415 - only for those who adopt
 
-        return install(self.loop)
+        return install(self.loop, self.clock)
 
 
 def _raise(error: BaseException) -> None:
@@ -131,38 +128,6 @@ class OwnerTask(Task[None]):
 
 
 owners: set[Task[None]] = set()
-
-
-class AsyncioWaiter:
-    """A fact that one task waits for, once."""
-
-    __slots__ = ("_future", "_loop", "_set")
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self._loop = loop
-        self._set = False
-        self._future: Future[None] | None = None
-
-    def set(self) -> None:
-        self._set = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    def wait(self) -> Future[None]:
-        # The future itself, not a coroutine around it: idle() is woken by it, and is measured.
-        self._future = self._loop.create_future()
-        if self._set:
-            self._future.set_result(None)
-        return self._future
-
-    async def wait_shielded(self) -> None:
-        with anyio.CancelScope(shield=True):
-            while not self._set:
-                self._future = self._loop.create_future()
-                try:
-                    await self._future
-                except CancelledError:
-                    continue  # the caller re-raises the cancellation that brought it here
 
 
 class AsyncioBell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
     from types import CodeType
 
     from quiesce.core.job import Job
@@ -14,20 +14,16 @@ if TYPE_CHECKING:
 
 
 class Waiter(Protocol):
-    """A fact that one task waits for, once."""
+    """What one task awaits, once: on asyncio a plain future, which is the quickest there is."""
 
-    def set(self) -> None:
-        """Make it true. Idempotent."""
+    def done(self) -> bool:
+        """Tell whether it was set, or its task was cancelled."""
 
-    def wait(self) -> Awaitable[None]:
+    def set_result(self, result: None, /) -> None:
+        """Wake the task that awaits it, or will. Only if it is not done."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
         """Wait for it; cancellation gets through."""
-
-    async def wait_shielded(self) -> None:
-        """Wait for it, however often cancellation comes.
-
-        The caller was cancelled already and raises that again afterwards. Cancellation that
-        anyio or trio deliver over and over is shielded off, so this does not spin.
-        """
 
 
 class Bell(Protocol):
@@ -67,6 +63,8 @@ class Backend(Protocol):
     """The exception by which cancellation is delivered."""
     clock: Callable[[], float]
     """The event loop's own clock, so that a test that controls the loop's time controls ours."""
+    waiter: Callable[[], Waiter]
+    """Make a waiter for the running task."""
 
     @property
     def loop(self) -> object | None:
@@ -100,8 +98,6 @@ class Backend(Protocol):
         """Count the requests to cancel the running task; where there is no such count, 0."""
 
     def bell(self) -> Bell: ...
-
-    def waiter(self) -> Waiter: ...
 
     def body(self) -> Body: ...
 

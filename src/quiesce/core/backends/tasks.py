@@ -1,6 +1,6 @@
 """asyncio's tasks, as holds: a job is a task that carries its own hold.
 
-`OwnedTask` adds five slots to `asyncio.Task` and nothing else, so an owned task costs no
+`OwnedTask` and `TaskJob` add five slots to `asyncio.Task` and nothing else, so an owned task costs no
 second object: it takes less memory than a bare task with an entry in a set and a bound method
 as its callback. The end of every job is seen by one shared function, `_task_done`.
 """
@@ -35,7 +35,7 @@ _UNASKED_MIN = 64  # failures kept before those that were asked for are let go
 class OwnedTask(Task[T]):
     """A task that a scope holds."""
 
-    __slots__ = ("_code_started", "_key", "_node", "_offset_started", "_since")
+    __slots__ = ("_code_started", "_node", "_offset_started", "_since")
 
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = True
@@ -43,7 +43,6 @@ class OwnedTask(Task[T]):
     _since: float
     _code_started: CodeType | None
     _offset_started: int
-    _key: Hashable | None
 
     @property
     def kind(self) -> str:
@@ -127,7 +126,9 @@ class FailedTask(AdoptedTask[T]):
 class TaskJob(OwnedTask[T], Job[T]):
     """A spawned task."""
 
-    __slots__ = ()
+    __slots__ = ("_key",)
+
+    _key: Hashable | None
 
     @property
     def kind(self) -> str:
@@ -280,8 +281,8 @@ def swallowed(task: Task[Any]) -> bool:
     )
 
 
-def _task_done(task: OwnedTask[Any]) -> None:
-    """See the end of an owned task. On the path of every job: keep it short."""
+def _task_done(task: TaskJob[Any]) -> None:
+    """See the end of a job. On the path of every job: keep it short."""
     node = task._node
     if task._key is not None:
         node._forget_key(task._key, task)
@@ -313,7 +314,7 @@ def adopted_done(task: AdoptedTask[Any]) -> None:
     """See the end of an adopted task; it must not be asked for its exception here."""
     node = task._node
     holds = node._holds
-    if task.cancelled() or task._exception is not None or task not in holds:
+    if task._exception is not None or task not in holds or task.cancelled():
         settle_adopted(node, task, task)
         return
     del holds[task]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
     from types import CodeType
 
+    from quiesce.core.backends.base import Waiter
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
 
@@ -127,12 +128,12 @@ class TrioJob(Job[T], Generic[T]):
             message = f"job {self._name!r} awaits itself"
             raise UsageError(message)
         if self._outcome is None:
-            waiter = TrioWaiter()
-            self._waiters.append(waiter.set)
+            ended = trio.Event()
+            self._waiters.append(ended.set)
             try:
-                await waiter.wait()
+                await ended.wait()
             finally:
-                self._waiters.remove(waiter.set)
+                self._waiters.remove(ended.set)
         else:
             await trio.lowlevel.checkpoint()
         outcome = self._outcome
@@ -229,6 +230,7 @@ class TrioBackend:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.loop: object = self.token  # never the running loop of asyncio: ask here()
         self.clock: Callable[[], float] = trio.current_time
+        self.waiter: Callable[[], Waiter] = TrioWaiter
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -265,9 +267,6 @@ class TrioBackend:
     def bell(self) -> TrioBell:
         return TrioBell()
 
-    def waiter(self) -> TrioWaiter:
-        return TrioWaiter()
-
     def body(self) -> TrioBody:
         return TrioBody()
 
@@ -297,22 +296,22 @@ class TrioBackend:
 
 
 class TrioWaiter:
-    """A fact that one task waits for, once."""
+    """What one task awaits, once."""
 
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
         self._event = trio.Event()
 
-    def set(self) -> None:
+    def done(self) -> bool:
+        return self._event.is_set()
+
+    def set_result(self, _: None, /) -> None:
         self._event.set()
 
-    async def wait(self) -> None:
-        await self._event.wait()
-
-    async def wait_shielded(self) -> None:
-        with trio.CancelScope(shield=True):
-            await self._event.wait()
+    def __await__(self) -> Generator[Any, Any, None]:
+        """Wait until it is set."""
+        return self._event.wait().__await__()
 
 
 class TrioBell:
