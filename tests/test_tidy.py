@@ -23,7 +23,7 @@ MODULES_ALLOWED: dict[str, int] = {}
 FUNCTIONS_ALLOWED: dict[str, int] = {}
 
 # What is public of these is exported by quiesce itself.
-INTERNAL = ("quiesce.core", "quiesce.errors")
+INTERNAL = ("quiesce.core", "quiesce.errors", "quiesce.resources")
 
 # Parts of bad programs, put together here so that no rule finds them in this file.
 SLEEP = "sle" + "ep"

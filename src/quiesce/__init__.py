@@ -2,6 +2,7 @@
 
 The layers, from the top; each uses only those below it:
 
+- `quiesce.resources`: channels, pipes and streams.
 - `quiesce.core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
 - `quiesce.errors`: the exception tree.
 
@@ -17,17 +18,28 @@ from quiesce.core.run import run
 from quiesce.core.scope import Scope
 from quiesce.errors import (
     ArgumentError,
+    ChannelClosed,
+    ChannelFull,
     DrainTimeout,
     DuplicateKey,
     JobCancelled,
     QuiesceError,
     ScopeClosed,
+    TapOverflow,
     UsageError,
     WorkLost,
 )
+from quiesce.resources.channel import Channel
+from quiesce.resources.pipe import Pipe, pipe
+from quiesce.resources.statistics import ChannelStatistics
+from quiesce.resources.tap import Tap
 
 __all__ = [
     "ArgumentError",
+    "Channel",
+    "ChannelClosed",
+    "ChannelFull",
+    "ChannelStatistics",
     "DrainTimeout",
     "DuplicateKey",
     "Ended",
@@ -37,13 +49,17 @@ __all__ = [
     "Job",
     "JobCancelled",
     "Outcome",
+    "Pipe",
     "QuiesceError",
     "Report",
     "Scope",
     "ScopeClosed",
+    "Tap",
+    "TapOverflow",
     "UsageError",
     "WorkLost",
     "current_scope",
     "detached",
+    "pipe",
     "run",
 ]

@@ -3,6 +3,9 @@
 ```
 QuiesceError
 ├── ScopeClosed        you started something after the closing had begun
+├── ChannelClosed      you sent to a closed channel, or read past its end
+├── ChannelFull        you sent without waiting, and there was no room
+├── TapOverflow        you read a tap too slowly, and it was to fail then
 ├── UsageError         you called it in the wrong place or at the wrong time
 │   └── ArgumentError  you called it with a wrong argument
 │       └── DuplicateKey
@@ -28,6 +31,18 @@ class QuiesceError(Exception):
 
 class ScopeClosed(QuiesceError):
     """Something was started in a scope whose closing has begun."""
+
+
+class ChannelClosed(QuiesceError):
+    """The channel takes nothing more; or it has been read to its end."""
+
+
+class ChannelFull(QuiesceError):
+    """There is no room in the channel, and the sender does not want to wait."""
+
+
+class TapOverflow(QuiesceError):
+    """The tap's reader was too slow, and `slow="fail"` was asked for: it has missed items."""
 
 
 class UsageError(QuiesceError, RuntimeError):

@@ -36,6 +36,13 @@ tasks left over: 0
 completed: 2, services stopped: 2
 """,
     "contexts.py": f"asyncio:\n{SESSIONS}trio:\n{SESSIONS}",
+    "event_queues.py": """\
+refused: scope 'requests' is draining: nothing new may start in it
+completed: 2
+failed: ['hung up reader']
+cancelled: ['endless producer', 'endless reader']
+forwarded: ['short: event 0', 'hung up: event 0', 'short: event 1', 'hung up: event 1']
+""",
     "registry.py": """\
 refused: a job with key 'ada' is still in flight in scope 'agents'
 stopped: True False

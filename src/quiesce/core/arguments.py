@@ -31,6 +31,16 @@ def seconds(what: str, value: object) -> float:
         return math.inf
 
 
+def size(what: str, value: object) -> int | None:
+    """Check a number of things, at least one; None: any number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        message = f"{what} must be a whole number of at least 1, or None, not {value!r}"
+        raise ArgumentError(message)
+    return value
+
+
 def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
     """Check a choice."""
     if value not in choices:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiesce.core.node import logger
-from quiesce.errors import DrainTimeout
+from quiesce.errors import DrainTimeout, WorkLost
 
 if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
 
 
-def end(scope: Scope, report: Report, exc: BaseException | None, *, late: bool = False) -> None:
+def end(
+    scope: Scope,
+    report: Report,
+    exc: BaseException | None,
+    *,
+    late: bool = False,
+    gave_up: bool = False,
+) -> None:
     """Raise what the block's end is to raise, given the exception that ended its body.
 
     - Jobs failed: an exception group of their errors, and of the body's, if it raised one.
@@ -20,6 +27,7 @@ def end(scope: Scope, report: Report, exc: BaseException | None, *, late: bool =
     - The body was cancelled (or a generator was closed around it): that is passed on, for
       whoever cancelled waits to see it; failures are then in the report, and in the log.
     - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
+    - The end `gave_up` on what nobody would ever read: `WorkLost` is in the group.
     """
     errors = [item.error for item in report.failed if item.error is not None]
     if scope._fatal is not None and scope._backend.name == "trio":
@@ -28,8 +36,8 @@ def end(scope: Scope, report: Report, exc: BaseException | None, *, late: bool =
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)
         return
-    if exc is None and late:
-        errors.append(DrainTimeout(report))
+    if exc is None and (late or gave_up):
+        errors.append(DrainTimeout(report) if late else WorkLost(report))
     if not errors:
         return
     everything = errors if exc is None else [exc, *errors]

@@ -46,7 +46,6 @@ class Closing:
         "_scope",
         "_started",
         "_stuck",
-        "_undelivered",
         "bell",
         "by_parent",
         "done",
@@ -79,7 +78,6 @@ class Closing:
         self._closers_by = math.inf
         self._handed_over = 0
         self._stuck: list[reports.Ended] = []
-        self._undelivered: list[reports.Ended] = []
 
     # Called by anyone, in one step.
 
@@ -153,11 +151,19 @@ class Closing:
 
     async def _wait_out_the_grace(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
-        warn_after = _WARN_SECONDS
+        warn_after, tick = _WARN_SECONDS, _TICK_SECONDS_MIN
         while scope._holds and clock() < self._grace_until and not self.bell.interrupted:
             warn_at = self._started + warn_after
             unbounded = self._grace_until == math.inf
-            await self.bell.wait(warn_at if unbounded else self._grace_until)
+            until = warn_at if unbounded else self._grace_until
+            if any(resource._forsaken() for resource in scope._all_resources()):
+                if scope._only_forsaken():
+                    self._shut_all()
+                    continue
+                # Nobody tells when the last one goes that might have used it: look again.
+                until = min(until, clock() + tick)
+                tick = min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX)
+            await self.bell.wait(until)
             if unbounded and scope._holds and clock() >= warn_at:
                 warn_after *= 2
                 logger.warning(
@@ -168,6 +174,10 @@ class Closing:
         hurried = self._hurried or self.bell.interrupted
         self.expired = bool(scope._holds) and not hurried and scope._leftovers == "cancel"
 
+    def _shut_all(self) -> None:
+        for resource in self._scope._all_resources():
+            resource._shut()
+
     def _hand_over(self) -> None:
         scope = self._scope
         assert scope._parent is not None  # noqa: S101 - checked when the scope was opened
@@ -177,6 +187,8 @@ class Closing:
         scope, clock = self._scope, self._scope._backend.clock
         scope._state = State.CLOSING
         self.join_by = min(self.join_by, clock() + self._cleanup)
+        if scope._resources:
+            self._shut_all()
         if scope._context is not None:
             await self._leave(scope._context)
         for child in list(scope._quiet):
@@ -286,8 +298,11 @@ class Closing:
                 if isinstance(held, Node):
                     continue
                 stuck = held._fate == "stuck"
-                items = self._stuck if stuck else self._undelivered
-                items.append(reports.ended(held, scope.name, now, stack=stuck))
+                item = reports.ended(held, scope.name, now, stack=stuck)
+                if stuck:
+                    self._stuck.append(item)
+                else:
+                    scope._undelivered.append((item,))
             bury(scope, table)
         scope._failed += scope._backend.unasked(scope._unasked)
         scope._unasked.clear()
@@ -316,6 +331,9 @@ class Closing:
 
     def _finish(self) -> None:
         scope = self._scope
+        for resource in tuple(scope._resources):
+            resource._shut()
+            resource._gone()
         self._take_stock(scope._holds, scope._services, scope._closers)
         for table in (scope._services, scope._closers):
             table.clear()
@@ -344,7 +362,9 @@ class Closing:
             withdrawn=scope._withdrawn + sum(part.withdrawn for part in parts),
             cancelled=reports.chain(cut, [part.cancelled for part in parts]),
             failed=reports.chain(scope._failed, [part.failed for part in parts]),
-            undelivered=reports.chain(self._undelivered, [part.undelivered for part in parts]),
+            undelivered=reports.chain(
+                (), [*scope._undelivered, *(part.undelivered for part in parts)]
+            ),
             stuck=reports.chain(self._stuck, [part.stuck for part in parts]),
             handed_over=self._handed_over,  # what children handed over, they handed to us
             services=stopped + sum(part.services for part in parts),

@@ -26,6 +26,28 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 Fate = Literal["stuck", "undelivered"]
 
 
+class Resource(Protocol):
+    """What a scope tells of its own closing: something that others use to work together."""
+
+    def _drain(self) -> None:
+        """Know that the scope begins to drain, in this step; give up what will never be used."""
+
+    def _forsaken(self) -> bool:
+        """Tell whether it waits for somebody, and nobody is there so far."""
+
+    def _shut(self) -> None:
+        """End, in this step; what was not delivered is the scope's to report.
+
+        The scope's own tasks that wait for it are being cancelled: they need not be woken.
+        """
+
+    def _gone(self) -> None:
+        """Know that the scope is closed: whoever waits still is not the scope's, and is woken."""
+
+    def _move(self, node: Node) -> None:
+        """Belong to another node from now on."""
+
+
 class Held(Protocol):
     """What a scope needs to know of the things that it holds."""
 

@@ -26,13 +26,13 @@ from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
     from types import CodeType
 
     from quiesce.core.backends import Backend, Waiter
     from quiesce.core.closing import Closing
     from quiesce.core.contexts import Context
-    from quiesce.core.hold import Held
+    from quiesce.core.hold import Held, Resource
     from quiesce.core.job import Job
 
 logger: logging.Logger = logging.getLogger("quiesce")
@@ -70,6 +70,7 @@ class Node:
         "_drain_root",
         "_failed",
         "_fatal",
+        "_gave_up",
         "_handled",
         "_holds",
         "_idle_waiters",
@@ -80,6 +81,7 @@ class Node:
         "_parent",
         "_parts",
         "_quiet",
+        "_resources",
         "_service_pattern",
         "_services",
         "_since",
@@ -87,6 +89,7 @@ class Node:
         "_stopped",
         "_unasked",
         "_unasked_limit",
+        "_undelivered",
         "_withdrawn",
     )
 
@@ -112,6 +115,7 @@ class Node:
         self._children: dict[Node, None] = {}
         self._quiet: dict[Node, None] = {}  # children of which only closers are left
         self._contexts: list[Context[Any]] = []
+        self._resources: dict[Resource, None] = {}
         self._idle_waiters: list[Waiter] = []
         self._closing: Closing | None = None
         self._drain_root: Node | None = None
@@ -121,9 +125,11 @@ class Node:
         self._handled = 0
         self._cancelled: list[Held] = []
         self._fatal: BaseException | None = None
+        self._gave_up = False  # on something that a drain waited for in vain
         self._failed: list[reports.Ended] = []
         self._unasked: list[tuple[Any, reports.Ended]] = []  # see AdoptedTask
         self._unasked_limit = 0
+        self._undelivered: list[Sequence[reports.Ended]] = []
         self._parts: dict[Node, reports.Report] = {}  # of the children that this scope closed
 
     # What it looks like to its own parent.
@@ -294,10 +300,36 @@ class Node:
         if self._state is State.OPEN:
             self._state = State.DRAINING
             self._drain_root = root
+            for resource in tuple(self._resources):
+                resource._drain()
         for child in self._children if deep else ():
             child._mark_draining(root)
         for context in self._contexts:
             context.node._mark_draining(root)
+
+    # Resources.
+
+    def _all_resources(self) -> Iterator[Resource]:
+        yield from tuple(self._resources)
+        for child in tuple(self._children):
+            yield from child._all_resources()
+
+    def _only_forsaken(self) -> bool:
+        """Tell whether nothing is left but resources that wait for somebody who is not here."""
+        if self._services or self._contexts:
+            return False  # they may be the ones that are waited for
+        forsaken: set[object] = {held for held in self._resources if held._forsaken()}
+        return all(child._only_forsaken() for child in self._children) and all(
+            held in forsaken or isinstance(held, Node) for held in self._holds.values()
+        )
+
+    def _lose(self, items: Sequence[reports.Ended], *, given_up: bool) -> None:
+        """Report what was not delivered: somebody meant it, or a drain has given it up."""
+        self._undelivered.append(items)
+        node: Node | None = self
+        while given_up and node is not None and node._state is not State.OPEN:
+            node._gave_up = True
+            node = node._parent
 
     # How jobs ended.
 
@@ -369,6 +401,10 @@ class Node:
             if parent._closing is not None and parent._state is State.CLOSING:
                 child._close_with_parent(parent._closing.join_by)
             count += 1
+        for resource in self._resources:
+            resource._move(parent)
+            parent._resources[resource] = None
+        self._resources.clear()
         self._children.clear()
         self._services.clear()
         self._keys.clear()

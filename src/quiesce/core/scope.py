@@ -458,7 +458,8 @@ class Scope(Node):
         except self._backend.cancelled as cancellation:
             block.end(self, closing.result(early=early), cancellation)
             raise
-        block.end(self, report, exc, late=closing.expired and not by_hand)
+        late, gave_up = closing.expired and not by_hand, self._gave_up and not by_hand
+        block.end(self, report, exc, late=late, gave_up=gave_up)
 
     def _leave_context(self) -> None:
         if self._token is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from asyncio import CancelledError, Task, current_task
 from asyncio.events import _get_running_loop
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.backends.tasks import foreign, start, unasked
@@ -39,6 +41,10 @@ class AsyncioBackend:
         # The loop's own method only calls this; skipping it saves a Python call a spawn.
         self.clock: Callable[[], float] = time.monotonic if plain else loop.time
         self.waiter: Callable[[], Waiter] = loop.create_future
+        # current_task() makes system calls on 3.11; a channel asks at every receive().
+        tasks: dict[object, object] = vars(asyncio.tasks).get("_current_tasks", {})
+        old = sys.version_info < (3, 12)
+        self.task: Callable[[], object] = partial(tasks.get, loop) if old else current_task
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -61,6 +67,20 @@ class AsyncioBackend:
         if foreign:
             foreign[-1].begin(task)
         return task
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], None]:
+        task = current_task()
+        if task is None:
+            return call  # a callback, which has ended when it returns
+
+        def ended(_: object) -> None:
+            call()
+
+        def forget() -> None:
+            task.remove_done_callback(ended)
+
+        task.add_done_callback(ended)
+        return forget
 
     def own(
         self,

@@ -19,10 +19,13 @@ class Waiter(Protocol):
     def done(self) -> bool:
         """Tell whether it was set, or its task was cancelled."""
 
-    def set_result(self, result: None, /) -> None:
-        """Wake the task that awaits it, or will. Only if it is not done."""
+    def cancelled(self) -> bool:
+        """Tell whether its task was cancelled before it was set, if that can be told."""
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def set_result(self, result: Any, /) -> None:
+        """Wake the task that awaits it, or will, and give it this. Only if it is not done."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
         """Wait for it; cancellation gets through."""
 
 
@@ -65,6 +68,8 @@ class Backend(Protocol):
     """The event loop's own clock, so that a test that controls the loop's time controls ours."""
     waiter: Callable[[], Waiter]
     """Make a waiter for the running task."""
+    task: Callable[[], object]
+    """Give the running task, whoever owns it."""
 
     @property
     def loop(self) -> object | None:
@@ -82,6 +87,9 @@ class Backend(Protocol):
 
     def current(self) -> object | None:
         """Give the key under which the running task would be held."""
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call`, in the loop, when the running task has ended; gives the way to forget it."""
 
     def own(
         self,

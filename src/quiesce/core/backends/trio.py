@@ -8,6 +8,8 @@ checkpoint, so a job that swallows it would otherwise spin for ever.
 from __future__ import annotations
 
 import math
+import weakref
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -32,6 +34,7 @@ T = TypeVar("T")
 # Trio's own: for run_sync_soon, for system tasks, and, while it runs, for the main task.
 _NURSERIES_OF_A_RUN = 3
 
+watched: set[weakref.ref[trio.lowlevel.Task]] = set()
 running_job: ContextVar[TrioJob[Any] | None] = ContextVar("quiesce.running_job", default=None)
 
 
@@ -133,7 +136,7 @@ class TrioJob(Job[T], Generic[T]):
             try:
                 await ended.wait()
             finally:
-                self._waiters.remove(ended.set)
+                self._forget(ended.set)
         else:
             await trio.lowlevel.checkpoint()
         outcome = self._outcome
@@ -147,6 +150,10 @@ class TrioJob(Job[T], Generic[T]):
 
     def _when_done(self, call: Callable[[], None]) -> None:
         self._waiters.append(call)
+
+    def _forget(self, call: Callable[[], None]) -> None:
+        with suppress(ValueError):  # it is being called
+            self._waiters.remove(call)
 
     def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
         self._cancel_scope.cancel()
@@ -200,7 +207,8 @@ def end(job: TrioJob[T], outcome: Outcome[T]) -> None:
     else:
         node._completed += 1
     node._discard(job)
-    for call in job._waiters:
+    waiters, job._waiters = job._waiters, []
+    for call in waiters:
         call()
 
 
@@ -231,6 +239,7 @@ class TrioBackend:
         self.loop: object = self.token  # never the running loop of asyncio: ask here()
         self.clock: Callable[[], float] = trio.current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
+        self.task: Callable[[], object] = trio.lowlevel.current_task
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -248,6 +257,21 @@ class TrioBackend:
 
     def current(self) -> object | None:
         return running_job.get()
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], None]:
+        task, job = trio.lowlevel.current_task(), running_job.get()
+        if job is not None and job._task is task:
+            job._when_done(call)
+            return lambda: job._forget(call)
+
+        def ended(gone: weakref.ref[trio.lowlevel.Task]) -> None:
+            watched.discard(gone)
+            self.post(call)
+
+        # Nobody tells of the end of somebody else's task; but it is collected then.
+        ref = weakref.ref(task, ended)
+        watched.add(ref)
+        return lambda: watched.discard(ref)
 
     def own(
         self,
@@ -298,20 +322,26 @@ class TrioBackend:
 class TrioWaiter:
     """What one task awaits, once."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_event", "_result")
 
     def __init__(self) -> None:
         self._event = trio.Event()
+        self._result: Any = None
 
     def done(self) -> bool:
         return self._event.is_set()
 
-    def set_result(self, _: None, /) -> None:
+    def cancelled(self) -> bool:
+        return False  # trio's cancellation does not touch what was awaited
+
+    def set_result(self, result: Any, /) -> None:
+        self._result = result
         self._event.set()
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, Any]:
         """Wait until it is set."""
-        return self._event.wait().__await__()
+        yield from self._event.wait().__await__()
+        return self._result
 
 
 class TrioBell:

@@ -1,0 +1,1 @@
+"""What agent programs are made of, beside tasks: channels and streams, each owned by a scope."""

@@ -1,0 +1,148 @@
+"""Those who read a lane, and what they left unread."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+
+from quiesce.core.report import Ended, Items
+from quiesce.errors import ChannelClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quiesce.resources.lane import Lane
+
+T = TypeVar("T")
+
+
+class Grip:
+    """What a lane knows of an `async for` over it: not the iterator itself, which may be dropped."""
+
+    __slots__ = ("holding", "lane")
+
+    def __init__(self, lane: Lane[Any]) -> None:
+        self.lane = lane
+        self.holding = False
+
+    def take(self) -> None:
+        """Have something in hand."""
+        if not self.holding:
+            self.holding = True
+            self.lane._in_hand += 1
+
+    def put_down(self) -> None:
+        """Have handled it."""
+        if self.holding:
+            self.holding = False
+            self.lane._in_hand -= 1
+            if not self.lane._in_hand and not self.lane._items:
+                self.lane._turn_idle()
+
+    def leave(self) -> None:
+        """Be no reader any more."""
+        self.put_down()
+        self.lane._leave(self)
+
+
+class Reader(Generic[T]):
+    """An `async for` over a lane, item by item."""
+
+    __slots__ = ("_grip", "_lane", "_met", "keeps")
+
+    def __init__(self, lane: Lane[Any]) -> None:
+        self._met = False
+        self._lane = lane
+        self._grip = Grip(lane)
+        self.keeps: object = None  # what must not be dropped while this is read
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Take the next item; what was taken before has been handled."""
+        lane = self._lane
+        if len(lane._items) <= lane._promised or not self._grip.holding:
+            await self._come_back()
+        items = lane._items
+        item: T = items.popleft()
+        lane._received += 1
+        if lane._senders:
+            lane._grant()
+        if not items:
+            lane._emptied()
+        return item
+
+    async def _come_back(self) -> None:
+        """Have handled what was in hand, and wait for more, which is in hand from then on."""
+        lane = self._lane
+        if not self._met:
+            self._met = True
+            lane._meet(self._grip)
+        if len(lane._items) <= lane._promised:
+            self._grip.put_down()
+            try:
+                await lane._wait()
+            except ChannelClosed as end:
+                self._grip.leave()
+                if lane._broken is not None:
+                    raise  # it must not be taken for the end
+                raise StopAsyncIteration from end
+        self._grip.take()
+
+    def __del__(self) -> None:
+        """Leave: the loop has ended, by `break` or by an exception, or was never finished."""
+        if self._met:
+            backend = self._lane._backend
+            if backend.here():
+                self._grip.leave()
+            else:  # the collector runs where it likes
+                backend.post(self._grip.leave)
+
+
+class BatchReader(Reader[list[T]]):
+    """An `async for` over a lane, several items at a time."""
+
+    __slots__ = ("_at_most",)
+
+    def __init__(self, lane: Lane[T], at_most: int | None) -> None:
+        super().__init__(lane)
+        self._at_most = at_most
+
+    async def __anext__(self) -> list[T]:
+        """Take the next items; what was taken before has been handled."""
+        lane = self._lane
+        if len(lane._items) <= lane._promised or not self._grip.holding:
+            await self._come_back()
+        return lane._take_many(self._at_most)
+
+
+class Unread(Items):
+    """The items that nobody read, as a report lists them: described only when somebody looks."""
+
+    __slots__ = ("_items", "_of")
+
+    def __init__(self, lane: Lane[Any], items: Sequence[object]) -> None:
+        self._items = items
+        age = lane._backend.clock() - lane.since
+        self._of = lane.kind, lane.name, lane._node.name, lane.where, age
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Ended: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
+    def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
+        """Describe one, or some."""
+        if isinstance(index, slice):
+            return tuple(self._describe(item) for item in self._items[index])
+        return self._describe(self._items[index])
+
+    def _describe(self, item: object) -> Ended:
+        kind, name, scope, where, age = self._of
+        label = f"{reprlib.repr(item)} in {kind} {name}"
+        return Ended("item", label, scope, where, age, {kind: name, "item": item})
