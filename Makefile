@@ -16,6 +16,10 @@ TEST_PACKAGES := $(VENV)/.test-packages
 DEV_PACKAGES := $(VENV)/.dev-packages
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV_DEMO)/.ready
+# Test subjects: packages of a pinned version, each in a folder of its own, because two versions of
+# one package cannot share an environment. A test runs a program with that folder on its path.
+SUBJECTS := $(patsubst requirements/subjects/%.lock,$(VENV)/subjects/%/.ready,\
+	$(sort $(wildcard requirements/subjects/*.lock)))
 
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 MODULES := src tests examples benchmarks
@@ -39,7 +43,7 @@ demo: $(DEMO_READY) ## Programs that lose work, and the same ones with quiesce
 	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: $(READY) ## The whole test suite (ARGS="-k idle" goes to pytest)
+test: $(READY) $(SUBJECTS) ## The whole test suite (ARGS="-k idle" goes to pytest)
 	$(PY) -m pytest $(ARGS)
 
 # --- the gates ----------------------------------------------------------------------------------
@@ -87,17 +91,17 @@ test-all: ## The tests with each of Python 3.11, 3.12, 3.13 that is found (EXCEP
 
 .PHONY: bench
 bench: $(READY) $(DEV_PACKAGES) ## The measurements (ARGS="--json")
-	$(PY) -m benchmarks.core $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 .PHONY: mutants
-mutants: $(READY) ## Break the library on purpose, and see the tests go red (ARGS="--list")
+mutants: $(READY) $(SUBJECTS) ## Break the library on purpose, and see the tests go red (ARGS="--list")
 	$(PY) tools/mutants.py $(ARGS)
 
 .PHONY: lock
-lock: ## Pin the newest versions in requirements/*.lock
+lock: ## Pin the newest versions in requirements/ (ARGS="NAME-VERSION": of that test subject only)
 	$(PYTHON) -m venv $(VENV_LOCK)
 	$(VENV_LOCK)/bin/python $(PIP_INSTALL) uv==$(UV_VERSION)
-	UV="$(VENV_LOCK)/bin/uv" sh tools/lock.sh
+	UV="$(VENV_LOCK)/bin/uv" sh tools/lock.sh $(ARGS)
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
@@ -131,6 +135,14 @@ $(READY): $(TEST_PACKAGES) pyproject.toml
 $(DEV_PACKAGES): requirements/dev.lock $(TEST_PACKAGES)
 	@echo "Adding the other tools to $(VENV) (once) ..."
 	$(call install,$(PY),$<)
+	@touch $@
+
+# Only what the tests' own packages do not have already: tools/lock.sh leaves those out. A subject
+# that comes as source is built with the tests' hatchling.
+$(VENV)/subjects/%/.ready: requirements/subjects/%.lock $(TEST_PACKAGES)
+	@echo "Adding $* to $(VENV) (once) ..."
+	@rm -rf $(@D)
+	$(call install,$(PY),$<) --no-deps --no-build-isolation --target $(@D)
 	@touch $@
 
 $(DEMO_READY): requirements/run.lock

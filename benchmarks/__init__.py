@@ -1,1 +1,1 @@
-"""Benchmarks: run one with ``python -m benchmarks.<name>`` from the project's root."""
+"""Benchmarks: `python -m benchmarks` from the project's root, or one with `python -m benchmarks.<name>`."""

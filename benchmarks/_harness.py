@@ -12,7 +12,7 @@ import gc
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,12 +82,17 @@ class Row:
     median: float
     worst: float
     unit: str
-    ratio: float | None = None  # to bare, best to best
+    ratio: float | None = None  # to the base, best to best; of speeds, where the figure is one
 
 
 @dataclass(frozen=True)
 class Result:
-    """One figure, its limit, and the rows that it comes from."""
+    """One figure, its limit, and the rows that it comes from.
+
+    A figure is what ours takes, divided by what the base takes: small is good, and the limit is
+    the most that it may be. With `at_least` it is the other way round: how many times as fast
+    ours is, and the limit is the least.
+    """
 
     name: str
     about: str
@@ -98,14 +103,24 @@ class Result:
     high: float | None = None
     bare: float | None = None  # the same figure of bare asyncio, where that is not 1
     limit: float | None = None
+    at_least: bool = False
+    base: str = BARE  # what ours is compared with
+    against: Mapping[str, float] = field(default_factory=dict)  # the figure, with another base
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Say `pass`, `over`, or nothing if there is no limit."""
+        """Say `pass`, `over` or `under`, or nothing if there is no limit."""
         if self.limit is None or self.value is None:
             return ""
+        if self.at_least:
+            return "pass" if self.value >= self.limit else "under"
         return "pass" if self.value <= self.limit else "over"
+
+    @property
+    def missed(self) -> bool:
+        """Tell whether there is a limit, and it does not hold."""
+        return self.verdict in {"over", "under"}
 
 
 def interleave(
@@ -130,9 +145,16 @@ def interleave(
     return {name: Samples(tuple(values)) for name, values in found.items()}
 
 
-def row(label: str, samples: Samples, unit: str, base: Samples | None = None) -> Row:
+def row(
+    label: str,
+    samples: Samples,
+    unit: str,
+    base: Samples | None = None,
+    *,
+    at_least: bool = False,
+) -> Row:
     """Make the row of one piece."""
-    ratio = samples.best / base.best if base else None
+    ratio = None if base is None else _ratio(samples.best, base.best, at_least=at_least)
     return Row(label, samples.best, samples.median, samples.worst, unit, ratio)
 
 
@@ -144,19 +166,38 @@ def compare(
     unit: str,
     limit: float | None,
     ours: str = OURS,
+    base: str = BARE,
+    against: Collection[str] = (),
+    at_least: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Result:
-    """Make the figure `ours / bare`, best to best, with the spread over the rounds."""
-    bare = found[BARE]
-    paired = [a / b for a, b in zip(found[ours].values, bare.values, strict=True)]
+    """Make the figure of ours to the base, best to best, with the spread over the rounds."""
+    bare = found[base]
+    paired = [
+        _ratio(a, b, at_least=at_least)
+        for a, b in zip(found[ours].values, bare.values, strict=True)
+    ]
     return Result(
         name=name,
         about=about,
-        rows=tuple(row(label, samples, unit, bare) for label, samples in found.items()),
-        value=found[ours].best / bare.best,
+        rows=tuple(
+            row(label, samples, unit, bare, at_least=at_least) for label, samples in found.items()
+        ),
+        value=_ratio(found[ours].best, bare.best, at_least=at_least),
         low=min(paired),
         median=statistics.median(paired),
         high=max(paired),
         limit=limit,
+        at_least=at_least,
+        base=base,
+        against={
+            label: _ratio(found[ours].best, found[label].best, at_least=at_least)
+            for label in against
+        },
         notes=notes,
     )
+
+
+def _ratio(ours: float, base: float, *, at_least: bool) -> float:
+    """Divide what two pieces took; with `at_least`, their speeds."""
+    return base / ours if at_least else ours / base

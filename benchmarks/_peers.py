@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from benchmarks._packages import Package
 from benchmarks._subjects import noop, now, started, wait
 
 if TYPE_CHECKING:
@@ -125,32 +125,11 @@ async def live_aiojobs(count: int, marks: Marks) -> None:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(Package):
     """Another library that owns tasks."""
 
-    name: str
-    module: str
     spawn: Callable[[int], Coroutine[Any, Any, float]]
     live: Callable[[int, Marks], Coroutine[Any, Any, None]]
-
-    @property
-    def found(self) -> bool:
-        """Tell whether it is installed, and works with this Python."""
-        try:
-            import_module(self.module)
-        except ImportError:
-            return False
-        return True
-
-    @property
-    def version(self) -> str:
-        """Give its version, `missing` if it is not there."""
-        if self.module == "asyncio":
-            return "standard library"
-        try:
-            return version(self.module)
-        except PackageNotFoundError:
-            return "missing"
 
 
 PEERS = (

@@ -60,3 +60,37 @@ QUICK = Sizes(
     flat_total=10_000,
     frontier=1_000,
 )
+
+
+@dataclass(frozen=True)
+class ResourceSizes:
+    """How much is measured of channels and streams."""
+
+    rounds: int
+    rounds_peers: int
+    items: int  # through a channel
+    items_streamed: int
+    items_peers: int  # some are ten times as slow
+    queued: int  # at once, for the memory
+
+    def with_rounds(self, rounds: int) -> ResourceSizes:
+        """Give the same sizes with another number of rounds."""
+        return replace(self, rounds=rounds, rounds_peers=min(self.rounds_peers, rounds))
+
+
+RESOURCES_FULL = ResourceSizes(
+    rounds=15,
+    rounds_peers=3,
+    items=100_000,
+    items_streamed=50_000,
+    items_peers=20_000,
+    queued=100_000,
+)
+RESOURCES_QUICK = ResourceSizes(
+    rounds=2,
+    rounds_peers=1,
+    items=5_000,
+    items_streamed=2_000,
+    items_peers=1_000,
+    queued=10_000,
+)

@@ -1,28 +1,60 @@
 #!/bin/sh
-# Pin what pyproject.toml asks for, for every supported Python on Linux and macOS.
-# Called by `make lock`, which sets UV. Only the standard index is used, whatever this machine is
-# configured for, so that the files are the same wherever they are made.
+# Pin what pyproject.toml and requirements/subjects/*.in ask for, for every supported Python on
+# Linux and macOS. Called by `make lock`, which sets UV; with arguments (`make lock ARGS=...`), only
+# the subjects that they name. Only the standard index is used, whatever this machine is configured
+# for, so that the files are the same wherever they are made.
 set -eu
 
+# compile OUTPUT ARGUMENTS...: the versions in OUTPUT, if it is there, are kept where they fit.
 compile() {
     output=$1
     shift
-    # The old pins would otherwise be kept: a fresh file asks for the newest versions.
-    rm -f "$output"
     env -u UV_INDEX -u UV_INDEX_URL -u UV_EXTRA_INDEX_URL -u UV_DEFAULT_INDEX -u UV_FIND_LINKS \
         UV_CUSTOM_COMPILE_COMMAND="make lock" \
         "$UV" pip compile --quiet --no-config --universal --python-version 3.11 \
-        --generate-hashes --output-file "$output" "$@" pyproject.toml
+        --generate-hashes --output-file "$output" "$@"
     # A machine's own index must not get into a file that others install from.
     if grep -nE '^(-i|--index-url|--extra-index-url|--find-links|--trusted-host)|://|file:' "$output"; then
         echo "tools/lock.sh: $output names an index or a file; not kept" >&2
         rm -f "$output"
         exit 1
     fi
-    echo "$output: $(grep -c '==' "$output") packages"
 }
 
-compile requirements/dev.lock --group dev
-# The same versions in all three.
-compile requirements/test.lock --group test --constraint requirements/dev.lock
-compile requirements/run.lock --group run --constraint requirements/dev.lock
+tell() {
+    echo "$1: $(grep -c '^[^ #].*==' "$1") packages"
+}
+
+# group NAME ARGUMENTS...: pin one dependency group of pyproject.toml.
+group() {
+    output=requirements/$1.lock
+    # The old pins would otherwise be kept: a fresh file asks for the newest versions.
+    rm -f "$output"
+    compile "$output" --group "$@" pyproject.toml
+    tell "$output"
+}
+
+# subject NAME-VERSION: pin what a test subject needs on top of the tests' own packages.
+subject() {
+    output=requirements/subjects/$1.lock
+    # Kept where they fit are the tests' versions: then the subject shares those packages ...
+    cp requirements/test.lock "$output"
+    compile "$output" --emit-build-options "requirements/subjects/$1.in"
+    # ... and they need not be installed again: only the lines that test.lock does not have stay.
+    awk 'NR == FNR { if (/^[^ #]/) have[$0]; next }
+        /^[^ ]/ { shared = ($0 in have) }
+        !shared' requirements/test.lock "$output" > "$output.new"
+    mv "$output.new" "$output"
+    tell "$output"
+}
+
+if [ $# -eq 0 ]; then
+    group dev
+    # The same versions in all three.
+    group test --constraint requirements/dev.lock
+    group run --constraint requirements/dev.lock
+    set -- $(cd requirements/subjects && ls ./*.in | sed 's,^\./,,; s,\.in$,,')
+fi
+for name; do
+    subject "$name"
+done

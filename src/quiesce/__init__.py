@@ -32,6 +32,7 @@ from quiesce.errors import (
 from quiesce.resources.channel import Channel
 from quiesce.resources.pipe import Pipe, pipe
 from quiesce.resources.statistics import ChannelStatistics
+from quiesce.resources.stream import Stream, stream
 from quiesce.resources.tap import Tap
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Report",
     "Scope",
     "ScopeClosed",
+    "Stream",
     "Tap",
     "TapOverflow",
     "UsageError",
@@ -62,4 +64,5 @@ __all__ = [
     "detached",
     "pipe",
     "run",
+    "stream",
 ]

@@ -139,7 +139,9 @@ class Program:
                 await self.channel.close()
             elif way == "immediate":
                 self.channel.close(immediate=True)
-            report = await (self.scope.aclose() if way == "aclose" else self.scope.drain(within=0.005))
+            report = await (
+                self.scope.aclose() if way == "aclose" else self.scope.drain(within=0.005)
+            )
         self.add_up([item.details["item"] for item in report.undelivered])
 
     def add_up(self, reported: list[Any]) -> None:
@@ -151,7 +153,11 @@ class Program:
         statistics = self.channel.statistics
         assert statistics.sent == len(self.accepted)
         assert statistics.received == len(self.received)
-        assert (statistics.depth, statistics.senders_waiting, statistics.readers_waiting) == (0, 0, 0)
+        assert (statistics.depth, statistics.senders_waiting, statistics.readers_waiting) == (
+            0,
+            0,
+            0,
+        )
 
 
 def await_scope(name: str) -> Scope:

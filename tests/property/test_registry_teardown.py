@@ -78,9 +78,7 @@ class Registry:
         assert not report.stuck
         unread = [item.details["item"] for item in report.undelivered]
         assert Counter(self.read + unread) == Counter(self.accepted)
-        assert all(
-            isinstance(item.error, LookupError | ChannelClosed) for item in report.failed
-        )
+        assert all(isinstance(item.error, LookupError | ChannelClosed) for item in report.failed)
 
 
 @pytest.mark.parametrize("seed", range(6))

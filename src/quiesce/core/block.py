@@ -27,7 +27,7 @@ def end(
     - The body was cancelled (or a generator was closed around it): that is passed on, for
       whoever cancelled waits to see it; failures are then in the report, and in the log.
     - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
-    - The end `gave_up` on what nobody would ever read: `WorkLost` is in the group.
+    - The end `gave_up` on what nobody would ever read, and no failure tells why: `WorkLost`.
     """
     errors = [item.error for item in report.failed if item.error is not None]
     if scope._fatal is not None and scope._backend.name == "trio":
@@ -36,7 +36,7 @@ def end(
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)
         return
-    if exc is None and (late or gave_up):
+    if exc is None and (late or (gave_up and not errors)):
         errors.append(DrainTimeout(report) if late else WorkLost(report))
     if not errors:
         return

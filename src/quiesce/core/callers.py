@@ -32,6 +32,8 @@ def begin(scope: Scope, grace: float, cleanup: float) -> tuple[Closing, bool]:
 async def join(scope: Scope, closing: Closing, *, early: bool, patient: bool) -> Report:
     """Wait for a close; `early` ones do not wait for themselves, `patient` ones give it grace."""
     closing.patience += patient
+    task = scope._backend.task()
+    closing.waiters.add(task)
     try:
         await closing.carry_out_if_nobody_does()
         await (closing.quiet if early else closing.done).wait()
@@ -40,6 +42,8 @@ async def join(scope: Scope, closing: Closing, *, early: bool, patient: bool) ->
             closing.desert()
         await _outlast(scope, closing, early=early)
         raise
+    finally:
+        closing.waiters.discard(task)
     return closing.result(early=early)
 
 

@@ -55,6 +55,7 @@ class Closing:
         "patience",
         "quiet",
         "report",
+        "waiters",
     )
 
     def __init__(self, scope: Scope, *, by_parent: bool) -> None:
@@ -64,6 +65,7 @@ class Closing:
         self.quiet: Gate = Gate(backend)  # nothing is left but jobs that called for the close
         self.done: Gate = Gate(backend)
         self.patience: int = 0  # callers for whose sake there is grace
+        self.waiters: set[object] = set()  # the tasks that wait for it: they do nothing else
         self.by_parent: bool = by_parent
         self._owned = True
         self._hurried = False
@@ -101,6 +103,8 @@ class Closing:
         scope = self._scope
         closers = scope._closers or scope._quiet
         if not (self._something_left() or closers or scope._context is not None):
+            if scope._leftovers == "parent":
+                self._hand_over()
             self._be_quiet()
             self._finish()
             return
@@ -158,7 +162,11 @@ class Closing:
             until = warn_at if unbounded else self._grace_until
             if any(resource._forsaken() for resource in scope._all_resources()):
                 if scope._only_forsaken():
-                    self._shut_all()
+                    if scope._leftovers == "parent":
+                        break  # where somebody may read it
+                    for resource in scope._all_resources():
+                        if resource._forsaken():
+                            resource._shut()
                     continue
                 # Nobody tells when the last one goes that might have used it: look again.
                 until = min(until, clock() + tick)
@@ -174,10 +182,6 @@ class Closing:
         hurried = self._hurried or self.bell.interrupted
         self.expired = bool(scope._holds) and not hurried and scope._leftovers == "cancel"
 
-    def _shut_all(self) -> None:
-        for resource in self._scope._all_resources():
-            resource._shut()
-
     def _hand_over(self) -> None:
         scope = self._scope
         assert scope._parent is not None  # noqa: S101 - checked when the scope was opened
@@ -187,8 +191,8 @@ class Closing:
         scope, clock = self._scope, self._scope._backend.clock
         scope._state = State.CLOSING
         self.join_by = min(self.join_by, clock() + self._cleanup)
-        if scope._resources:
-            self._shut_all()
+        for resource in scope._all_resources():
+            resource._shut()
         if scope._context is not None:
             await self._leave(scope._context)
         for child in list(scope._quiet):
@@ -331,7 +335,7 @@ class Closing:
 
     def _finish(self) -> None:
         scope = self._scope
-        for resource in tuple(scope._resources):
+        for resource in scope._own_resources():
             resource._shut()
             resource._gone()
         self._take_stock(scope._holds, scope._services, scope._closers)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 from quiesce.core import sites
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import CodeType, TracebackType
 
     from quiesce.core.node import Node
@@ -34,6 +34,12 @@ class Resource(Protocol):
 
     def _forsaken(self) -> bool:
         """Tell whether it waits for somebody, and nobody is there so far."""
+
+    def _expects_services(self) -> bool:
+        """Tell whether the one that it waits for might be a service, if it is forsaken."""
+
+    def _users(self) -> Iterable[object]:
+        """Give the tasks that wait for it: while it is forsaken they do nothing else."""
 
     def _shut(self) -> None:
         """End, in this step; what was not delivered is the scope's to report.

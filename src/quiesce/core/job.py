@@ -83,6 +83,6 @@ class Job(Generic[T_co]):
         """
         raise NotImplementedError
 
-    def _when_done(self, call: Callable[[], None]) -> None:
-        """Call `call` in the loop when the job has ended."""
+    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call` in the loop when the job has ended; gives the way to forget it."""
         raise NotImplementedError

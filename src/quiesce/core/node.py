@@ -18,6 +18,7 @@ import logging
 from contextvars import ContextVar
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from quiesce.core import report as reports
 from quiesce.core import sites
@@ -115,7 +116,7 @@ class Node:
         self._children: dict[Node, None] = {}
         self._quiet: dict[Node, None] = {}  # children of which only closers are left
         self._contexts: list[Context[Any]] = []
-        self._resources: dict[Resource, None] = {}
+        self._resources: WeakKeyDictionary[Resource, None] | None = None  # most have none
         self._idle_waiters: list[Waiter] = []
         self._closing: Closing | None = None
         self._drain_root: Node | None = None
@@ -217,6 +218,13 @@ class Node:
         if self._closing is not None:
             self._closing.bell.ring()
 
+    def _ring_all(self) -> None:
+        """Have those look who drain, here or above: what they wait for may be given up."""
+        node: Node | None = self
+        while node is not None:
+            node._ring()
+            node = node._parent
+
     def _retire(self, key: object) -> None:
         """Make a task that called for the close a closer: it waits for it, it is not work."""
         if key in self._services:
@@ -300,7 +308,7 @@ class Node:
         if self._state is State.OPEN:
             self._state = State.DRAINING
             self._drain_root = root
-            for resource in tuple(self._resources):
+            for resource in self._own_resources():
                 resource._drain()
         for child in self._children if deep else ():
             child._mark_draining(root)
@@ -309,18 +317,43 @@ class Node:
 
     # Resources.
 
+    def _register(self, resource: Resource) -> None:
+        """Tell a resource of the closing, as long as somebody has it."""
+        if self._resources is None:
+            self._resources = WeakKeyDictionary()
+        self._resources[resource] = None
+
+    def _unregister(self, resource: Resource) -> None:
+        if self._resources is not None:
+            self._resources.pop(resource, None)
+
+    def _own_resources(self) -> tuple[Resource, ...]:
+        return () if self._resources is None else tuple(self._resources)
+
     def _all_resources(self) -> Iterator[Resource]:
-        yield from tuple(self._resources)
+        yield from self._own_resources()
         for child in tuple(self._children):
             yield from child._all_resources()
 
+    def _awaited_by(self, task: object) -> bool:
+        """Tell whether a task waits for the end of this scope, or of one around it."""
+        node: Node | None = self
+        while node is not None:
+            if node._closing is not None and task in node._closing.waiters:
+                return True
+            node = node._parent
+        return False
+
     def _only_forsaken(self) -> bool:
         """Tell whether nothing is left but resources that wait for somebody who is not here."""
-        if self._services or self._contexts:
-            return False  # they may be the ones that are waited for
-        forsaken: set[object] = {held for held in self._resources if held._forsaken()}
+        forsaken = [held for held in self._own_resources() if held._forsaken()]
+        served = self._services or self._contexts  # they may be the ones that are waited for
+        if served and any(held._expects_services() for held in forsaken):
+            return False
+        idle: set[object] = {*forsaken, *(user for held in forsaken for user in held._users())}
         return all(child._only_forsaken() for child in self._children) and all(
-            held in forsaken or isinstance(held, Node) for held in self._holds.values()
+            held in idle or getattr(held, "_task", None) in idle or isinstance(held, Node)
+            for held in self._holds.values()
         )
 
     def _lose(self, items: Sequence[reports.Ended], *, given_up: bool) -> None:
@@ -401,10 +434,10 @@ class Node:
             if parent._closing is not None and parent._state is State.CLOSING:
                 child._close_with_parent(parent._closing.join_by)
             count += 1
-        for resource in self._resources:
+        for resource in self._own_resources():
             resource._move(parent)
-            parent._resources[resource] = None
-        self._resources.clear()
+            parent._register(resource)
+        self._resources = None
         self._children.clear()
         self._services.clear()
         self._keys.clear()

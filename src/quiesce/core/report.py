@@ -55,7 +55,12 @@ class Ended:
 
 def plain(value: object) -> object:
     """Make JSON of a detail, whatever it is."""
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - anything at all may be in flight
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
 def ended(

@@ -131,11 +131,14 @@ class Call:
         """Call, in the event loop; what is async goes on in an owner task."""
         if not self.future.set_running_or_notify_cancel():
             return
+        token = acting.set(self._caller)
         try:
             result = self._fn()
         except BaseException as error:  # noqa: BLE001 - it belongs to the other thread
             self.future.set_exception(error)
             return
+        finally:
+            acting.reset(token)
         if not iscoroutine(result):
             self.future.set_result(result)
         elif not self._scope._backend.own(lambda: self._finish(result), f"call {self._name}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio.lowlevel
@@ -17,10 +18,10 @@ from quiesce.resources.statistics import ChannelStatistics, statistics
 from quiesce.resources.tap import Tap, TapLane
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
+    from quiesce.core.backends import Waiter
     from quiesce.core.scope import Scope
-    from quiesce.resources.reading import Grip
     from quiesce.resources.tap import Slow
 
 __all__ = ["Channel"]
@@ -59,7 +60,16 @@ class Channel(Lane[T], Generic[T]):
             channel itself, and what is sent while there is no tap is dropped.
     """
 
-    __slots__ = ("_append", "_dropped", "_fan_out", "_granted", "_limit", "_taps")
+    __slots__ = (
+        "_append",
+        "_blocked",
+        "_dropped",
+        "_fan_out",
+        "_granted",
+        "_limit",
+        "_passed",
+        "_taps",
+    )
 
     def __init__(
         self,
@@ -83,8 +93,10 @@ class Channel(Lane[T], Generic[T]):
             frame = frame.f_back  # Channel[int](…) is called by way of it
         super().__init__(owner, name, limit, frame, deque())
         self._granted = 0  # room that senders were woken for and have not used yet
+        self._blocked: dict[Waiter, object] = {}  # the tasks that wait for room
         self._append = self._items.append
         self._dropped = 0
+        self._passed = 0  # on to the taps alone
         self._fan_out = fan_out
         self._taps: list[TapLane[T]] = []
 
@@ -98,12 +110,11 @@ class Channel(Lane[T], Generic[T]):
         *Raises*: `ChannelClosed` if the channel is closed, or is while it waits; also when the
         scope is closed, or being drained and the sender is not work that is in flight.
         """
-        if self._quick:
-            self._quick -= 1
-            self._append(item)
-        else:
-            await self._wait_for_room()
-            self._put(item)
+        for append in self._quick:
+            append(item)
+            return
+        await self._wait_for_room()
+        self._put(item)
 
     def send_nowait(self, item: T) -> None:
         """Put an item into the channel, now or not at all.
@@ -119,25 +130,27 @@ class Channel(Lane[T], Generic[T]):
     def _put(self, item: T) -> None:
         if not self._fan_out:
             self._enqueue(item)
-        elif not self._taps:
-            self._dropped += 1
+        else:
+            self._passed += 1
+            self._dropped += not self._taps
         if self._taps:
             for tap in tuple(self._taps):
                 tap.offer(item)
         elif not (self._fan_out or self._senders or self._waiting) and self._node._state is _OPEN:
-            self._quick = self._limit - len(self._items) - self._granted
+            room = self._limit - len(self._items) - self._granted
+            self._quick = repeat(self._append, room)
 
     def _check_open(self) -> None:
+        self._check_here()
+        if not self._closed and self._node._state is not _OPEN:
+            try:
+                self._node._admit()
+            except ScopeClosed as error:
+                message = f"channel {self._name!r} takes nothing more: {error}"
+                raise ChannelClosed(message) from error
         if self._closed:
             message = f"channel {self._name!r} is closed: it takes nothing more"
             raise ChannelClosed(message)
-        if self._node._state is _OPEN:
-            return
-        try:
-            self._node._admit()
-        except ScopeClosed as error:
-            message = f"channel {self._name!r} takes nothing more: {error}"
-            raise ChannelClosed(message) from error
 
     async def _wait_for_room(self) -> None:
         self._check_open()
@@ -145,6 +158,7 @@ class Channel(Lane[T], Generic[T]):
             return
         waiter = self._backend.waiter()
         self._senders.append(waiter)
+        self._blocked[waiter] = self._task_of()
         try:
             granted: bool = await waiter
         except BaseException:
@@ -154,6 +168,8 @@ class Channel(Lane[T], Generic[T]):
                 self._granted -= 1
                 self._grant()
             raise
+        finally:
+            del self._blocked[waiter]
         if not granted or self._closed:
             self._check_open()
         self._granted -= 1
@@ -193,10 +209,11 @@ class Channel(Lane[T], Generic[T]):
         limit = arguments.size("maxsize", maxsize)
         arguments.one_of("slow", slow, ("wait", "drop", "fail"))
         self._check_open()
-        label = f"{self._name} tap {len(self._taps) + 1}" if name is None else name
+        number = len(self._taps) + 1
+        label = f"{self._name} tap {number}" if name is None else arguments.text("name", name)
         lane = TapLane(self, label, limit, slow, _getframe(1))
         self._taps.append(lane)
-        self._quick = 0
+        self._quick = ()
         return Tap(lane)
 
     # The end.
@@ -225,7 +242,8 @@ class Channel(Lane[T], Generic[T]):
 
     def _refuse(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
         """Take nothing more, and end those of the queues that are empty."""
-        self._limit = self._quick = 0
+        self._limit = 0
+        self._quick = ()
         for waiter in self._senders:
             if not waiter.done():
                 waiter.set_result(False)
@@ -243,7 +261,7 @@ class Channel(Lane[T], Generic[T]):
     async def _delivered(self) -> list[T]:
         lanes = self._lanes()
         for lane in lanes:
-            lane._awaited = True
+            lane._excuse()
         for _ in range(2):  # whoever was started before us begins to read now, if ever
             if any(lane._forsaken() for lane in lanes):
                 await anyio.lowlevel.checkpoint()
@@ -259,15 +277,15 @@ class Channel(Lane[T], Generic[T]):
         self._refuse(broken, wake=wake)
         super()._abandon(broken, given_up=given_up, wake=wake)
 
-    def _drain(self) -> None:
-        self._quick = 0
-        super()._drain()
+    def _users(self) -> Iterable[object]:
+        full = len(self._items) + self._granted >= self._limit
+        return self._blocked.values() if full else ()
 
-    def _meet(self, grip: Grip | None = None) -> None:
+    def _meet(self) -> None:
         if self._fan_out:
             message = f"channel {self._name!r} is read through its taps alone: open a tap()"
             raise UsageError(message)
-        super()._meet(grip)
+        super()._meet()
 
     # Asking.
 
@@ -287,6 +305,7 @@ class Channel(Lane[T], Generic[T]):
         return statistics(
             self,
             dropped=self._dropped,
+            passed=self._passed - self._dropped,
             senders_waiting=len(self._senders),
             taps=len(self._taps),
         )

@@ -12,6 +12,7 @@ How an item goes through, so that no cancellation can lose or double it:
 from __future__ import annotations
 
 import reprlib
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -19,10 +20,10 @@ from quiesce.core import arguments, sites
 from quiesce.core.gate import Gate
 from quiesce.core.node import State
 from quiesce.errors import ChannelClosed, ScopeClosed, UsageError
-from quiesce.resources.reading import BatchReader, Grip, Reader, Unread
+from quiesce.resources.reading import SINGLE_READS, BatchReader, Reader, Unread, reads_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import CodeType, FrameType
 
     from quiesce.core.backends import Waiter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.errors import QuiesceError
+    from quiesce.resources.reading import Grip
 
 T = TypeVar("T")
 
@@ -45,7 +47,6 @@ class Lane(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_anonymous",
-        "_awaited",
         "_backend",
         "_broken",
         "_busy",
@@ -92,25 +93,25 @@ class Lane(Generic[T]):
         self._offset: int = frame.f_lasti
         self._items: deque[T] = deque()
         self._senders = senders  # that wait for room in the channel
-        # How many items may come in without a question. It is 0, or somebody is owed no wake-up,
+        # The queue's append, as often as an item may come in without a question: `for` takes it
+        # in fewer steps than a number is counted down. It is empty, or nobody is owed a wake-up,
         # the lane is busy, and since it was counted there can only have come more room.
-        self._quick = 0
+        self._quick: Iterable[Callable[[T], None]] = ()
         self._promised = 0  # of the items, to readers that were woken and have not run yet
         self._waiting: deque[Waiter] = deque()  # readers that nothing was promised to
         self._readers: dict[object, Callable[[], None]] = {}  # and how to stop watching each
         self._anonymous = False  # somebody has read who cannot be watched
         self._reader_left = False  # somebody who had read is gone
-        self._in_hand = 0
+        self._in_hand: dict[Grip, object] = {}  # loops with an item being handled, and their tasks
         self._busy = False
         self._closed = False  # for senders
         self._over = False  # for readers as well
         self._broken: BaseException | None = None  # why it has ended before its time
-        self._awaited = False  # somebody waits for the end of a graceful close
         self._end: Gate = Gate(node._backend)
         self._since = 0.0
         self._received = 0
         self._undelivered: list[T] = []
-        node._resources[self] = None
+        node._register(self)
 
     # Reading.
 
@@ -173,8 +174,7 @@ class Lane(Generic[T]):
         if job.done():
             self._reader_left = True
             return
-        self._readers[job] = lambda: None
-        job._when_done(lambda: self._leave(job))
+        self._readers[job] = job._when_done(lambda: self._leave(job))
 
     async def _wait(self) -> None:
         """Wait until there is an item for us; it stays in the queue, promised to nobody else."""
@@ -182,7 +182,7 @@ class Lane(Generic[T]):
             self._check_here()
             waiter = self._backend.waiter()
             self._waiting.append(waiter)
-            self._quick = 0
+            self._quick = ()
             try:
                 promised: bool = await waiter
             except BaseException:
@@ -208,11 +208,11 @@ class Lane(Generic[T]):
 
     def _enqueue(self, item: T) -> None:
         """Put an item in: there is room, or it does not matter."""
-        self._items.append(item)
-        if self._waiting:
-            self._promise(1)
         if not self._busy:
             self._turn_busy()
+        self._items.append(item)
+        if self._waiting:
+            self._promise(len(self._items) - self._promised)  # 0 if a tap has dropped one for it
 
     def _take_many(self, at_most: int | None) -> list[T]:
         count = len(self._items) - self._promised
@@ -243,18 +243,30 @@ class Lane(Generic[T]):
 
     # Who reads.
 
-    def _meet(self, grip: Grip | None = None) -> None:
-        """Count the running task, or its `async for`, as a reader, until it ends."""
+    def _meet(self) -> None:
+        """Count the running task as a reader, until it ends."""
         if self._over:
             return
         task = self._task_of()
-        if task is None or _reads_only(task):
+        if task is None or reads_only(task):
             self._anonymous = True  # a task for one receive(): who made it is not known
             return
-        if grip is not None:
-            self._readers[grip] = self._backend.watch(grip.leave)
-        else:
-            self._readers[task] = self._backend.watch(lambda: self._leave(task))
+        lane = weakref.ref(self)  # whom nobody else has any more, nobody reads
+
+        def left() -> None:
+            known = lane()
+            if known is not None:
+                known._leave(task)
+
+        self._readers[task] = self._backend.watch(left)
+
+    def _excuse(self) -> None:
+        """Count the running task as a reader no more: it waits for something else."""
+        task = self._task_of()
+        for key, forget in list(self._readers.items()):
+            if key is task or getattr(key, "_task", None) is task:
+                forget()
+                del self._readers[key]
 
     def _leave(self, key: object) -> None:
         """See a reader go; with the last one goes the hope that anything is read."""
@@ -263,15 +275,20 @@ class Lane(Generic[T]):
             return
         forget()
         self._reader_left = True
+        for grip, task in list(self._in_hand.items()):
+            if task is key:
+                grip.put_down()
         if self._items and self._has_no_reader():
-            draining = self._node._state is not _OPEN
-            if draining or self._awaited:
-                self._abandon(given_up=draining)
+            if self._closed:
+                self._abandon(given_up=self._node._state is not _OPEN)
             else:
-                self._node._ring()
+                self._node._ring_all()
 
     def _has_no_reader(self) -> bool:
-        return not self._readers and not self._waiting and not self._anonymous
+        """Tell whether nobody reads; who waits for the end of the scope does not."""
+        return not (self._waiting or self._anonymous) and all(
+            self._node._awaited_by(getattr(reader, "_task", reader)) for reader in self._readers
+        )
 
     # The end.
 
@@ -287,7 +304,7 @@ class Lane(Generic[T]):
         if wake:
             self._gone()
         for key, forget in list(self._readers.items()):
-            if not (isinstance(key, Grip) and key.holding):
+            if key not in self._in_hand.values():
                 forget()
                 del self._readers[key]
         self._end.open()
@@ -297,7 +314,7 @@ class Lane(Generic[T]):
             if not waiter.done():
                 waiter.set_result(False)
         self._waiting.clear()
-        self._node._resources.pop(self, None)
+        self._node._unregister(self)
 
     def _abandon(
         self, broken: BaseException | None = None, *, given_up: bool, wake: bool = True
@@ -351,7 +368,7 @@ class Lane(Generic[T]):
         if self._items:
             found["oldest"] = reprlib.repr(self._items[0])
         if self._in_hand:
-            found["in hand"] = self._in_hand
+            found["in hand"] = len(self._in_hand)
         if self._items and self._has_no_reader():
             found["readers"] = 0
         return found
@@ -365,7 +382,7 @@ class Lane(Generic[T]):
     def _turn_idle(self) -> None:
         if self._busy:
             self._busy = False
-            self._quick = 0
+            self._quick = ()
             self._node._discard(self)
 
     def _check_here(self) -> None:
@@ -386,11 +403,16 @@ class Lane(Generic[T]):
         self._turn_idle()  # what is still in a reader's hand is the reader's
 
     def _drain(self) -> None:
-        if self._items and self._reader_left and self._has_no_reader():
-            self._abandon(given_up=True)
+        self._quick = ()
 
     def _forsaken(self) -> bool:
         return bool(self._items) and self._has_no_reader()
+
+    def _expects_services(self) -> bool:
+        return not (self._reader_left or self._readers)  # else whoever reads it is known
+
+    def _users(self) -> Iterable[object]:
+        return ()
 
     def _swallowed(self) -> bool:
         return False
@@ -405,13 +427,4 @@ class Lane(Generic[T]):
         """Do nothing: it is no task."""
 
 
-def _reads_only(task: object) -> bool:
-    """Tell whether a task was made for a single receive(), as `asyncio.wait_for` on 3.11 does."""
-    get_coro = getattr(task, "get_coro", None)
-    code = getattr(get_coro() if get_coro is not None else None, "cr_code", None)
-    return code in SINGLE_READS
-
-
-SINGLE_READS: set[object] = {
-    fn.__code__ for fn in (Lane.receive, Lane.batch, Reader.__anext__, BatchReader.__anext__)
-}
+SINGLE_READS.update(fn.__code__ for fn in (Lane.receive, Lane.batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -53,7 +54,14 @@ def pipe(
     if owner is None:
         message = "a pipe needs a scope that owns it: open one, or give scope=…"
         raise UsageError(message)
-    return Pipe(owner, producer, reader, Channel(maxsize, name=name, scope=owner))
+    channel: Channel[T] = Channel(maxsize, name=name, scope=owner)
+    made = Pipe(owner, producer, reader, channel)
+    frame = sys._getframe(1)
+    jobs: tuple[Any, ...] = (made.producer, made.reader)
+    for job in jobs:  # the line that matters is the caller's
+        job._code_started, job._offset_started = frame.f_code, frame.f_lasti
+    channel._code, channel._offset = frame.f_code, frame.f_lasti
+    return made
 
 
 class Pipe(Generic[T, R]):
@@ -70,14 +78,18 @@ class Pipe(Generic[T, R]):
     ) -> None:
         """Start both, in one step."""
         self.channel: Channel[T] = channel
-        self.reader: Job[R] = scope.spawn(reader, channel, name=f"{channel.name} reader")
-        channel.read_by(self.reader)
+        started: list[Job[Any]] = []
         try:
+            self.reader: Job[R] = scope.spawn(reader, channel, name=f"{channel.name} reader")
+            started.append(self.reader)
+            channel.read_by(self.reader)
             self.producer: Job[object] = scope.spawn(
                 producer, channel, name=f"{channel.name} producer"
             )
         except BaseException:
-            self.reader.cancel()
+            channel.close()
+            for job in started:
+                job.cancel()
             raise
         self.producer._when_done(self._producer_ended)
         self.reader._when_done(self._reader_ended)
@@ -108,11 +120,13 @@ class Pipe(Generic[T, R]):
 
     def _producer_ended(self) -> None:
         outcome = self.producer.outcome
-        if outcome is not None and outcome.status == "cancelled":
+        if self.reader.done():
+            self.channel.close(immediate=True)
+        elif outcome is not None and outcome.status == "cancelled":
             self.channel.close(error=JobCancelled(f"{self.producer.name} was cancelled"))
         else:
             self.channel.close(error=None if outcome is None else outcome.error)
 
     def _reader_ended(self) -> None:
-        self.channel.close(immediate=True)
-        self.producer.cancel()
+        if not self.producer.cancel():
+            self.channel.close(immediate=True)  # else when it has ended: it is not to blame

@@ -6,6 +6,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from quiesce.core.report import Ended, Items
+from quiesce.core.threads import Call
 from quiesce.errors import ChannelClosed
 
 if TYPE_CHECKING:
@@ -27,31 +28,25 @@ class Grip:
 
     def take(self) -> None:
         """Have something in hand."""
-        if not self.holding:
-            self.holding = True
-            self.lane._in_hand += 1
+        self.holding = True
+        self.lane._in_hand[self] = self.lane._task_of()
 
     def put_down(self) -> None:
         """Have handled it."""
         if self.holding:
             self.holding = False
-            self.lane._in_hand -= 1
-            if not self.lane._in_hand and not self.lane._items:
-                self.lane._turn_idle()
-
-    def leave(self) -> None:
-        """Be no reader any more."""
-        self.put_down()
-        self.lane._leave(self)
+            lane = self.lane
+            del lane._in_hand[self]
+            if not lane._in_hand and not lane._items:
+                lane._turn_idle()
 
 
 class Reader(Generic[T]):
     """An `async for` over a lane, item by item."""
 
-    __slots__ = ("_grip", "_lane", "_met", "keeps")
+    __slots__ = ("_grip", "_lane", "keeps")
 
     def __init__(self, lane: Lane[Any]) -> None:
-        self._met = False
         self._lane = lane
         self._grip = Grip(lane)
         self.keeps: object = None  # what must not be dropped while this is read
@@ -77,28 +72,26 @@ class Reader(Generic[T]):
     async def _come_back(self) -> None:
         """Have handled what was in hand, and wait for more, which is in hand from then on."""
         lane = self._lane
-        if not self._met:
-            self._met = True
-            lane._meet(self._grip)
+        if lane._task_of() not in lane._readers:
+            lane._meet()
         if len(lane._items) <= lane._promised:
             self._grip.put_down()
             try:
                 await lane._wait()
             except ChannelClosed as end:
-                self._grip.leave()
                 if lane._broken is not None:
                     raise  # it must not be taken for the end
                 raise StopAsyncIteration from end
         self._grip.take()
 
     def __del__(self) -> None:
-        """Leave: the loop has ended, by `break` or by an exception, or was never finished."""
-        if self._met:
+        """Have nothing in hand: the loop was left, by `break` or by an exception."""
+        if self._grip.holding:
             backend = self._lane._backend
             if backend.here():
-                self._grip.leave()
+                self._grip.put_down()
             else:  # the collector runs where it likes
-                backend.post(self._grip.leave)
+                backend.post(self._grip.put_down)
 
 
 class BatchReader(Reader[list[T]]):
@@ -146,3 +139,16 @@ class Unread(Items):
         kind, name, scope, where, age = self._of
         label = f"{reprlib.repr(item)} in {kind} {name}"
         return Ended("item", label, scope, where, age, {kind: name, "item": item})
+
+
+def reads_only(task: object) -> bool:
+    """Tell whether a task was made for a single read, as `asyncio.wait_for` on 3.11 makes them."""
+    get_coro = getattr(task, "get_coro", None)
+    coro = get_coro() if get_coro is not None else getattr(task, "coro", None)
+    return getattr(coro, "cr_code", None) in SINGLE_READS
+
+
+# By a coroutine of these, as the outermost of its task; each module adds its own.
+SINGLE_READS: set[object] = {
+    fn.__code__ for fn in (Reader.__anext__, BatchReader.__anext__, Call._finish)
+}

@@ -38,13 +38,13 @@ class ChannelStatistics:
 
 
 def statistics(
-    lane: Lane[Any], *, dropped: int, senders_waiting: int = 0, taps: int = 0
+    lane: Lane[Any], *, dropped: int, passed: int = 0, senders_waiting: int = 0, taps: int = 0
 ) -> ChannelStatistics:
     """Count what is in a lane, and who waits at it."""
     return ChannelStatistics(
         depth=len(lane._items),
         maxsize=lane._maxsize,
-        sent=len(lane._items) + lane._received + len(lane._undelivered) + dropped,
+        sent=len(lane._items) + lane._received + len(lane._undelivered) + dropped + passed,
         received=lane._received,
         undelivered=len(lane._undelivered),
         dropped=dropped,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from quiesce.errors import TapOverflow
-from quiesce.resources.lane import SINGLE_READS, Lane
-from quiesce.resources.reading import Reader
+from quiesce.resources.lane import Lane
+from quiesce.resources.reading import SINGLE_READS, Reader
 from quiesce.resources.statistics import ChannelStatistics, statistics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from types import FrameType, TracebackType
 
     from quiesce.core.job import Job
@@ -74,6 +74,9 @@ class TapLane(Lane[T]):
 
     def _grant(self) -> None:
         self._channel._grant()
+
+    def _users(self) -> Iterable[object]:
+        return () if self.has_room(0) else self._channel._blocked.values()
 
     def _end_of_items(self) -> QuiesceError:
         if self._failed:
@@ -156,7 +159,7 @@ class Tap(Generic[T]):
 
     def __del__(self) -> None:
         """End the tap: with nobody to read it, it would hold up the senders for ever."""
-        if not self._lane._closed:
+        if not self._lane._over:
             self._lane._backend.post(self._lane.leave)
 
     def __repr__(self) -> str:
@@ -165,4 +168,4 @@ class Tap(Generic[T]):
         return f"<Tap {self.name!r} {state}, {len(self._lane._items)} in it>"
 
 
-SINGLE_READS |= {Tap.receive.__code__, Tap.batch.__code__}
+SINGLE_READS.update(fn.__code__ for fn in (Tap.receive, Tap.batch))

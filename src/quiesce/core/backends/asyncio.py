@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.backends.tasks import foreign, start, unasked
+from quiesce.core.backends.tasks import foreign, start, unasked, watch
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, TimerHandle
@@ -68,19 +68,15 @@ class AsyncioBackend:
             foreign[-1].begin(task)
         return task
 
+    def ended(self, task: Any) -> bool:
+        done: bool = task.done()
+        return done
+
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         task = current_task()
         if task is None:
             return call  # a callback, which has ended when it returns
-
-        def ended(_: object) -> None:
-            call()
-
-        def forget() -> None:
-            task.remove_done_callback(ended)
-
-        task.add_done_callback(ended)
-        return forget
+        return watch(task, call)
 
     def own(
         self,

@@ -88,6 +88,9 @@ class Backend(Protocol):
     def current(self) -> object | None:
         """Give the key under which the running task would be held."""
 
+    def ended(self, task: Any) -> bool:
+        """Tell whether a task, whoever owns it, has ended."""
+
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call`, in the loop, when the running task has ended; gives the way to forget it."""
 

@@ -69,8 +69,8 @@ class OwnedTask(Task[T]):
         """Nothing more is known."""
         return NOTHING
 
-    def _when_done(self, call: Callable[[], None]) -> None:
-        self.add_done_callback(lambda _: call())
+    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+        return watch(self, call)
 
     def _stop(self, *, force: bool = False) -> None:
         if force or not self.cancelling() or swallowed(self):
@@ -247,6 +247,19 @@ class ForeignTask:
         settle_adopted(self._node, task, self)
 
 
+def watch(task: Future[Any], call: Callable[[], None]) -> Callable[[], None]:
+    """Call `call` in the loop when a task has ended; gives the way to forget it."""
+
+    def ended(_: object) -> None:
+        call()
+
+    def forget() -> None:
+        task.remove_done_callback(ended)
+
+    task.add_done_callback(ended)
+    return forget
+
+
 foreign: list[ForeignTask] = []  # those that are being made, the innermost last
 
 
@@ -288,7 +301,7 @@ def _task_done(task: TaskJob[Any]) -> None:
         node._forget_key(task._key, task)
     holds = node._holds
     if task.cancelled() or task.exception() is not None or task not in holds:
-        settle(node, task, task, task)
+        settle(node, task, holds.get(task, task), task)
         return
     del holds[task]
     node._completed += 1

@@ -8,7 +8,6 @@ checkpoint, so a job that swallows it would otherwise spin for ever.
 from __future__ import annotations
 
 import math
-import weakref
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -34,7 +33,6 @@ T = TypeVar("T")
 # Trio's own: for run_sync_soon, for system tasks, and, while it runs, for the main task.
 _NURSERIES_OF_A_RUN = 3
 
-watched: set[weakref.ref[trio.lowlevel.Task]] = set()
 running_job: ContextVar[TrioJob[Any] | None] = ContextVar("quiesce.running_job", default=None)
 
 
@@ -148,8 +146,9 @@ class TrioJob(Job[T], Generic[T]):
             raise outcome.error
         return outcome.value  # type: ignore[return-value]  # it has completed
 
-    def _when_done(self, call: Callable[[], None]) -> None:
+    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
         self._waiters.append(call)
+        return lambda: self._forget(call)
 
     def _forget(self, call: Callable[[], None]) -> None:
         with suppress(ValueError):  # it is being called
@@ -198,10 +197,11 @@ def end(job: TrioJob[T], outcome: Outcome[T]) -> None:
     if job._key is not None:
         node._forget_key(job._key, job)
     service = job in node._services
+    held = node._holds.get(job, job)
     if outcome.status == "cancelled":
-        node._job_cancelled(job, service=service)
+        node._job_cancelled(held, service=service)
     elif outcome.error is not None:
-        node._job_failed(job, outcome.error)
+        node._job_failed(held, outcome.error)
     elif service:
         node._stopped += 1
     else:
@@ -240,6 +240,7 @@ class TrioBackend:
         self.clock: Callable[[], float] = trio.current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
         self.task: Callable[[], object] = trio.lowlevel.current_task
+        self._watch = Watch()
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -258,20 +259,15 @@ class TrioBackend:
     def current(self) -> object | None:
         return running_job.get()
 
+    def ended(self, task: Any) -> bool:
+        return task.coro.cr_frame is None
+
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         task, job = trio.lowlevel.current_task(), running_job.get()
         if job is not None and job._task is task:
-            job._when_done(call)
-            return lambda: job._forget(call)
+            return job._when_done(call)
 
-        def ended(gone: weakref.ref[trio.lowlevel.Task]) -> None:
-            watched.discard(gone)
-            self.post(call)
-
-        # Nobody tells of the end of somebody else's task; but it is collected then.
-        ref = weakref.ref(task, ended)
-        watched.add(ref)
-        return lambda: watched.discard(ref)
+        return self._watch.begin(task, call)
 
     def own(
         self,
@@ -317,6 +313,30 @@ class TrioBackend:
             "without a nursery that owns it already"
         )
         raise UsageError(message)
+
+
+class Watch(trio.abc.Instrument):
+    """Sees the end of tasks that are somebody else's; installed only while there are any."""
+
+    def __init__(self) -> None:
+        self._calls: dict[trio.lowlevel.Task, dict[Callable[[], None], None]] = {}
+
+    def begin(self, task: trio.lowlevel.Task, call: Callable[[], None]) -> Callable[[], None]:
+        if not self._calls:
+            trio.lowlevel.add_instrument(self)
+        self._calls.setdefault(task, {})[call] = None
+        return lambda: self._end(task, call)
+
+    def _end(self, task: trio.lowlevel.Task, call: Callable[[], None]) -> None:
+        calls = self._calls.get(task, {})
+        calls.pop(call, None)
+        if not calls and self._calls.pop(task, None) is not None and not self._calls:
+            trio.lowlevel.remove_instrument(self)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        for call in tuple(self._calls.get(task, ())):
+            self._end(task, call)
+            call()
 
 
 class TrioWaiter:

@@ -1,0 +1,253 @@
+"""Async generators that may be read, left and closed from any task.
+
+A plain async generator runs in whatever task happens to step it. Left half-read, by `break` or by
+a reader that was cancelled, it is closed by the garbage collector, in yet another task, at some
+later time: what it has open around its `yield` breaks, and nobody waits for its `finally`. Here a
+job of a scope does all of it; pump.py is that job.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from quiesce.core import arguments
+from quiesce.core.current import current_scope
+from quiesce.core.scope import Scope
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.resources.pump import Pump
+from quiesce.resources.reading import SINGLE_READS
+from quiesce.resources.sources import is_async_iterable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable
+    from types import TracebackType
+
+__all__ = ["Stream", "stream"]
+
+T = TypeVar("T")
+
+_getframe = sys._getframe
+
+
+def stream(
+    source: AsyncIterable[T] | AsyncIterator[T] | Callable[[], AsyncIterable[T]],
+    *,
+    buffer: int = 0,
+    scope: Scope | None = None,
+    name: str | None = None,
+) -> Stream[T]:
+    """Read an async generator through a job of a scope, so that any task may read and close it.
+
+    ```python
+    async for message in stream(client.messages()):
+        if message.final:
+            break  # the generator's `finally` runs in its own task, and the scope waits for it
+    ```
+
+    Nothing is started before the first read. From then on the stream is in flight in the scope
+    until the generator has ended, by itself or because it was closed: by `aclose()`, by the end of
+    an `async with`, by the scope's close, or by dropping the stream.
+
+    What differs from a plain generator:
+
+    - It runs in its own task, and sees the context variables as they were at the first read; what
+      it sets is not seen by the reader.
+    - A reader that is cancelled does not cancel the generator: the item is the next reader's.
+    - Closing it in the middle of a step cancels that step, be it the generator's own cleanup: a
+      buffer may have brought it there. (A plain generator cannot be closed then.) On trio a
+      cancellation lasts: a `finally` that awaits after that has to be shielded, as in every task.
+
+    Args:
+        source: An async generator, or any other async iterable; or a function without arguments
+            that gives one, which is called in the stream's own task.
+        buffer: How many items are read ahead. 0: the generator runs only while somebody waits.
+            What is buffered when the stream is closed is dropped.
+        scope: Whose work it is; the current scope by default.
+        name: What it is called in frontiers, reports and errors; the generator's name by default.
+
+    *Raises*: `ScopeClosed` if the scope's closing has begun, now or at the first read, except for
+    work that is being drained; `UsageError` if no scope is open here.
+    """
+    called = _check_source(source)
+    if name is not None:
+        called = arguments.text("name", name)
+    _check_buffer(buffer)
+    owner = _owner(scope)
+    owner._admit()
+    return Stream(Pump(owner, source, buffer, called, _getframe(1)))
+
+
+def _check_buffer(buffer: object) -> None:
+    if isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 0:
+        message = f"buffer must be a number of items, 0 or more, not {buffer!r}"
+        raise ArgumentError(message)
+
+
+def _check_source(source: object) -> str:
+    """Give the name of what is to be read, if it can be."""
+    if inspect.iscoroutine(source):
+        name: str = source.__qualname__
+        source.close()  # or it would complain that it was never awaited
+        message = f"{name}(…) is a coroutine: a stream needs an async generator, with `yield`"
+        raise ArgumentError(message)
+    if not is_async_iterable(source) and (not callable(source) or isinstance(source, type)):
+        message = f"{source!r} is neither an async iterable nor a function that gives one"
+        raise ArgumentError(message)
+    return str(getattr(source, "__qualname__", type(source).__qualname__))
+
+
+def _owner(scope: object) -> Scope:
+    owner = current_scope() if scope is None else scope
+    if owner is None:
+        message = (
+            "a stream needs a scope that owns it: open one around it with "
+            "`async with Scope(...)`, or give stream(..., scope=...)"
+        )
+        raise UsageError(message)
+    if not isinstance(owner, Scope):
+        message = f"scope must be a Scope, not {scope!r}"
+        raise ArgumentError(message)
+    return owner
+
+
+class Stream(Generic[T]):
+    """What is read by `async for`; made by `stream()`.
+
+    One task at a time may read; any task may close. It is also an async context manager that
+    closes at the end of the block. Dropped before its end, it closes as well, but nobody is told
+    when: the scope waits for it.
+    """
+
+    __slots__ = ("_pump",)
+
+    def __init__(self, pump: Pump[T]) -> None:
+        """Be a handle of a stream; use `stream()`."""
+        self._pump = pump
+
+    @property
+    def name(self) -> str:
+        """The name given to `stream()`, or the generator's."""
+        return self._pump.name
+
+    def __aiter__(self) -> Self:
+        """Give the stream itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next item.
+
+        *Cancel safety*: cancelled, it has taken nothing; the item is the next reader's, and the
+        generator is not cancelled.
+
+        *Raises*: what the generator raises, once, then `StopAsyncIteration`; `ScopeClosed` if the
+        scope has closed the stream; `JobCancelled` if its task was cancelled by others;
+        `UsageError` if somebody else reads, or the generator itself.
+        """
+        pump = self._pump
+        items = pump._items
+        if not items or pump._reader is not None:
+            await pump.read()
+        if len(items) <= pump._wake_from:
+            pump.wake()
+        return items.popleft()
+
+    async def asend(self, value: Any) -> T:
+        """Send a value into the generator, and wait for the next item. Not with a buffer.
+
+        *Cancel safety*: the value may have been sent; the item is the next reader's.
+
+        *Raises*: as `anext()`; `UsageError` with a buffer, for what is not a generator, or if the
+        item that a cancelled reader has asked for was not taken yet.
+        """
+        pump = self._pump
+        if value is None:
+            return await self.__anext__()
+        self._check_command("asend")
+        if pump._job is None and not pump._over:
+            message = "can't send non-None value to a just-started async generator"
+            raise TypeError(message)
+        await pump.read(("asend", value))
+        return pump._items.popleft()
+
+    async def athrow(self, error: BaseException | type[BaseException], /) -> T:
+        """Raise an error inside the generator, and wait for the next item. Not with a buffer.
+
+        *Cancel safety*: the error may have been raised; the item is the next reader's.
+
+        *Raises*: as `asend()`.
+        """
+        if isinstance(error, type):
+            error = error()
+        self._check_command("athrow")
+        await self._pump.read(("athrow", error))
+        return self._pump._items.popleft()
+
+    def _check_command(self, verb: str) -> None:
+        pump = self._pump
+        pump.check_here()
+        if pump._limit:
+            message = (
+                f"{verb}() does not work on stream {pump.name!r}: with a buffer, the generator is "
+                "ahead of its reader"
+            )
+            raise UsageError(message)
+        if pump._iterator is not None and not hasattr(pump._iterator, verb):
+            raise UsageError(pump.lacks(verb))
+        if pump.is_ahead():
+            message = (
+                f"stream {pump.name!r} has an item for a cancelled reader: take it with anext() "
+                f"before {verb}()"
+            )
+            raise UsageError(message)
+
+    async def aclose(self) -> None:
+        """End the generator, and wait until its `finally` blocks have run, in its own task.
+
+        Any task may call it, any number of times. One that never began runs nothing.
+
+        *Cancel safety*: the closing goes on, and the scope waits for it; the cancellation is
+        passed on at once.
+
+        *Raises*: what the generator raises while it is closed; `UsageError` from the generator
+        itself.
+        """
+        self._pump.check_here()
+        await self._pump.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        """Give the stream itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close, as `aclose()` does."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        """Have it closed: nobody can read it any more.
+
+        It may be collected in any thread, and in the middle of anything, so this only posts.
+        """
+        pump: Pump[T] | None = getattr(self, "_pump", None)
+        if pump is not None and pump._job is not None and not (pump._over and pump._error is None):
+            pump._backend.post(pump.close)
+
+    def __repr__(self) -> str:
+        """Name the stream and how it stands."""
+        pump = self._pump
+        if pump._job is None:
+            state = "closed" if pump._over else "not begun"
+        elif pump._over:
+            state = "ended"
+        else:
+            state = "closing" if pump._closing else "open"
+        return f"<Stream {pump.name!r} {state}>"
+
+
+SINGLE_READS.update(fn.__code__ for fn in (Stream.__anext__, Stream.asend, Stream.athrow))
