@@ -43,6 +43,16 @@ failed: ['hung up reader']
 cancelled: ['endless producer', 'endless reader']
 forwarded: ['short: event 0', 'hung up: event 0', 'short: event 1', 'hung up: event 1']
 """,
+    "streams.py": """\
+echo 0
+echo 1
+left; in flight: ['stream']
+the process has ended with 0
+quiet
+echo 0
+the process has ended with 0
+closed
+""",
     "registry.py": """\
 refused: a job with key 'ada' is still in flight in scope 'agents'
 stopped: True False

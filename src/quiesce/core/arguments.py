@@ -41,6 +41,13 @@ def size(what: str, value: object) -> int | None:
     return value
 
 
+def instance(what: str, value: object, kind: type) -> None:
+    """Check that it is one of ours."""
+    if not isinstance(value, kind):
+        message = f"{what} must be a {kind.__name__}, not {value!r}"
+        raise ArgumentError(message)
+
+
 def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
     """Check a choice."""
     if value not in choices:

@@ -12,6 +12,7 @@ import anyio.lowlevel
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.node import State
+from quiesce.core.scope import Scope
 from quiesce.errors import ChannelClosed, ChannelFull, ScopeClosed, UsageError
 from quiesce.resources.lane import Lane
 from quiesce.resources.statistics import ChannelStatistics, statistics
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from quiesce.core.backends import Waiter
-    from quiesce.core.scope import Scope
     from quiesce.resources.tap import Slow
 
 __all__ = ["Channel"]
@@ -48,8 +48,8 @@ class Channel(Lane[T], Generic[T]):
 
     It never loses or doubles an item, whoever is cancelled: an item whose `send()` has returned
     is received once, or undelivered; one whose `send()` has raised was never in the channel.
-    Any number of tasks may send and receive; both are served in the order in which they came.
-    A `send()` that finds room and a `receive()` that finds an item do not wait, and do not let
+    Any number of tasks may send and receive; those who wait are woken in the order in which they
+    came. A `send()` that finds room and a `receive()` that finds an item do not wait, and do not let
     other tasks run.
 
     Args:
@@ -86,6 +86,7 @@ class Channel(Lane[T], Generic[T]):
         if owner is None:
             message = "a channel needs a scope that owns it: open one, or give scope=…"
             raise UsageError(message)
+        arguments.instance("scope", owner, Scope)
         owner._admit()
         self._limit = sys.maxsize if limit is None else limit
         frame = _getframe(1)
@@ -228,9 +229,10 @@ class Channel(Lane[T], Generic[T]):
         was cut short for the whole.
 
         Awaiting waits until everything was received, and gives the items that were not: if
-        nobody reads the channel, or its last reader goes, it does not wait. A reader counts
-        from its first read on; see `read_by()` for one that has not begun. It does nothing when
-        it is closed already, but `immediate=True` still ends what a graceful close waits for.
+        nobody reads the channel, or its last reader goes, it does not wait. A task is a reader
+        from its first read until it ends, the one that awaits this excepted; see `read_by()` for
+        one that has not begun. Closing twice is no error, and `immediate=True` still ends what a
+        graceful close waits for.
 
         *Cancel safety*: the channel stays closed, and what is in it is still delivered.
         """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from quiesce.core import arguments, sites
 from quiesce.core.gate import Gate
+from quiesce.core.job import Job
 from quiesce.core.node import State
 from quiesce.errors import ChannelClosed, ScopeClosed, UsageError
 from quiesce.resources.reading import SINGLE_READS, BatchReader, Reader, Unread, reads_only
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from quiesce.core.backends import Waiter
     from quiesce.core.hold import Fate
-    from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.errors import QuiesceError
     from quiesce.resources.reading import Grip
@@ -171,6 +171,7 @@ class Lane(Generic[T]):
 
         Without that, one who closes the channel cannot know of a reader that has not begun.
         """
+        arguments.instance("job", job, Job)
         if job.done():
             self._reader_left = True
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
+from quiesce.core.scope import Scope
 from quiesce.errors import JobCancelled, UsageError
 from quiesce.resources.channel import Channel
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from quiesce.core.job import Job
-    from quiesce.core.scope import Scope
 
 __all__ = ["Pipe", "pipe"]
 
@@ -54,6 +54,7 @@ def pipe(
     if owner is None:
         message = "a pipe needs a scope that owns it: open one, or give scope=…"
         raise UsageError(message)
+    arguments.instance("scope", owner, Scope)
     channel: Channel[T] = Channel(maxsize, name=name, scope=owner)
     made = Pipe(owner, producer, reader, channel)
     frame = sys._getframe(1)

@@ -23,8 +23,8 @@ class Grip:
     __slots__ = ("holding", "lane")
 
     def __init__(self, lane: Lane[Any]) -> None:
-        self.lane = lane
-        self.holding = False
+        self.lane: Lane[Any] = lane
+        self.holding: bool = False
 
     def take(self) -> None:
         """Have something in hand."""

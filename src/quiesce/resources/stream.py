@@ -106,10 +106,8 @@ def _owner(scope: object) -> Scope:
             "`async with Scope(...)`, or give stream(..., scope=...)"
         )
         raise UsageError(message)
-    if not isinstance(owner, Scope):
-        message = f"scope must be a Scope, not {scope!r}"
-        raise ArgumentError(message)
-    return owner
+    arguments.instance("scope", owner, Scope)
+    return owner  # type: ignore[return-value]  # as was checked
 
 
 class Stream(Generic[T]):

@@ -39,7 +39,7 @@ class TapLane(Lane[T]):
         self._channel = channel
         self._slow = slow
         self._failed = False
-        self.dropped = 0
+        self.dropped: int = 0
 
     def has_room(self, granted: int) -> bool:
         """Tell whether a sender may go on, as far as this tap is concerned."""

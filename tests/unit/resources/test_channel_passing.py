@@ -265,6 +265,8 @@ async def test_a_channel_is_true_and_has_a_length_and_a_name() -> None:
         (lambda: Channel().tap(slow="ignore"), "slow must be one of"),  # type: ignore[arg-type]  # likewise
         (lambda: Channel().tap(name=3), "name must be a string, not 3"),  # type: ignore[arg-type]  # likewise
         (lambda: Channel().batches(0), "at_most must be a whole number"),
+        (lambda: Channel(scope="a"), "scope must be a Scope, not 'a'"),  # type: ignore[arg-type]  # likewise
+        (lambda: Channel().read_by(turns), "job must be a Job"),  # type: ignore[arg-type]  # likewise
     ],
 )
 async def test_bad_input_is_refused(make: Callable[[], Any], text: str) -> None:
