@@ -30,7 +30,7 @@ from quiesce.core.node import Graveyard, State, logger
 from quiesce.errors import JobCancelled, ScopeClosed, UsageError
 from quiesce.resources import sources
 from quiesce.resources.nested import Nested
-from quiesce.resources.reading import reads_only
+from quiesce.resources.reading import nobody, reads_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,16 +38,11 @@ if TYPE_CHECKING:
 
     from quiesce.core.backends import Waiter
     from quiesce.core.hold import Fate
-    from quiesce.core.job import Job
     from quiesce.core.node import Node
 
 T = TypeVar("T")
 
 _OPEN = State.OPEN
-
-
-def nobody() -> None:
-    """Be the reader of what nobody has read."""
 
 
 class Pump(Generic[T]):
@@ -59,6 +54,7 @@ class Pump(Generic[T]):
         "_ask",
         "_backend",
         "_body",
+        "_calling",
         "_closers",
         "_closing",
         "_code",
@@ -101,10 +97,11 @@ class Pump(Generic[T]):
         self._wake_from: int = 0  # a reader that finds so many items, or fewer, wakes the pump
         self._thread = get_ident()
         self._iterator: Any = None
-        self._job: Job[None] | None = None
+        self._job: Any = None  # a job of either backend, which has more than Job says
         self._task: object = None  # once it has begun
         self._parked: Waiter | None = None  # while the generator is suspended at its `yield`
         self._reader: Waiter | None = None
+        self._calling: Waiter | None = None  # the reader, until it is woken
         self._last_reader: Callable[[], object] = nobody
         self._anonymous = False
         self._ask: tuple[str, Any] | None = None  # what to do instead of the next plain step
@@ -133,7 +130,7 @@ class Pump(Generic[T]):
         task = self._backend.task()
         if task is not self._last_reader():
             self._meet(task)
-        self._reader = waiter = self._backend.waiter()
+        self._calling = self._reader = waiter = self._backend.waiter()
         self._ask = ask
         parked = self._parked
         if parked is not None and not parked.done():
@@ -141,7 +138,7 @@ class Pump(Generic[T]):
         try:
             await waiter
         finally:
-            self._reader = None
+            self._calling = self._reader = None
             if self._node._state is not _OPEN:
                 self._node._ring_all()
         if not self._items:
@@ -228,7 +225,6 @@ class Pump(Generic[T]):
             # In the middle of a step; if that has called for the close of the scope, it waits for
             # it, and is cancelled by the scope if it does not end.
             self._cut = True
-            assert self._job is not None  # noqa: S101 - it has begun
             self._job.cancel()
 
     async def wait_closed(self) -> None:
@@ -313,13 +309,15 @@ class Pump(Generic[T]):
         new_waiter, cancelled = self._backend.waiter, self._backend.cancelled
         dropped = self._nested.dropped
         while not self._closing or self._ask is not None:
-            item = await (step() if self._ask is None else self._asked(iterator))
+            items.append(await (step() if self._ask is None else self._asked(iterator)))
+            self._wake_reader()
+            # Reading ahead, with nobody to wake: as few questions as there can be for an item.
+            while len(items) < limit and self._calling is None and not (self._closing or dropped):
+                items.append(await step())
             if self._closing:
+                items.clear()
                 return
-            items.append(item)
-            reader = self._reader
-            if reader is not None and not reader.done():
-                reader.set_result(None)
+            self._wake_reader()
             if dropped:  # left half-read by the generator
                 await self._nested.close(sources.close)
             while len(items) >= limit and self._unwanted():
@@ -393,8 +391,9 @@ class Pump(Generic[T]):
         self._end.open()
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        calling, self._calling = self._calling, None
+        if calling is not None and not calling.done():
+            calling.set_result(None)
 
     def _tell(self) -> None:
         """Report an error that nobody will take any more."""
@@ -471,28 +470,23 @@ class Pump(Generic[T]):
     def _stop(self, *, force: bool = False) -> None:
         asked = self._closing
         self._shut()
-        job: Any = self._job
-        if force or (asked and job._swallowed()):
-            job._stop(force=force)
+        if force or (asked and self._swallowed()):
+            self._job._stop(force=force)
 
     def _swallowed(self) -> bool:
-        job: Any = self._job
-        return bool(job._swallowed())
+        return bool(self._job._swallowed())
 
     def _chain(self) -> list[sites.Frame]:
-        job: Any = self._job
         frame = getattr(self._iterator, "ag_frame", None)
         if self._parked is None or frame is None:
-            chain: list[sites.Frame] = job._chain()
+            chain: list[sites.Frame] = self._job._chain()
             return chain if self._body is None else [*chain[:1], *sites.await_chain(self._body)]
-        code = frame.f_code  # suspended at its `yield`, where it waits for a reader
-        return [sites.Frame(code.co_filename, frame.f_lineno, code.co_qualname)]
+        # Suspended at its `yield`, where it waits for a reader.
+        return [sites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)]
 
     def _move(self, node: Node) -> None:
         self._node = node
-        job: Any = self._job
-        if job is not None:
-            job._move(node)
+        if self._job is not None:
+            self._job._move(node)
 
-    def _reclassify(self) -> None:
-        """Do nothing: no pattern makes a stream a service."""
+    def _reclassify(self) -> None: ...  # no pattern makes a stream a service

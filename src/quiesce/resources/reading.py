@@ -141,6 +141,10 @@ class Unread(Items):
         return Ended("item", label, scope, where, age, {kind: name, "item": item})
 
 
+def nobody() -> None:
+    """Be the reader of what nobody has read."""
+
+
 def reads_only(task: object) -> bool:
     """Tell whether a task was made for a single read, as `asyncio.wait_for` on 3.11 makes them."""
     get_coro = getattr(task, "get_coro", None)

@@ -52,6 +52,22 @@ async def test_aclose_closes_what_is_inside(depth: int) -> None:
         assert seen == [True]
 
 
+async def test_what_the_generator_leaves_half_read_is_closed_while_it_goes_on() -> None:
+    """Not only at the end of the stream, which may be far."""
+    seen: list[object] = []
+
+    async def outer() -> AsyncGenerator[int, None]:
+        async for number in layers(1, seen):
+            if number == 1:
+                break
+        for number in range(100):
+            yield number
+
+    async with quiesce.Scope("outer"), aclosing(quiesce.stream(outer)) as numbers:
+        assert [await anext(numbers) for _ in range(3)] == [0, 1, 2]
+        assert seen == [True]
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 async def test_a_dropped_stream_closes_what_is_inside(depth: int) -> None:
     """The scope waits for the inner generators of a stream that was left half-read."""
