@@ -125,7 +125,7 @@ def drive(
             error = thrown
 
 
-class TurningLoop(VirtualLoop):
+class RealTurningLoop(asyncio.SelectorEventLoop):
     """An event loop that tells of each of its turns."""
 
     on_turn: Callable[[], None] | None = None
@@ -134,6 +134,10 @@ class TurningLoop(VirtualLoop):
         if self.on_turn is not None:
             self.on_turn()
         super()._run_once()  # type: ignore[misc]  # not in the stubs
+
+
+class TurningLoop(RealTurningLoop, VirtualLoop):
+    """The same in virtual time."""
 
 
 class Turning(trio.abc.Instrument):
@@ -155,7 +159,7 @@ def make_loop(
     if backend == "uvloop":
         loop = uvloop.new_event_loop()
     else:
-        loop = asyncio.new_event_loop() if real_time else TurningLoop()
+        loop = RealTurningLoop() if real_time else TurningLoop()
     loop.set_exception_handler(on_complaint)
     return loop
 
@@ -173,7 +177,7 @@ def run_once(
             await canceller.run(drive(subject(), canceller.step))
             return
         turning = watch if backend == "trio" else asyncio.get_running_loop()
-        assert isinstance(turning, Turning | TurningLoop)
+        assert isinstance(turning, Turning | RealTurningLoop)
         turning.on_turn = canceller.step
         await canceller.run(subject())
         turning.on_turn = None

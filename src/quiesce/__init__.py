@@ -2,7 +2,7 @@
 
 The layers, from the top; each uses only those below it:
 
-- `quiesce.resources`: channels, pipes and streams.
+- `quiesce.resources`: channels, pipes and streams; processes and pools of runners.
 - `quiesce.core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
 - `quiesce.errors`: the exception tree.
 
@@ -23,20 +23,35 @@ from quiesce.errors import (
     DrainTimeout,
     DuplicateKey,
     JobCancelled,
+    NotReady,
+    ProcessLost,
+    ProcessStuck,
     QuiesceError,
+    RunnerReleased,
     ScopeClosed,
+    SpawnFailed,
+    StartFailed,
     TapOverflow,
     UsageError,
     WorkLost,
 )
+from quiesce.resources.backoff import Backoff
 from quiesce.resources.channel import Channel
+from quiesce.resources.connecting import Http, Tcp, UnixSocket
+from quiesce.resources.listening import Listener
+from quiesce.resources.notify import Notify
+from quiesce.resources.output import Output
 from quiesce.resources.pipe import Pipe, pipe
+from quiesce.resources.pool import PoolStats, RunnerPool
+from quiesce.resources.process import Process, start_process
+from quiesce.resources.ready import Fd, Line
 from quiesce.resources.statistics import ChannelStatistics
 from quiesce.resources.stream import Stream, stream
 from quiesce.resources.tap import Tap
 
 __all__ = [
     "ArgumentError",
+    "Backoff",
     "Channel",
     "ChannelClosed",
     "ChannelFull",
@@ -44,25 +59,43 @@ __all__ = [
     "DrainTimeout",
     "DuplicateKey",
     "Ended",
+    "Fd",
     "Frontier",
     "FrontierEntry",
     "Hold",
+    "Http",
     "Job",
     "JobCancelled",
+    "Line",
+    "Listener",
+    "NotReady",
+    "Notify",
     "Outcome",
+    "Output",
     "Pipe",
+    "PoolStats",
+    "Process",
+    "ProcessLost",
+    "ProcessStuck",
     "QuiesceError",
     "Report",
+    "RunnerPool",
+    "RunnerReleased",
     "Scope",
     "ScopeClosed",
+    "SpawnFailed",
+    "StartFailed",
     "Stream",
     "Tap",
     "TapOverflow",
+    "Tcp",
+    "UnixSocket",
     "UsageError",
     "WorkLost",
     "current_scope",
     "detached",
     "pipe",
     "run",
+    "start_process",
     "stream",
 ]

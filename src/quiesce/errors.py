@@ -6,6 +6,12 @@ QuiesceError
 ├── ChannelClosed      you sent to a closed channel, or read past its end
 ├── ChannelFull        you sent without waiting, and there was no room
 ├── TapOverflow        you read a tap too slowly, and it was to fail then
+├── SpawnFailed        the program could not be started
+├── ProcessLost        it exited before it was ready, or before it had taken what was sent to it
+├── NotReady           it was not ready in time
+├── ProcessStuck       it was killed, and has not ended
+├── StartFailed        the runner of a key could not be started; carries the cause
+├── RunnerReleased     you waited for a runner, and somebody has released its key
 ├── UsageError         you called it in the wrong place or at the wrong time
 │   └── ArgumentError  you called it with a wrong argument
 │       └── DuplicateKey
@@ -43,6 +49,57 @@ class ChannelFull(QuiesceError):
 
 class TapOverflow(QuiesceError):
     """The tap's reader was too slow, and `slow="fail"` was asked for: it has missed items."""
+
+
+class StartFailed(QuiesceError):
+    """A runner could not be started; `cause` tells why. The next lease tries again."""
+
+    def __init__(self, key: object, cause: BaseException) -> None:
+        """Carry the key and the cause."""
+        super().__init__(f"the runner of {key!r} could not be started: {cause!r}")
+        self.key: object = key
+        self.cause: BaseException = cause
+
+
+class RunnerReleased(QuiesceError):
+    """`release()` has ended the runner while somebody waited for its start."""
+
+
+class SpawnFailed(QuiesceError):
+    """The program could not be started; the cause is the operating system's error."""
+
+
+class WithOutput(QuiesceError):
+    """An error that shows the last lines of the process's output."""
+
+    def __init__(self, message: str, lines: tuple[str, ...] = ()) -> None:
+        """Carry `lines`, the last of the output, oldest first."""
+        super().__init__(message)
+        self.lines: tuple[str, ...] = lines
+
+    def __str__(self) -> str:
+        """Give the message, and the lines below it."""
+        head = str(self.args[0])
+        return "\n".join([head, *(f"    {line}" for line in self.lines)])
+
+
+class ProcessLost(WithOutput):
+    """The process exited too early; carries the exit code and the last lines of its output."""
+
+    def __init__(
+        self, message: str, returncode: int | None = None, lines: tuple[str, ...] = ()
+    ) -> None:
+        """Carry how it exited, as in `subprocess`: negative for a signal; None if unknown."""
+        super().__init__(message, lines)
+        self.returncode: int | None = returncode
+
+
+class NotReady(WithOutput):
+    """The process was not ready in time, and has been stopped; carries its last output."""
+
+
+class ProcessStuck(QuiesceError):
+    """The process, or one in its group, outlived SIGKILL; the scope still holds it."""
 
 
 class UsageError(QuiesceError, RuntimeError):

@@ -95,6 +95,7 @@ class Closing:
             self._closers_by = min(self._closers_by, join_by, now + cleanup)
         if grace <= 0:
             self._hurried = True
+            self.join_by = min(self.join_by, now + self._cleanup)  # the children are told it
             self._stop_admitting()
         self.bell.ring()
 

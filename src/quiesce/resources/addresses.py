@@ -1,0 +1,99 @@
+"""Checks of the addresses that users pass in, for probes and listeners."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from quiesce.errors import ArgumentError
+
+__all__ = ["Identity", "abandoned", "family_of", "identity", "ip_of", "port_of", "socket_path"]
+
+# The size of sun_path, with the byte that ends it. Abstract names need no such byte.
+PATH_BYTES_MAX = 108 if sys.platform == "linux" else 104
+PORT_MAX = 65535
+
+
+def socket_path(what: str, path: object) -> str:
+    """Check the path of a unix socket; on Linux one that starts with a NUL is abstract."""
+    if not isinstance(path, str | os.PathLike):
+        message = f"{what} needs a path, not {path!r}"
+        raise ArgumentError(message)
+    name: Any = os.fspath(path)
+    if not isinstance(name, str) or not name:
+        message = f"{what} needs a path that is text, and not empty, not {name!r}"
+        raise ArgumentError(message)
+    abstract = name.startswith("\0") and sys.platform == "linux"
+    if "\0" in name and not abstract:
+        message = f"{what}: there is a NUL in the path {name!r}"
+        raise ArgumentError(message)
+    size = len(os.fsencode(name))
+    size_max = PATH_BYTES_MAX if abstract else PATH_BYTES_MAX - 1
+    if size > size_max:
+        message = (
+            f"{what}: {name!r} has {size} bytes, and the path of a socket at most {size_max}: "
+            "use a shorter folder"
+        )
+        raise ArgumentError(message)
+    return name
+
+
+def port_of(what: str, port: object, *, lowest: int = 1) -> int:
+    """Check a port."""
+    if isinstance(port, bool) or not isinstance(port, int) or not lowest <= port <= PORT_MAX:
+        message = f"{what} needs a port, a whole number from {lowest} to {PORT_MAX}, not {port!r}"
+        raise ArgumentError(message)
+    return port
+
+
+def ip_of(host: str) -> str | None:
+    """Give the address itself, if it is one and no name."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Tell IPv6 addresses from IPv4 ones."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which socket file it is. Inode numbers are used again at once, so the time counts too."""
+
+    device: int
+    inode: int
+    born: int
+
+
+def identity(path: str) -> Identity | None:
+    """Look which socket is at a path; None: none is."""
+    if path.startswith("\0"):
+        return None
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(seen.st_mode):
+        return None
+    return Identity(seen.st_dev, seen.st_ino, seen.st_mtime_ns)
+
+
+def abandoned(path: str) -> bool:
+    """Tell whether nobody listens at a socket file any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(0)
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

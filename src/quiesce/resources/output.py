@@ -1,0 +1,333 @@
+"""What a process writes: read as it comes, kept within a bound, and given to whoever wants it.
+
+The pipes are read by the event loop itself, so a process whose output nobody wants never blocks
+on it. A bound on the bytes kept says what is forgotten: the oldest lines. Only while somebody
+is reading, and is that far behind, the process has to wait: a reader misses nothing of what
+comes after its first read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+from weakref import WeakSet
+
+from quiesce.core.node import logger
+from quiesce.errors import ArgumentError, SpawnFailed
+from quiesce.resources import reaping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.core.backends import Backend, Waiter
+    from quiesce.resources.spawning import Child, Wiring
+
+    Sink = Callable[[str, str], object]
+    Logs = Literal["keep", "log", "inherit", "discard"] | os.PathLike[str] | logging.Logger | Sink
+
+__all__ = ["Lines", "Output"]
+
+KEPT_BYTES_MAX = 256 * 1024  # of each stream
+FILE_BYTES_MAX = 16 * 1024 * 1024  # of a log file, and of the one before it
+_LINE_BYTES_MAX = 64 * 1024  # a longer line is given in parts
+_CHUNK_BYTES = 64 * 1024
+_LAST_BYTES = 4 * 1024 * 1024  # read after the exit: a grandchild elsewhere may write for ever
+_TAIL_LINES = 20
+
+
+class Lines:
+    """One reader of an output, line by line: `async for line in process.stdout`."""
+
+    __slots__ = ("__weakref__", "_output", "_position", "missed")
+
+    def __init__(self, output: Output) -> None:
+        """Begin with the oldest line that is kept."""
+        self._output = output
+        self.missed: int = output.first
+        """How many lines had been forgotten when it began to read."""
+        self._position = output.first
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    async def __anext__(self) -> str:
+        """Wait for the next line.
+
+        *Cancel safety*: a line is taken in the step that returns it; none is lost.
+        """
+        while (line := self.take()) is None:
+            if self._output.over:
+                raise StopAsyncIteration
+            await more(self._output.backend, self._output)
+        return line
+
+    def take(self) -> str | None:
+        """Take the next line; None if there is none so far."""
+        output = self._output
+        if self._position >= output.end:
+            return None
+        line = output.at(self._position)
+        self._position += 1
+        output.trim()
+        return line
+
+
+class Output:
+    """One output of a process: what is kept of it, and who reads it."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        """Keep nothing, so far."""
+        self.name: str = name
+        self.backend: Backend = backend
+        self._fd: int | None = None
+        self._sink: Sink | None = None
+        self._kept: deque[str] = deque()
+        self._kept_bytes = 0
+        self._part = bytearray()  # of a line that has not ended
+        self._readers: WeakSet[Lines] = WeakSet()
+        self.waiters: list[Waiter] = []
+        self._stop: Callable[[], None] | None = None
+        self.first: int = 0
+        self.over: bool = True
+
+    def begin(self, fd: int | None, sink: Sink | None) -> None:
+        """Read `fd` from now on; None: there is nothing to read here."""
+        self._fd, self._sink, self.over = fd, sink, fd is None
+        self._resume()
+
+    # For readers.
+
+    def __aiter__(self) -> Lines:
+        """Read the lines, the kept ones first."""
+        lines = Lines(self)
+        self._readers.add(lines)
+        return lines
+
+    @property
+    def end(self) -> int:
+        """How many lines there were so far."""
+        return self.first + len(self._kept)
+
+    def at(self, position: int) -> str:
+        """Give a line that is kept."""
+        return self._kept[position - self.first]
+
+    def tail(self) -> tuple[str, ...]:
+        """Give the last lines."""
+        lines = [*self._kept, self._part.decode(errors="replace")][-_TAIL_LINES - 1 :]
+        return tuple(line for line in lines if line)[-_TAIL_LINES:]
+
+    # For the loop.
+
+    def _resume(self) -> None:
+        if self._fd is not None and self._stop is None:
+            self._stop = reaping.watch_readable(self.backend, self._fd, self._on_readable)
+
+    def _pause(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def _on_readable(self) -> None:
+        if self._read() and self._kept_bytes > KEPT_BYTES_MAX:
+            self._pause()  # a reader is behind
+
+    def _read(self) -> bool:
+        """Take in what is there; False if there was nothing, or it has ended."""
+        if self._fd is None:
+            return False
+        try:
+            data = os.read(self._fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            logger.warning("cannot read %s: %s", self.name, error)
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._part += data
+        *whole, rest = self._part.split(b"\n")
+        self._part = rest
+        for line in whole:
+            self._keep(line)
+        while len(self._part) >= _LINE_BYTES_MAX:
+            self._keep(self._part[:_LINE_BYTES_MAX])
+            del self._part[:_LINE_BYTES_MAX]
+        self._wake()
+        self.trim()
+        return True
+
+    def _keep(self, line: bytearray) -> None:
+        text = line.removesuffix(b"\r").decode(errors="replace")
+        self._kept.append(text)
+        self._kept_bytes += len(text) + 1
+        if self._sink is not None:
+            try:
+                self._sink(self.name, text)
+            except Exception:  # noqa: BLE001 - logged: it is the user's
+                logger.exception("what takes the %s of a process failed", self.name)
+
+    def trim(self) -> None:
+        """Forget what is beyond the bound and was read by all who read; then read on."""
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            needed = min((reader._position for reader in self._readers), default=self.end)
+            while self._kept_bytes > KEPT_BYTES_MAX and self.first < needed:
+                self._kept_bytes -= len(self._kept.popleft()) + 1
+                self.first += 1
+        if self._kept_bytes <= KEPT_BYTES_MAX:
+            self._resume()
+
+    def _wake(self) -> None:
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def finish(self) -> None:
+        """Take what is in the pipe, and no more: somebody else may hold its other end."""
+        rest = _LAST_BYTES
+        while rest > 0 and self._read():
+            rest -= _CHUNK_BYTES
+        self.close()
+
+    def close(self) -> None:
+        """End: the readers get what was kept. Idempotent."""
+        self._pause()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        if self._part:
+            last, self._part = self._part, bytearray()
+            self._keep(last)
+        self.over = True
+        self._wake()
+
+
+class Outputs:
+    """Both outputs of one process."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Keep nothing, so far."""
+        self._backend = backend
+        self.stdout: Output = Output("stdout", backend)
+        self.stderr: Output = Output("stderr", backend)
+
+    def begin(self, child: Child, sink: Sink | None) -> None:
+        """Read what the child writes from now on; its files are closed by `finish()`."""
+        self.stdout.begin(child.stdout, sink)
+        self.stderr.begin(child.stderr, sink)
+
+    def finish(self) -> None:
+        """Take what is there, and end."""
+        for output in (self.stdout, self.stderr):
+            output.finish()
+
+    def tail(self) -> tuple[str, ...]:
+        """Give the last lines: those of stderr after those of stdout."""
+        return (*self.stdout.tail(), *self.stderr.tail())
+
+    async def line_matching(self, pattern: re.Pattern[str] | str) -> str:
+        """Wait for a line of either output in which the pattern is found, and give it.
+
+        If the outputs end before, it waits for ever: whoever calls has a deadline.
+
+        *Cancel safety*: it takes nothing from other readers.
+        """
+        wanted = re.compile(pattern)
+        readers = [aiter(self.stdout), aiter(self.stderr)]
+        while True:
+            for reader in readers:
+                while (line := reader.take()) is not None:
+                    if wanted.search(line):
+                        return line
+            await more(self._backend, self.stdout, self.stderr)
+
+
+async def more(backend: Backend, *outputs: Output) -> None:
+    """Wait for a line of one of them, or for its end."""
+    waiter = backend.waiter()
+    for output in outputs:
+        output.waiters.append(waiter)
+    try:
+        await waiter
+    finally:
+        for output in outputs:
+            with suppress(ValueError):  # of the one that has woken us
+                output.waiters.remove(waiter)
+
+
+class LogFile:
+    """A sink that writes to a file; beyond its bound, the file is moved aside, and begun anew."""
+
+    def __init__(self, path: Path) -> None:
+        """Append to `path`; the one before it has `.1` at the end."""
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._path.open("ab")
+        self._size = self._file.tell()
+
+    def __call__(self, stream: str, line: str) -> None:  # noqa: ARG002 - both into one
+        """Write a line."""
+        data = line.encode() + b"\n"
+        if self._size + len(data) > FILE_BYTES_MAX:
+            self._file.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._open()
+        self._file.write(data)
+        self._file.flush()
+        self._size += len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def wiring(logs: Any) -> Wiring:
+    """Check `logs`, and tell where the outputs lead."""
+    if logs == "inherit":
+        return "inherit"
+    if logs == "discard":
+        return "discard"
+    if isinstance(logs, str) and logs not in {"keep", "log"}:
+        message = (
+            "logs must be 'keep', 'log', 'inherit', 'discard', a pathlib.Path, a logger or a "
+            f"function, not {logs!r}"
+        )
+        raise ArgumentError(message)
+    if not (isinstance(logs, str | os.PathLike | logging.Logger) or callable(logs)):
+        message = f"logs must be a word, a path, a logger or a function, not {logs!r}"
+        raise ArgumentError(message)
+    return "pipe"
+
+
+def sink_of(logs: Logs, name: str, cleanup: list[Callable[[], None]]) -> Sink | None:
+    """Give what takes each line, if anything does; a file is opened here."""
+    if isinstance(logs, os.PathLike):
+        try:
+            file = LogFile(Path(logs))
+        except OSError as error:
+            message = f"cannot write logs to {os.fspath(logs)!r}: {error}"
+            raise SpawnFailed(message) from error
+        cleanup.append(file.close)
+        return file
+    if logs == "log":
+        return _to_logger(logging.getLogger("quiesce.process"), name)
+    if isinstance(logs, logging.Logger):
+        return _to_logger(logs, name)
+    return logs if callable(logs) else None
+
+
+def _to_logger(target: logging.Logger, name: str) -> Sink:
+    def write(stream: str, line: str) -> None:
+        target.info("%s %s: %s", name, stream, line)
+
+    return write

@@ -1,0 +1,319 @@
+"""The owner of one child process: what sees it to its end, whoever is cancelled meanwhile.
+
+What holds:
+
+1. The scope holds the process from the step that forks it; until that step nothing exists.
+2. One owner task, which nobody can cancel, sees the process to its end: the SIGKILL after the
+   grace, the exit, the rest of its group, the reaping, the hold. Callers ask, and may be cancelled.
+3. The exit is seen by a pidfd, never by the end of a pipe.
+4. The group is killed before the leader is reaped: its number cannot be somebody else's.
+5. The hold ends when nothing of the group runs any more.
+6. Every wait is bounded: grace, then SIGKILL, then the process is called stuck, and still held.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from quiesce.core import sites
+from quiesce.core.gate import Gate
+from quiesce.core.node import Graveyard, logger
+from quiesce.errors import UsageError
+from quiesce.resources import lifeline, reaping, spawning
+from quiesce.resources.output import Outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType, FrameType
+
+    from quiesce.core.hold import Fate
+    from quiesce.core.node import Node
+    from quiesce.resources.output import Sink
+    from quiesce.resources.ready import Launch
+    from quiesce.resources.spawning import Child
+
+_KILLED_SECONDS = 5.0  # that a killed process may take to be gone, before it is called stuck
+_HURRY_SECONDS = 0.5  # of grace, when the event loop itself is ending
+_DYING_SECONDS = 0.05  # to block for a process killed at the very end of a close
+_RESERVE_SECONDS = 0.5  # of a close's time, for killing and reaping what has not stopped
+_RESERVE_SHARE = 0.25  # of a short one's
+_TICK_SECONDS_MIN = 0.001
+_TICK_SECONDS_MAX = 0.1
+BY_THE_CLOSE = "the close of the scope"
+
+
+class OwnedProcess:
+    """A child process, its owner, and the hold that the scope has of it."""
+
+    _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        node: Node,
+        child: Child,
+        launch: Launch,
+        name: str,
+        grace: float,
+        frame: FrameType | sites.Place,
+    ) -> None:
+        """Describe what was forked in this step; `begin()` follows in the same."""
+        self._node: Node = node
+        self._backend = node._backend
+        self._child = child
+        self._launch = launch
+        self._outputs = Outputs(node._backend)
+        self._name = name
+        self._grace = grace
+        self._since: float = node._backend.clock()
+        self._code: CodeType = frame.f_code
+        self._offset: int = frame.f_lasti
+        self._state: Literal["starting", "ready", "stopping", "killed", "stuck", "gone"] = "ready"
+        self._returncode: int | None = None
+        self._exited = False
+        self._asked: str | None = None  # by whom it was asked to stop
+        self._stop_by = math.inf  # then it is killed
+        self._stuck_at = math.inf
+        self._bell = node._backend.bell()
+        self._gone = Gate(node._backend)
+        self._settled = Gate(node._backend)  # gone, or stuck
+        self._on_exit: list[Callable[[], None]] = []
+        self._unwatch: Callable[[], None] | None = None
+        self._stop_sending: Callable[[], None] | None = None  # while somebody does
+        self._deadline = math.inf  # of the scope's close, and
+        self._reserve = 0.0  # of the time until then, what killing and reaping may take
+        self._lifeline = "none"
+
+    @property
+    def pid(self) -> int:
+        """The process id; also that of its session and of its process group."""
+        return self._child.pid
+
+    # Stopping.
+
+    def _ask(self, who: str, grace: float) -> None:
+        """Have the owner stop it, or do so sooner. In one step; the owner does the rest."""
+        if self._gone.is_open:
+            return
+        self._asked = self._asked or who
+        self._stop_by = min(self._stop_by, self._backend.clock() + grace)
+        self._advance()  # at once, before anything else runs
+        self._bell.ring()
+
+    # The owner.
+
+    def _begin(self, sink: Sink | None) -> None:
+        """Have an owner see to it, in the step of the fork."""
+        child, backend = self._child, self._backend
+        self._lifeline = lifeline.guard(child.pid)
+        self._outputs.begin(child, sink)
+        self._unwatch = reaping.watch_exit(backend, child.pid, child.exit_fd, self._saw_exit)
+        if not backend.own(self._own, f"quiesce process {self._name}", self._interrupt):
+            message = "the event loop is shutting down: nothing new may start"
+            raise UsageError(message)
+
+    def _interrupt(self) -> None:
+        """Hurry: the loop is being shut down, and wants every task to end."""
+        self._bell.interrupted = True
+        self._bell.ring()
+
+    def _saw_exit(self) -> None:
+        """See the exit; called by the loop."""
+        self._exited = True
+        self._stop_watching()
+        self._bell.ring()
+        for call in self._on_exit:
+            call()
+
+    def _stop_watching(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    async def _own(self) -> None:
+        """Wait for the exit, help it along when asked to, and bury what is left."""
+        try:
+            while not self._exited and not self._left_behind():
+                await self._bell.wait(self._advance())
+            self._stop_watching()
+            if self._exited:
+                lifeline.forget(self.pid)
+                self._returncode = spawning.bury(self.pid)
+                await self._outlive_the_group()
+        finally:
+            self._finish()
+
+    def _left_behind(self) -> bool:
+        """Tell whether the owner has to go without having seen the end."""
+        return self._bell.interrupted and self._state == "stuck"
+
+    def _advance(self) -> float | None:
+        """Do to a running process what is due; gives when to look again."""
+        now = self._backend.clock()
+        if self._bell.interrupted and self._asked is None:
+            self._asked = "the end of the event loop"
+        if self._bell.interrupted:
+            self._stop_by = min(self._stop_by, now + min(self._grace, _HURRY_SECONDS))
+        if self._asked is None or self._exited:
+            return None
+        kill_at = self._kill_at(now)
+        if now >= kill_at:
+            return self._kill(now)
+        if self._state in {"starting", "ready"}:
+            self._state = "stopping"
+            spawning.signal_group(self.pid, signal.SIGTERM)
+        return min(kill_at, now + _TICK_SECONDS_MAX)  # a close may be made shorter meanwhile
+
+    def _kill_at(self, now: float) -> float:
+        """Give the end of the grace: in time for a close that has a deadline."""
+        closing = self._node._closing
+        if closing is None or closing.join_by == math.inf:
+            return self._stop_by
+        if closing.join_by != self._deadline:
+            self._deadline = closing.join_by
+            self._reserve = min(_RESERVE_SECONDS, (closing.join_by - now) * _RESERVE_SHARE)
+        return min(self._stop_by, closing.join_by - self._reserve)
+
+    def _kill(self, now: float) -> float | None:
+        if self._state not in {"killed", "stuck"}:
+            self._state = "killed"
+            self._stuck_at = now + _KILLED_SECONDS
+            spawning.signal_group(self.pid, signal.SIGKILL)
+        return self._call_it_stuck(now)
+
+    def _call_it_stuck(self, now: float) -> float | None:
+        if now < self._stuck_at:
+            return self._stuck_at
+        if self._state != "stuck":
+            self._state = "stuck"
+            logger.warning("process %s (%d) has outlived SIGKILL", self._name, self.pid)
+            self._settled.open()
+        return None
+
+    async def _outlive_the_group(self) -> None:
+        """Wait until what was killed in the group has died: that takes it a moment."""
+        clock, tick = self._backend.clock, _TICK_SECONDS_MIN
+        self._stuck_at = clock() + _KILLED_SECONDS
+        while spawning.group_lives(self.pid) and not self._left_behind():
+            self._call_it_stuck(clock())
+            await self._bell.wait(clock() + tick)
+            tick = min(tick * 2, _TICK_SECONDS_MAX)
+
+    def _abort(self) -> None:
+        """End what could not be owned after all, in this step; nothing but its death takes time."""
+        self._stop_watching()
+        spawning.signal_group(self.pid, signal.SIGKILL)
+        lifeline.forget(self.pid)
+        spawning.bury(self.pid)
+        spawning.await_death(self.pid, _DYING_SECONDS)
+        self._release_files()
+
+    def _release_files(self) -> None:
+        self._outputs.finish()
+        self._close_stdin()
+        if self._child.exit_fd is not None:
+            os.close(self._child.exit_fd)
+            self._child.exit_fd = None
+        clean_up(self._launch)
+
+    def _finish(self) -> None:
+        """Let go of everything. The last step of the owner."""
+        self._release_files()
+        if self._returncode is None:  # it is left behind, or quiesce is broken
+            self._returncode = spawning.RETURNCODE_UNKNOWN
+        self._state = "gone"
+        self._let_go()
+        self._gone.open()
+        self._settled.open()
+
+    def _let_go(self) -> None:
+        node = self._node
+        service = self in node._services
+        if self._asked is not None:
+            node._job_cancelled(self, service=service)
+        elif service:
+            node._stopped += 1
+            logger.warning(
+                "process %s (%d), a service, has ended by itself: %s",
+                self._name, self.pid, spawning.exit_text(self._returncode),
+            )  # fmt: skip
+        else:
+            node._completed += 1
+        node._discard(self)
+
+    def _close_stdin(self) -> None:
+        """Close its standard input. Idempotent."""
+        fd, self._child.stdin = self._child.stdin, None
+        if self._stop_sending is not None:
+            self._stop_sending()
+        if fd is not None:
+            os.close(fd)
+
+    def _has_exited(self) -> bool:
+        fd = self._child.exit_fd
+        return self._exited or self._gone.is_open or reaping.has_exited(self.pid, fd)
+
+    # As a hold of the scope.
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is."""
+        return "process"
+
+    @property
+    def name(self) -> str:
+        """The name it was given, or the program's."""
+        return self._name
+
+    @property
+    def since(self) -> float:
+        """When it was started, on the event loop's clock."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that started it."""
+        return sites.describe(self._code, self._offset)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """What it is, and who would end it if this program were killed."""
+        found: dict[str, object] = {
+            "pid": self.pid,
+            "state": self._state,
+            "argv": tuple(self._launch.argv),
+        }
+        if self._returncode is not None:
+            found["returncode"] = self._returncode
+        return {**found, "lifeline": self._lifeline}
+
+    def _stop(self, *, force: bool = False) -> None:
+        self._ask(BY_THE_CLOSE, 0.0 if force else self._grace)
+        if force and not self._exited and not isinstance(self._node, Graveyard):
+            # There are only some turns of the loop left, and it takes longer to die.
+            spawning.await_death(self.pid, _DYING_SECONDS)
+
+    def _swallowed(self) -> bool:
+        return False  # the owner sees to that
+
+    def _chain(self) -> list[sites.Frame]:
+        return []
+
+    def _move(self, node: Node) -> None:
+        self._node = node
+
+    def _reclassify(self) -> None:
+        """Do nothing: whoever started it said whether it is a service."""
+
+
+def clean_up(launch: Launch) -> None:
+    """Remove what was made for a process, each of it whatever becomes of the others."""
+    calls, launch.cleanup[:] = launch.cleanup[:], []
+    for call in reversed(calls):
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - logged; the rest has to go on
+            logger.exception("cleaning up after %s failed", launch.argv[0])

@@ -1,0 +1,345 @@
+"""Child processes that no cancellation can orphan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+
+from quiesce.core import arguments, sites
+from quiesce.core.current import current_scope
+from quiesce.errors import NotReady, ProcessLost, ProcessStuck, ScopeClosed, UsageError
+from quiesce.resources import lifeline, output, reaping, spawning
+from quiesce.resources.owning import BY_THE_CLOSE, OwnedProcess, clean_up
+from quiesce.resources.ready import ready_of
+from quiesce.resources.turns import turns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+    from quiesce.core.scope import Scope
+    from quiesce.resources.listening import Listener
+    from quiesce.resources.output import Logs, Output, Outputs
+    from quiesce.resources.ready import Launch, Ready
+
+__all__ = ["Process", "start_process"]
+
+_TOO_EARLY = "exited before it was ready"
+
+
+class Process(OwnedProcess):
+    """A program that runs, held by a scope until nothing of its process group is left.
+
+    Made by `start_process()`.
+    """
+
+    # Asking.
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What was started."""
+        return tuple(self._launch.argv)
+
+    @property
+    def returncode(self) -> int | None:
+        """How it exited, as in `subprocess` (negative: the signal); None while it runs."""
+        return self._returncode
+
+    @property
+    def state(self) -> str:
+        """Where it is: starting, ready, stopping, killed, stuck or gone."""
+        return self._state
+
+    @property
+    def stdout(self) -> Output:
+        """What it writes: `async for line in process.stdout`."""
+        return self._outputs.stdout
+
+    @property
+    def stderr(self) -> Output:
+        """What it writes to its standard error: `async for line in process.stderr`."""
+        return self._outputs.stderr
+
+    @property
+    def lines(self) -> Outputs:
+        """Both outputs, to look for a line: `await process.lines.line_matching(pattern)`."""
+        return self._outputs
+
+    async def wait(self) -> int:
+        """Wait until nothing of it is left, and give its exit code.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect on the process.
+        """
+        await self._gone.wait()
+        assert self._returncode is not None  # noqa: S101 - the gate is opened after it
+        return self._returncode
+
+    def __repr__(self) -> str:
+        """Name the process and its state."""
+        return f"<Process {self._name!r} {self.pid} {self._state}>"
+
+    # Acting on it. The pid is ours as long as the owner has not reaped it, in a step of its own.
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process alone; nothing happens if it has exited."""
+        self._check_here()
+        if self._returncode is None and not self._exited:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to stop: SIGTERM to its group, SIGKILL after its grace."""
+        self._check_here()
+        self._ask("terminate()", self._grace)
+
+    def kill(self) -> None:
+        """Kill its group, now."""
+        self._check_here()
+        self._ask("kill()", 0.0)
+
+    async def stop(self, grace: float | None = None) -> int:
+        """Stop it, and wait until nothing of it is left: SIGTERM, then SIGKILL after `grace`.
+
+        Gives the exit code.
+
+        *Cancel safety*: the stop goes on, and is waited for, before the cancellation is passed
+        on.
+
+        *Raises*: `ProcessStuck` if it outlives SIGKILL.
+        """
+        self._check_here()
+        seconds = self._grace if grace is None else arguments.seconds("grace", grace)
+        self._ask("stop()", seconds)
+        await self._settled.outlast()
+        if self._returncode is None or not self._gone.is_open:
+            message = f"process {self._name!r} ({self.pid}) was killed, and has not ended"
+            raise ProcessStuck(message)
+        return self._returncode
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data` to its standard input, which was asked for by `stdin="pipe"`.
+
+        *Cancel safety*: some of it may have been written.
+
+        *Raises*: `ProcessLost` if it does not read any more; `UsageError` without such a pipe.
+        """
+        rest = memoryview(data)
+        while rest:
+            fd = self._child.stdin
+            if fd is None:
+                message = f"process {self._name!r} has no open standard input: use stdin='pipe'"
+                raise (ProcessLost if self._gone.is_open else UsageError)(message)
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:
+                await self._writable(fd)
+            except BrokenPipeError as error:
+                raise self._lost("does not read its standard input any more") from error
+
+    async def _writable(self, fd: int) -> None:
+        """Wait until its standard input takes more, or is closed."""
+        if self._stop_sending is not None:
+            message = f"another task is sending to process {self._name!r}"
+            raise UsageError(message)
+        waiter = self._backend.waiter()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        unwatch = reaping.watch_writable(self._backend, fd, wake)
+
+        def stop() -> None:
+            self._stop_sending = None
+            unwatch()
+            wake()
+
+        self._stop_sending = stop
+        try:
+            await waiter
+        finally:
+            if self._stop_sending is stop:
+                stop()
+
+    def close_stdin(self) -> None:
+        """Close its standard input. Idempotent."""
+        self._check_here()
+        self._close_stdin()
+
+    def _check_here(self) -> None:
+        if not self._backend.here():
+            message = (
+                f"process {self._name!r} was used from another thread or event loop: "
+                "use scope.from_thread(...)"
+            )
+            raise UsageError(message)
+
+    def _lost(self, what: str) -> ProcessLost:
+        message = (
+            f"process {self._name!r} ({self.pid}) {what}: {spawning.exit_text(self._returncode)}"
+        )
+        return ProcessLost(message, self._returncode, self._outputs.tail())
+
+    # Readiness.
+
+    async def _become_ready(self, ready: Ready, within: float) -> None:
+        """Wait until it is ready; raises if it exits first, or the deadline passes.
+
+        However it is left, but by being ready, the process is stopped before.
+        """
+        try:
+            await self._race(ready, within)
+        except BaseException as error:
+            by_exit = isinstance(error, Exception) and self._has_exited()
+            self._ask("a start that failed", self._grace)
+            if isinstance(error, GeneratorExit):
+                raise  # it was thrown away, and may not wait; the owner goes on
+            await self._settled.wait_shielded()
+            if by_exit and not isinstance(error, ProcessLost | ScopeClosed):
+                raise self._lost(_TOO_EARLY) from error  # that is why the probe has failed
+            raise
+        finally:
+            self._on_exit.clear()
+
+    async def _race(self, ready: Ready, within: float) -> None:
+        """Wait for readiness, for the exit, or for the deadline, in the caller's own task."""
+        with anyio.CancelScope(deadline=self._backend.clock() + within) as race:
+            self._on_exit.append(race.cancel)
+            await ready.wait(self)
+        if self._has_exited():
+            await self._settled.wait()
+            if self._asked == BY_THE_CLOSE:
+                message = f"scope {self._node.name!r} was closed while {self._name} was starting"
+                raise ScopeClosed(message)
+            raise self._lost(_TOO_EARLY)
+        if race.cancelled_caught:
+            obstacle = getattr(ready, "obstacle", None)
+            why = "" if obstacle is None else f": {obstacle}"
+            message = f"process {self._name!r} ({self.pid}) was not ready in {within:g} s{why}"
+            raise NotReady(message, self._outputs.tail())
+        if self._state == "starting":
+            self._state = "ready"
+
+
+def _scope(given: Scope | None) -> Scope:
+    scope = current_scope() if given is None else given
+    if scope is None:
+        message = "start_process() needs a scope: give it one, or call it inside of one"
+        raise UsageError(message)
+    scope._admit()
+    return scope
+
+
+async def start_process(  # noqa: PLR0913 - options are keyword-only, and named by the caller
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    scope: Scope | None = None,
+    name: str | None = None,
+    ready: Any = None,
+    ready_within: float = 10.0,
+    grace: float = 5.0,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    stdin: int | Literal["pipe"] | None = None,
+    logs: Logs = "keep",
+    pass_fds: Sequence[int] = (),
+    listen: Listener | None = None,
+    service: bool = False,
+) -> Process:
+    """Start a program as a child process of a scope.
+
+    It leads a session and a process group of its own. Its scope is busy while it runs, and the
+    scope's close stops it, and all of its group: SIGTERM, then SIGKILL after `grace`.
+
+    Args:
+        argv: The program, and its arguments. There is no shell.
+        scope: Whose it is; the current one by default.
+        name: What it is called; the program's name by default.
+        ready: What to wait for before it is given out: a probe, or an async function that is
+            called with the process and returns when it is ready. None: nothing.
+        ready_within: How many seconds it may take to be ready.
+        grace: How many seconds it has between SIGTERM and SIGKILL.
+        env: Its whole environment; None: that of this program.
+        cwd: Where it runs; None: where this program does.
+        stdin: `"pipe"`, for `send()`; a file descriptor; None: nothing to read.
+        logs: Where its output goes: `"keep"` the last of it, to be read from `stdout` and
+            `stderr`; likewise, and to a `pathlib.Path`, a logger, a function that is called with
+            the stream's name and the line, or the logger `quiesce.process` (`"log"`). Or
+            `"inherit"` this program's, or `"discard"` it.
+        pass_fds: File descriptors that it inherits.
+        listen: A listener that it inherits.
+        service: Whether it is a server rather than work: it does not keep the scope from being
+            idle, and a drain stops it when the work is done.
+
+    *Cancel safety*: cancelled while it waits for readiness, the process is stopped, and all of
+    its group is gone, before the cancellation is passed on.
+
+    *Raises*: `SpawnFailed` if it cannot be started; `ProcessLost` if it exits before it is ready;
+    `NotReady` at the deadline; `ScopeClosed`.
+    """
+    node = _scope(scope)
+    seconds = arguments.seconds("ready_within", ready_within)
+    probe = None if ready is None else ready_of(ready)
+    launch = spawning.describe(argv, env)
+    place = sites.starter(sys._getframe(1), node._backend.current())
+    await turns.take(node._backend)
+    process = _start(
+        node,
+        launch,
+        [part for part in (listen, probe) if part is not None],
+        name=name,
+        grace=arguments.seconds("grace", grace),
+        cwd=cwd,
+        stdin=stdin,
+        logs=logs,
+        pass_fds=pass_fds,
+        service=service,
+        frame=place,
+    )
+    if probe is not None:
+        process._state = "starting"
+        await process._become_ready(probe, seconds)
+    return process
+
+
+def _start(  # noqa: PLR0913 - those of start_process
+    node: Scope,
+    launch: Launch,
+    parts: list[Listener | Ready],
+    *,
+    name: str | None,
+    grace: float,
+    cwd: str | os.PathLike[str] | None,
+    stdin: int | Literal["pipe"] | None,
+    logs: Logs,
+    pass_fds: Sequence[int],
+    service: bool,
+    frame: FrameType | sites.Place,
+) -> Process:
+    """Fork, and hold what was forked, in one step."""
+    called = os.path.basename(launch.argv[0]) if name is None else arguments.text("name", name)  # noqa: PTH119 - a plain string
+    wiring = output.wiring(logs)
+    node._admit()
+    launch.pass_fds += pass_fds
+    try:
+        for part in parts:
+            part.prepare(launch)
+        sink = output.sink_of(logs, called, launch.cleanup)
+        lifeline.mark(launch.env)
+        child = spawning.spawn(launch, cwd, spawning.stdin_of(stdin), wiring)
+    except BaseException:
+        clean_up(launch)
+        raise
+    process = Process(node, child, launch, called, grace, frame)
+    try:
+        process._begin(sink)
+    except BaseException:
+        process._abort()
+        raise
+    if service:
+        node._services[process] = process
+    else:
+        node._insert(process, process)
+    return process

@@ -1,0 +1,246 @@
+"""Starting a program in one synchronous step, and signalling and burying what came of it.
+
+What holds:
+
+- Between the fork and the return there is no await: whoever calls inserts the hold in the same
+  step, so no cancellation can come in between.
+- The child leads a session and a process group of its own, so a signal to the group reaches
+  what it has started, and nobody else.
+- There is no `preexec_fn`: it would rule out `vfork`, and cost time with the parent's memory.
+- The group is signalled only while its number cannot be somebody else's: before the leader is
+  reaped. `subprocess` never reaps it: its own object is told that the child has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from quiesce.core.node import logger
+from quiesce.errors import ArgumentError, SpawnFailed
+from quiesce.resources import reaping
+from quiesce.resources.ready import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Wiring = Literal["pipe", "inherit", "discard"]
+
+_PAUSE_SECONDS = 0.0005
+RETURNCODE_UNKNOWN = 255  # somebody else has reaped it; asyncio says the same
+
+
+@dataclass
+class Child:
+    """A child process that was not reaped so far, and our ends of its pipes."""
+
+    pid: int
+    exit_fd: int | None
+    """A pidfd; None where there is none."""
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+
+
+def describe(argv: Sequence[Any], env: Mapping[Any, Any] | None) -> Launch:
+    """Check what was asked for."""
+    if isinstance(argv, str | bytes) or not argv:
+        message = f"argv must be a list, the program first, not {argv!r}"
+        raise ArgumentError(message)
+    try:
+        words = [os.fspath(word) for word in argv]
+    except TypeError as error:
+        message = f"argv must be strings or paths: {argv!r}"
+        raise ArgumentError(message) from error
+    given = dict(os.environ if env is None else env)
+    for word in (*words, *given, *given.values()):
+        if not isinstance(word, str) or "\0" in word:
+            message = f"argv and env must be strings without a NUL, not {word!r}"
+            raise ArgumentError(message)
+    if any(not key or "=" in key for key in given):
+        message = "the names of environment variables must not be empty, nor have a '=' in them"
+        raise ArgumentError(message)
+    return Launch(words, given)
+
+
+def spawn(
+    launch: Launch, cwd: str | os.PathLike[str] | None, stdin: int | Literal["pipe"], out: Wiring
+) -> Child:
+    """Start the program; when it returns, the program runs, or `SpawnFailed` was raised."""
+    pipes = Pipes()
+    try:
+        popen = subprocess.Popen(  # noqa: S603 - what to run is the caller's choice
+            launch.argv,
+            env=launch.env,
+            cwd=cwd,
+            stdin=pipes.into_child() if stdin == "pipe" else stdin,
+            stdout=_wire(pipes, out),
+            stderr=_wire(pipes, out),
+            pass_fds=tuple(launch.pass_fds),
+            close_fds=True,
+            start_new_session=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        pipes.close(*pipes.ours, *pipes.theirs)
+        message = f"cannot start {launch.argv[0]!r}: {error}"
+        raise SpawnFailed(message) from error
+    except BaseException:
+        pipes.close(*pipes.ours, *pipes.theirs)
+        raise
+    popen.returncode = 0  # as if reaped: this module alone does that
+    pipes.close(*pipes.theirs)
+    child = Child(popen.pid, None)
+    ours = iter(pipes.ours)
+    child.stdin = next(ours) if stdin == "pipe" else None
+    child.stdout, child.stderr = (next(ours), next(ours)) if out == "pipe" else (None, None)
+    try:
+        child.exit_fd = reaping.open_exit_fd(child.pid)
+    except OSError as error:
+        abort(child)
+        message = f"cannot watch {launch.argv[0]!r}: {error}"
+        raise SpawnFailed(message) from error
+    return child
+
+
+class Pipes:
+    """The pipes of one child, until each end is where it belongs."""
+
+    def __init__(self) -> None:
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+
+    def into_child(self) -> int:
+        theirs, ours = os.pipe()
+        return self._keep(ours, theirs)
+
+    def out_of_child(self) -> int:
+        ours, theirs = os.pipe()
+        return self._keep(ours, theirs)
+
+    def _keep(self, ours: int, theirs: int) -> int:
+        os.set_blocking(ours, False)
+        self.ours.append(ours)
+        self.theirs.append(theirs)
+        return theirs
+
+    @staticmethod
+    def close(*fds: int) -> None:
+        for fd in fds:
+            os.close(fd)
+
+
+def _wire(pipes: Pipes, out: Wiring) -> int | None:
+    if out == "pipe":
+        return pipes.out_of_child()
+    return subprocess.DEVNULL if out == "discard" else None
+
+
+def abort(child: Child) -> None:
+    """End a child that cannot be owned after all, without waiting for anything but its death."""
+    signal_group(child.pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(child.pid, 0)
+    for fd in (child.exit_fd, child.stdin, child.stdout, child.stderr):
+        if fd is not None:
+            os.close(fd)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal the group of a leader that was not reaped so far."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        # All of the group belong to others: a program with set-user-id. On macOS: all are dead.
+        logger.debug("no permission to signal process group %d: %s", pid, error)
+
+
+def bury(pid: int) -> int:
+    """Kill what is left in the group of a leader that has exited, then take its exit status."""
+    if not _is_foreign(pid):
+        signal_group(pid, signal.SIGKILL)
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        logger.warning("process %d was reaped by somebody else: its exit code is unknown", pid)
+        return RETURNCODE_UNKNOWN
+    return os.waitstatus_to_exitcode(status)
+
+
+def _is_foreign(pid: int) -> bool:
+    """Tell whether the number has passed to another process: somebody else has reaped ours."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            return True
+    return False
+
+
+def group_lives(pid: int) -> bool:
+    """Tell whether anything in the group of a reaped leader still runs.
+
+    Killed processes that their new parent has not reaped so far do not run. While one is left,
+    the number of the group is not given to another.
+    """
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return os.path.isdir("/proc/self")  # noqa: PTH112 - macOS says so of the dead, too
+    return _runs_in_group(pid)
+
+
+def await_death(pid: int, seconds: float) -> None:
+    """Block for a moment, for a group that was killed: dying takes about a millisecond.
+
+    Its leader need not have been reaped.
+    """
+    until = time.monotonic() + seconds
+    while _runs_in_group(pid) and time.monotonic() < until:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _runs_in_group(pid: int) -> bool:
+    entries = list(Path("/proc").glob("[0-9]*/stat"))
+    if not entries:
+        return True  # no such file system: the signal has found somebody
+    for entry in entries:
+        with suppress(OSError):
+            state, _, group = entry.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(group) == pid and state not in "ZX":
+                return True
+    return False
+
+
+def stdin_of(stdin: object) -> int | Literal["pipe"]:
+    """Check what a process is to read."""
+    if stdin is None:
+        return subprocess.DEVNULL
+    if stdin == "pipe":
+        return "pipe"
+    if isinstance(stdin, bool) or not isinstance(stdin, int) or stdin < 0:
+        message = f"stdin must be 'pipe', a file descriptor or None, not {stdin!r}"
+        raise ArgumentError(message)
+    return stdin
+
+
+def exit_text(returncode: int | None) -> str:
+    """Say how a process exited."""
+    if returncode is None:
+        return "exit code unknown"
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time signal
+        return f"killed by signal {-returncode}"

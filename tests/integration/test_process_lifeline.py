@@ -1,0 +1,136 @@
+"""The owner of processes is killed: nobody survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.resources import lifeline
+from quiesce.resources.process import start_process
+from quiesce.resources.ready import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = Path(__file__).parent / "owner_programs.py"
+SECONDS_MAX = 10.0
+
+
+def session_and_mark(pid: int) -> tuple[int, bytes]:
+    """Give the session of a process that runs, and its mark."""
+    folder = Path("/proc") / str(pid)
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError
+    words = (folder / "environ").read_bytes().split(b"\0")
+    marks = [word for word in words if word.startswith(lifeline.MARK.encode())]
+    return int(fields[3]), marks[0] if marks else b""
+
+
+def running() -> dict[int, tuple[int, bytes]]:
+    """List what runs."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found[int(folder.name)] = session_and_mark(int(folder.name))
+    return found
+
+
+def eventually(fact: Callable[[], bool]) -> bool:
+    """Wait for something that another process does."""
+    until = time.monotonic() + SECONDS_MAX
+    while not fact() and time.monotonic() < until:
+        time.sleep(0.01)
+    return fact()
+
+
+def survivors(family: dict[int, tuple[int, bytes]]) -> list[int]:
+    """List which of the processes, with the same session and mark, still run."""
+    now = running()
+    return [pid for pid, known in family.items() if now.get(pid) == known]
+
+
+def family_of(pids: list[int]) -> dict[int, tuple[int, bytes]]:
+    """List all that the processes have started, also what has left their groups."""
+    everything = running()
+    marks = {everything[pid][1] for pid in pids if pid in everything}
+    return {pid: known for pid, known in everything.items() if known[1] in marks - {b""}}
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("way", ["before_ready", "after_ready", "during_drain", "after_a_fork"])
+def test_nobody_survives_an_owner_that_is_killed(way: str, backend: str) -> None:
+    """Neither in the groups, nor what has left them."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), way, backend], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        helper, *pids = map(int, owner.stdout.readline().split())
+        assert eventually(lambda: len(family_of(pids)) >= 4)  # the shell, and its three
+        family = family_of(pids)
+        owner.kill()
+    assert owner.returncode == -signal.SIGKILL
+    assert len({session for session, _ in family.values()}) > 1
+    try:
+        assert eventually(lambda: survivors(family) == []), survivors(family)
+    finally:
+        if helper:
+            os.kill(helper, signal.SIGKILL)
+
+
+def test_nobody_survives_an_owner_that_leaves_without_closing() -> None:
+    """The pipe breaks however the owner ends."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "without_closing", "asyncio"],
+        stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS_MAX,
+    )  # fmt: skip
+    _, pid = map(int, done.stdout.split())
+    assert eventually(lambda: not any(known[0] == pid for known in running().values()))
+
+
+@pytest.mark.real_time
+async def test_a_watcher_that_was_killed_is_replaced() -> None:
+    """The next process that is started finds out, and its watcher knows of all."""
+    async with Scope("a"):
+        unmarked = ["env", "-i", "sh", "-c", "echo ready; exec sleep 60"]
+        first = await start_process(unmarked, ready=Line("ready"), grace=1)
+        before = lifeline.watcher._pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
+        second = await start_process(["sh", "-c", "echo ready; sleep 60"], ready=Line("ready"))
+        after = lifeline.watcher._pid
+        assert after is not None
+        assert after != before
+        assert set(lifeline.watcher._groups) >= {first.pid, second.pid}
+        assert first.details["lifeline"] == "watcher and mark"
+        assert lifeline.watcher._pipe is not None
+        os.close(lifeline.watcher._pipe)  # as if this program were gone
+        lifeline.watcher._pipe = None
+        with anyio.fail_after(SECONDS_MAX):
+            assert await first.wait() == -signal.SIGKILL
+            assert await second.wait() == -signal.SIGKILL
+    os.waitpid(after, 0)  # noqa: ASYNC222 - it has gone
+    lifeline.watcher._pid = None
+
+
+@pytest.mark.real_time
+async def test_without_a_watcher_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started, processes can, and the frontier tells the difference."""
+    monkeypatch.setattr(lifeline, "watcher", lifeline.Watcher())
+    monkeypatch.setattr(sys, "executable", "")
+    async with Scope("a") as scope:
+        process = await start_process(["sleep", "60"])
+        (entry,) = scope.frontier()
+        assert entry.details["lifeline"] == "none"
+        await process.stop()

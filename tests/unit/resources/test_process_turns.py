@@ -1,0 +1,80 @@
+"""Many starts at once: the event loop gets its turn between the forks."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from quiesce import Scope, ScopeClosed
+from quiesce.resources import spawning
+from quiesce.resources.process import start_process
+from quiesce.resources.turns import turns
+from tests.unit.resources.processes import counted
+
+pytestmark = pytest.mark.real_time
+
+STARTS = 12
+
+
+async def test_others_run_between_the_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that start processes at the same time do not do so in one turn of the loop."""
+    steps = 0
+    seen: list[int] = []
+    spawn = spawning.spawn
+
+    def noting(*args: object) -> spawning.Child:
+        seen.append(steps)
+        return spawn(*args)  # type: ignore[arg-type]  # whatever it was given
+
+    monkeypatch.setattr(spawning, "spawn", noting)
+
+    async def tick() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await anyio.lowlevel.checkpoint()
+
+    with counted():
+        async with Scope("a") as scope:
+            scope.spawn(tick, service=True)
+            for _ in range(STARTS):
+                scope.spawn(start_process, ["true"])
+        assert len(seen) == STARTS
+        assert len(set(seen)) >= STARTS // 2
+
+
+async def test_a_turn_of_one_who_was_cancelled_goes_to_the_next() -> None:
+    """Those who give up while they wait hold nobody up."""
+    with counted() as census:
+        async with Scope("a") as scope:
+            jobs = [scope.spawn(start_process, ["true"]) for _ in range(STARTS)]
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            for job in jobs[::2]:
+                job.cancel()
+            for job in jobs[1::2]:
+                await (await job).wait()
+            assert len(census.pids) >= STARTS // 2
+        assert not turns.queue
+
+
+async def test_a_scope_that_is_closed_before_the_turn_comes_starts_nothing() -> None:
+    """Whether it may start is decided in the step of the fork."""
+    scope = await Scope.open("a")
+    await turns.take(scope._backend)
+
+    async def start() -> None:
+        with pytest.raises(ScopeClosed):
+            await start_process(["true"], scope=scope)
+
+    with counted() as census:
+        async with anyio.create_task_group() as group:
+            while turns.taken:
+                await anyio.lowlevel.checkpoint()
+            turns.taken = True
+            group.start_soon(start)
+            while not turns.queue:
+                await anyio.lowlevel.checkpoint()
+            await scope.aclose()
+            turns._next()
+        assert census.pids == []

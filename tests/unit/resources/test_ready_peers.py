@@ -1,0 +1,157 @@
+"""Probes tell the child from strangers, where the system can."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quiesce.resources import peers
+from quiesce.resources.connecting import Http, Tcp, UnixSocket
+from quiesce.resources.listening import Listener
+from quiesce.resources.notify import Notify
+from tests.unit.resources.ready_children import (
+    free_port,
+    never_ready,
+    nothing_left,
+    ready_after,
+    started,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked who it is"),
+]
+
+STRANGER = "not the child"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    with nothing_left(tmp_path):
+        yield
+
+
+@pytest.mark.parametrize("kind", [UnixSocket, Http])
+async def test_a_stranger_at_the_path_is_not_the_child(kind: type, tmp_path: Path) -> None:
+    """An old server at the same path is not taken for the child, nor is its socket removed."""
+    path = tmp_path / "socket"
+    probe = UnixSocket(path) if kind is UnixSocket else Http("http://x/", unix=path)
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+        old.listen()
+        with started(probe, "line") as (child, waiting):
+            await never_ready(child, waiting, f"process {os.getpid()} listens")
+        assert path.is_socket()
+    path.unlink()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("kind", [Tcp, Http])
+async def test_a_stranger_at_the_port_is_not_the_child(kind: type, host: str) -> None:
+    """A server that has taken the port before the child is not ready in its place."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with server:
+        port = server.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        probe = Tcp(host, port) if kind is Tcp else Http(f"http://{shown}:{port}/")
+        with started(probe, "line") as (child, waiting):
+            await never_ready(child, waiting, f"another process has port {port}")
+
+
+async def test_strangers_count_if_asked_for(tmp_path: Path) -> None:
+    """With check_peer=False it is enough that somebody answers."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as old, socket.create_server(("127.0.0.1", 0)) as server:
+        old.bind(str(path))
+        old.listen()
+        port = server.getsockname()[1]
+        with started(UnixSocket(path, check_peer=False), "line") as (child, probe):
+            await ready_after(child, probe)
+        with started(Tcp("127.0.0.1", port, check_peer=False), "line") as (child, probe):
+            await ready_after(child, probe)
+    path.unlink()
+
+
+@pytest.mark.parametrize("session", ["same", "own"])
+async def test_a_wrappers_server_is_the_childs(session: str, tmp_path: Path) -> None:
+    """What a child of the child does counts, even from a session of its own."""
+    path = tmp_path / "socket"
+    port = free_port()
+    cases: list[tuple[object, tuple[str, ...], str]] = [
+        (UnixSocket(path), ("unix", str(path)), "No such file"),
+        (Tcp("127.0.0.1", port), ("tcp", "127.0.0.1", str(port)), "refused"),
+        (Notify(), ("notify", "READY=1"), "it has not sent READY=1"),
+    ]
+    for given, argv, met in cases:
+        with started(given, "wrapped", session, *argv) as (child, probe):
+            await ready_after(child, probe, met)
+    path.unlink(missing_ok=True)  # a grandchild in a session of its own may outlive the child
+
+
+async def test_a_listener_that_was_handed_down_is_the_childs(tmp_path: Path) -> None:
+    """The parent made the socket, but the child has it."""
+    path = tmp_path / "socket"
+    listener = Listener.unix(path)
+    with started(UnixSocket(path), "accept", listener=listener) as (child, probe):
+        await ready_after(child, probe)
+    listener = Listener.tcp()
+    with started(Tcp(*listener.address), "accept", listener=listener) as (child, probe):
+        await ready_after(child, probe)
+
+
+@pytest.mark.parametrize("message", [b"READY=1", b"STATUS=x\nREADY=1"])
+async def test_a_strangers_word_does_not_count(message: bytes) -> None:
+    """A READY=1 from a process that is not the child's is refused, and the child's own is not."""
+    with (
+        started(Notify(), "notify", "READY=1") as (child, probe),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.connect(probe._sock.getsockname())
+        sock.send(message)
+        await ready_after(child, probe, f"from process {os.getpid()}, which is not the child's")
+
+
+def test_who_descends_from_whom() -> None:
+    """This process descends from its parent and itself; of a process that is gone, nobody knows."""
+    me = os.getpid()
+    assert peers.descends(me, me)
+    assert peers.descends(me, os.getppid())
+    assert peers.descends(os.getppid(), me) is False
+    assert peers.descends(0, me) is False
+    with started(Notify(), "line") as (child, _):
+        assert peers.descends(child.pid, me)
+        assert peers.descends(me, child.pid) is False
+    assert peers.descends(child.pid, me) is None
+
+
+def test_of_an_unknown_socket_nobody_knows() -> None:
+    """A socket that is in no table of this machine is not refused."""
+    port = free_port()
+    assert peers.listeners_on("127.0.0.1", port) == set()
+    assert peers.listeners_at("nowhere") == set()
+    assert peers.holds(os.getpid(), set()) is None
+
+
+def test_the_very_address_goes_before_all_addresses() -> None:
+    """A socket for one address takes its connections, not the one for all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        inode = os.fstat(server.fileno()).st_ino
+        assert peers.listeners_on("127.0.0.1", port) == {inode}
+        assert peers.listeners_on("127.0.0.2", port) == set()
+        assert peers.holds(os.getpid(), {inode})
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - the case is all addresses
+        port = server.getsockname()[1]
+        assert peers.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
