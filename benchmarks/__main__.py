@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks import core, resources
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import core, process, resources
 from benchmarks._command import run
 
+if TYPE_CHECKING:
+    from benchmarks._command import Suite
+
+SUITES: list[Suite[Any]] = [core.SUITE, resources.SUITE, process.SUITE]
+
 if __name__ == "__main__":
-    raise SystemExit(run([core.SUITE, resources.SUITE], program="benchmarks"))
+    raise SystemExit(run(SUITES, program="benchmarks"))

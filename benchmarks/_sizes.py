@@ -94,3 +94,59 @@ RESOURCES_QUICK = ResourceSizes(
     items_peers=1_000,
     queued=10_000,
 )
+
+
+@dataclass(frozen=True)
+class ProcessSizes:
+    """How much is measured of child processes."""
+
+    rounds: int
+    rounds_at_once: int
+    rounds_drain: int
+    rounds_grown: int
+    rounds_peers: int
+    starts: int  # one after the other, a round
+    starts_grown: int  # the same, from a parent with much memory
+    at_once: int
+    stubborn: int
+    grace_seconds: float
+    grown_megabytes: int  # by how much more memory the parent has
+
+    def with_rounds(self, rounds: int) -> ProcessSizes:
+        """Give the same sizes with another number of rounds."""
+        return replace(
+            self,
+            rounds=rounds,
+            rounds_at_once=rounds,
+            rounds_drain=min(self.rounds_drain, rounds),
+            rounds_grown=min(self.rounds_grown, rounds),
+            rounds_peers=min(self.rounds_peers, rounds),
+        )
+
+
+PROCESS_FULL = ProcessSizes(
+    rounds=40,
+    rounds_at_once=7,
+    rounds_drain=3,
+    rounds_grown=25,
+    rounds_peers=3,
+    starts=20,
+    starts_grown=10,
+    at_once=200,
+    stubborn=5,
+    grace_seconds=1.0,
+    grown_megabytes=512,
+)
+PROCESS_QUICK = ProcessSizes(
+    rounds=2,
+    rounds_at_once=2,
+    rounds_drain=1,
+    rounds_grown=2,
+    rounds_peers=1,
+    starts=10,
+    starts_grown=5,
+    at_once=50,
+    stubborn=5,
+    grace_seconds=0.5,
+    grown_megabytes=64,
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import selectors
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,15 @@ import uvloop
 from quiesce.core import node
 from quiesce.core.backends import asyncio as asyncio_backend
 from quiesce.core.roots import roots
+from quiesce.resources import lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 BACKENDS = ("asyncio", "uvloop", "trio")
+PROC = os.path.exists("/proc/self/stat")  # noqa: PTH110 - elsewhere children cannot be listed
+foreign: set[int] = set()
+"""Processes of others: to look at each of them again after every test would take too long."""
 
 
 class JumpingSelector(selectors.DefaultSelector):
@@ -60,6 +65,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
     """Run one async test, then fail if it left anything behind."""
+    before = children()
     try:
         if backend == "trio":
             clock = None if real_time else trio.testing.MockClock(autojump_threshold=0)
@@ -69,7 +75,7 @@ def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time:
             factory = uvloop.new_event_loop if backend == "uvloop" else virtual
             run_asyncio(fn, factory)
     finally:
-        left = what_is_left()
+        left = what_is_left() + orphans(before)
     assert not left, "the test left: " + "; ".join(left)
 
 
@@ -82,6 +88,38 @@ def what_is_left() -> list[str]:
     roots.clear()
     node.graveyards.clear()
     return left
+
+
+def orphans(before: set[int]) -> list[str]:
+    """List the child processes that were not there before; also those that are only not reaped.
+
+    The watcher is none of them: it stays.
+    """
+    new = children() - before - {lifeline.watcher._pid}
+    return [f"child process {pid} {state_of(pid)[0]}" for pid in sorted(new)]
+
+
+def children() -> set[int]:
+    """List the child processes of this one."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return set()  # that is so in most tests, and costs nothing
+    names = os.listdir("/proc") if PROC else ()  # noqa: PTH208 - quick, as it is after each test
+    pids = {int(name) for name in names if name.isdigit()}
+    foreign.intersection_update(pids)
+    foreign.update(pid for pid in pids - foreign if state_of(pid)[1] != str(os.getpid()))
+    return pids - foreign
+
+
+def state_of(pid: int) -> tuple[str, str]:
+    """Give the state of a process, and its parent."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - likewise
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except OSError:
+        return "gone", "nobody"
+    return f"({state.decode()})", parent.decode()
 
 
 def run_asyncio(

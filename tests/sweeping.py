@@ -21,7 +21,7 @@ import uvloop
 from quiesce.core.backends.asyncio import owners
 from quiesce.core.node import graveyards
 from quiesce.core.roots import roots
-from tests.loops import VirtualLoop
+from tests.loops import VirtualLoop, children, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
@@ -169,6 +169,7 @@ def run_once(
 ) -> Run:
     """Run the subject on a fresh loop, cancelled at the given steps."""
     run = Run()
+    before = children()
     watch = Turning()
 
     async def main() -> None:
@@ -203,6 +204,7 @@ def run_once(
     run.left += [f"scope {root.name}" for root in roots]
     run.left += [f"stuck in {grave.name}" for grave in graveyards]
     run.left += [f"task {task.get_name()}" for task in owners]
+    run.left += orphans(before)
     for table in (roots, graveyards, owners):
         table.clear()
     return run

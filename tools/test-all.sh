@@ -33,38 +33,39 @@ find_python() {
     done
 }
 
-summary=""
-failed=0
+# They run side by side, each line with its version in front: a test uses one processor.
+outcomes=$(mktemp -d)
+trap 'rm -rf "$outcomes"' EXIT
 ran=0
 for version in $VERSIONS; do
+    outcome=$outcomes/$version
     case " ${EXCEPT:-} " in
     *" $version "*)
-        summary="$summary
-  Python $version: left out"
+        echo "left out" >"$outcome"
         continue
         ;;
     esac
     python=$(find_python "$version")
     if [ -z "$python" ]; then
-        summary="$summary
-  Python $version: not found"
+        echo "not found" >"$outcome"
         continue
     fi
-    echo "--- Python $version: $python"
     ran=$((ran + 1))
-    if "$MAKE" --no-print-directory test PYTHON="$python" VENV=".venv-$version"; then
-        summary="$summary
-  Python $version: passed"
-    else
-        failed=$((failed + 1))
-        summary="$summary
-  Python $version: FAILED"
-    fi
+    echo "FAILED" >"$outcome"
+    {
+        echo "--- $python"
+        "$MAKE" --no-print-directory test PYTHON="$python" VENV=".venv-$version" 2>&1 &&
+            echo "passed" >"$outcome"
+    } | sed "s/^/[$version] /" &
 done
+wait
 
-echo "make test-all:$summary"
+echo "make test-all:"
+for version in $VERSIONS; do
+    echo "  Python $version: $(cat "$outcomes/$version")"
+done
 if [ "$ran" -eq 0 ] && [ -z "${EXCEPT:-}" ]; then
     echo "No Python of $VERSIONS was found." >&2
     exit 1
 fi
-[ "$failed" -eq 0 ]
+! grep -q FAILED "$outcomes"/*

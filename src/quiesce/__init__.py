@@ -42,8 +42,10 @@ from quiesce.resources.listening import Listener
 from quiesce.resources.notify import Notify
 from quiesce.resources.output import Output
 from quiesce.resources.pipe import Pipe, pipe
-from quiesce.resources.pool import PoolStats, RunnerPool
+from quiesce.resources.pool import RunnerPool
+from quiesce.resources.pool_stats import PoolStats
 from quiesce.resources.process import Process, start_process
+from quiesce.resources.program import Program
 from quiesce.resources.ready import Fd, Line
 from quiesce.resources.statistics import ChannelStatistics
 from quiesce.resources.stream import Stream, stream
@@ -77,6 +79,7 @@ __all__ = [
     "Process",
     "ProcessLost",
     "ProcessStuck",
+    "Program",
     "QuiesceError",
     "Report",
     "RunnerPool",

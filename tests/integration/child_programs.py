@@ -41,9 +41,14 @@ def tcp(host: str, port: str) -> None:
 
 
 def http(where: str, *answers: str) -> None:
-    """Answer one connection after the other with what is given, and the last with the last."""
+    """Answer one connection after the other with what is given, and the last with the last.
+
+    `where` is a port, a path, or the variable with the number of a socket that was handed down.
+    """
     await_go()
-    if where.isdigit():
+    if where in os.environ:
+        server = socket.socket(fileno=int(os.environ[where]))
+    elif where.isdigit():
         server = socket.create_server(("127.0.0.1", int(where)))
     else:
         server = socket.socket(socket.AF_UNIX)
@@ -95,6 +100,13 @@ def brief(message: str) -> None:
     stay()
 
 
+def command(*argv: str) -> None:
+    """Run a command."""
+    await_go()
+    subprocess.run(argv, stdin=subprocess.DEVNULL, check=True)
+    stay()
+
+
 def fd(number: str, *words: str) -> None:
     """Write words to an inherited descriptor, then close it."""
     await_go()
@@ -110,7 +122,6 @@ def accept() -> None:
     """Serve a listener that was handed down: greet one connection."""
     await_go()
     with socket.socket(fileno=int(os.environ["LISTEN_FD"])) as server:
-        server.setblocking(True)  # noqa: FBT003 - that is its only argument
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"hello")
@@ -125,5 +136,6 @@ def wrapped(session: str, *argv: str) -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = {f.__name__: f for f in (unix, tcp, http, line, notify, brief, fd, accept, wrapped)}
+    FUNCTIONS = (unix, tcp, http, line, notify, brief, command, fd, accept, wrapped)
+    PROGRAMS = {function.__name__: function for function in FUNCTIONS}
     PROGRAMS[sys.argv[1]](*sys.argv[2:])

@@ -1,19 +1,37 @@
-"""A program that owns processes, and is killed by a test: `python owner_programs.py WAY BACKEND`."""
+"""A program that owns processes, and is killed by a test.
+
+`python owner_programs.py WAY BACKEND [MEANS]`
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce import Scope
+from quiesce import Scope, current_scope
+from quiesce.resources import lifeline, spawning
 from quiesce.resources.process import Process, start_process
 from quiesce.resources.ready import Line
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 FAMILY = "trap '' TERM; sleep 60 & setsid sleep 60 & echo ready; sleep 60; sleep 60"
 """It has a child in its group, and one that has left it."""
+
+KINDS = """
+sleep 60 & echo group $!
+env -i sleep 60 & echo unmarked $!
+setsid sleep 60 & echo session $!
+env -i setsid sleep 60 & echo stranger $!
+echo leader $$
+exec sleep 60
+"""
+"""It has children of every kind: in its group or not, with the mark or not."""
 
 
 async def tell(*processes: Process, helper: int = 0) -> None:
@@ -50,6 +68,70 @@ async def during_drain() -> None:
         await tell(first)
 
 
+async def during_drain_of_many() -> None:
+    """Be killed while a scope waits for the grace of several."""
+    outer = current_scope()
+    assert outer is not None
+    async with Scope("inner") as scope:
+        many = [
+            await start_process(["sh", "-c", FAMILY], ready=Line("ready"), grace=30, service=True)
+            for _ in range(3)
+        ]
+        outer.spawn(scope.drain, name="drain")
+        while any(process.state != "stopping" for process in many):
+            await anyio.lowlevel.checkpoint()
+        await tell(*many)
+
+
+async def in_the_first_fork() -> None:
+    """Be killed after the fork of the very first process, before anything else was done."""
+    spawn = spawning.spawn
+
+    def fork_and_stop(*args: Any) -> spawning.Child:
+        child = spawn(*args)
+        sys.stdout.write(f"0 {child.pid}\n")
+        sys.stdout.flush()
+        signal.pause()
+        return child
+
+    spawning.spawn = fork_and_stop  # type: ignore[assignment]  # it passes everything on
+    await start_process(["sh", "-c", FAMILY])
+
+
+async def by_kinds() -> None:
+    """Have children of every kind, with some of the means to end them out of order, and be killed."""
+    means = sys.argv[3]
+    if means == "table alone":
+        scan = "return mark in"
+        assert lifeline.WATCHER.count(scan) == 1
+        lifeline.WATCHER = lifeline.WATCHER.replace(scan, "return b'' and")
+    if means == "mark alone":
+        lifeline.Table.add = lambda *_: False  # type: ignore[method-assign]  # as if it were full
+    process = await start_process(["sh", "-c", KINDS])
+    words = [line async for line in limited(process, 5)]
+    watcher = lifeline.watcher._pid
+    assert watcher is not None
+    if means in {"nobody", "another watcher"}:
+        os.kill(watcher, signal.SIGKILL)
+        os.waitid(os.P_PID, watcher, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
+    if means == "another watcher":
+        await start_process(["sleep", "60"])
+        assert lifeline.watcher._pid != watcher
+        watcher = lifeline.watcher._pid
+    sys.stdout.write(f"{' '.join(words)} watcher {watcher}\n")
+    sys.stdout.flush()
+    await anyio.sleep(30)
+
+
+async def limited(process: Process, number: int) -> AsyncIterator[str]:
+    """Give the first lines that a process writes."""
+    async for line in process.stdout:
+        yield line
+        number -= 1
+        if number == 0:
+            return
+
+
 async def after_a_fork() -> None:
     """Be killed while a fork of this very program, which has its files, lives on."""
     first = await start_process(["sh", "-c", FAMILY], ready=Line("ready"))
@@ -73,7 +155,16 @@ async def without_closing() -> None:
 
 WAYS = {
     fn.__name__: fn
-    for fn in (before_ready, after_ready, during_drain, after_a_fork, without_closing)
+    for fn in (
+        before_ready,
+        after_ready,
+        during_drain,
+        during_drain_of_many,
+        in_the_first_fork,
+        after_a_fork,
+        without_closing,
+        by_kinds,
+    )
 }
 
 
@@ -84,4 +175,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, backend=sys.argv[2])
+    uvloop = sys.argv[2] == "uvloop"
+    anyio.run(
+        main,
+        backend="asyncio" if uvloop else sys.argv[2],
+        backend_options={"use_uvloop": True} if uvloop else {},
+    )

@@ -98,6 +98,28 @@ def test_the_server_answers_whom_it_has_and_takes_nobody_more() -> None:
     assert re.search("nothing lost: .*\n$", done.stderr)
 
 
+def test_the_harness_replaces_a_runner_and_answers_what_it_has() -> None:
+    """Each conversation has a runner, a crash costs its history alone, and SIGTERM no message."""
+    done = run("runner_harness.py")
+    assert done.returncode == 0, done.stderr
+    *before, last, next_to_last, left = done.stdout.splitlines()
+    assert before == [
+        "red's message 1 was 'hello'",
+        "blue's message 1 was 'good morning'",
+        "red's message 2 was 'how are you?'",
+        "red's runner has exited with 3",
+        "red's message 1 was 'are you there?'",
+        "blue's message 2 was 'and you?'",
+        "2 runners, 3 started, 1 crashed",
+    ]
+    assert {last, next_to_last} == {"no more messages, please", "blue's message 3 was 'think'"}
+    assert left == "sockets left: []"
+    assert re.search("lease blue · .* · state=held", done.stderr)
+    assert len(re.findall("process .service. (red|blue) · ", done.stderr)) == 2
+    assert re.search("nothing lost: .*\n$", done.stderr)
+
+
 def test_every_example_is_tested() -> None:
     """There is no example that nobody runs."""
-    assert {path.name for path in FOLDER.glob("*.py")} == {*OUTPUTS, "server.py"}
+    names = {path.name for path in FOLDER.glob("*.py")}
+    assert names == {*OUTPUTS, "server.py", "runner_harness.py"}

@@ -67,8 +67,18 @@ def family_of(pids: list[int]) -> dict[int, tuple[int, bytes]]:
     return {pid: known for pid, known in everything.items() if known[1] in marks - {b""}}
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("way", ["before_ready", "after_ready", "during_drain", "after_a_fork"])
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "in_the_first_fork",
+        "before_ready",
+        "after_ready",
+        "during_drain",
+        "during_drain_of_many",
+        "after_a_fork",
+    ],
+)
 def test_nobody_survives_an_owner_that_is_killed(way: str, backend: str) -> None:
     """Neither in the groups, nor what has left them."""
     with subprocess.Popen(
@@ -76,7 +86,8 @@ def test_nobody_survives_an_owner_that_is_killed(way: str, backend: str) -> None
     ) as owner:
         assert owner.stdout is not None
         helper, *pids = map(int, owner.stdout.readline().split())
-        assert eventually(lambda: len(family_of(pids)) >= 4)  # the shell, and its three
+        families = 1 if way != "during_drain_of_many" else 3
+        assert eventually(lambda: len(family_of(pids)) >= 4 * families)  # the shell, and its three
         family = family_of(pids)
         owner.kill()
     assert owner.returncode == -signal.SIGKILL
@@ -84,8 +95,59 @@ def test_nobody_survives_an_owner_that_is_killed(way: str, backend: str) -> None
     try:
         assert eventually(lambda: survivors(family) == []), survivors(family)
     finally:
-        if helper:
-            os.kill(helper, signal.SIGKILL)
+        for pid in [*survivors(family), *([helper] if helper else [])]:
+            os.kill(pid, signal.SIGKILL)
+
+
+KINDS = {"leader", "group", "unmarked", "session", "stranger"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no mark")
+@pytest.mark.parametrize(
+    ("means", "surviving"),
+    [
+        ("all", {"stranger"}),
+        ("table alone", {"session", "stranger"}),
+        ("mark alone", {"unmarked", "stranger"}),
+        ("nobody", KINDS),
+        ("another watcher", {"stranger"}),
+    ],
+)
+def test_who_ends_whom(means: str, surviving: set[str]) -> None:
+    """The table ends what is in the group, the mark what has it, and neither what has left both."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), "by_kinds", "asyncio", means],
+        stdout=subprocess.PIPE, text=True,
+    ) as owner:  # fmt: skip
+        assert owner.stdout is not None
+        words = owner.stdout.readline().split()
+        kinds = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        watcher = kinds.pop("watcher")
+        assert set(kinds) == KINDS
+        assert eventually(lambda: in_order(kinds))
+        everything = running()
+        owner.kill()
+    family = {pid: everything[pid] for pid in kinds.values()}
+    try:
+        assert eventually(lambda: watcher not in running())  # it has done what it could
+        assert eventually(
+            lambda: survivors(family) == [kinds[kind] for kind in kinds if kind in surviving]
+        )
+    finally:
+        for pid in survivors(family):
+            os.kill(pid, signal.SIGKILL)
+
+
+def in_order(kinds: dict[str, int]) -> bool:
+    """Tell whether each has become what it is to be: in the group or not, with the mark or not."""
+    now = running()
+    found = {kind: now.get(pid) for kind, pid in kinds.items()}
+    return all(
+        each is not None
+        and (each[0] == kinds["leader"]) == (kind in {"leader", "group", "unmarked"})
+        and bool(each[1]) == (kind in {"leader", "group", "session"})
+        for kind, each in found.items()
+    )
 
 
 def test_nobody_survives_an_owner_that_leaves_without_closing() -> None:
@@ -112,7 +174,10 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
         after = lifeline.watcher._pid
         assert after is not None
         assert after != before
-        assert set(lifeline.watcher._groups) >= {first.pid, second.pid}
+        table = lifeline.watcher.table
+        assert table is not None
+        assert first.pid in table
+        assert second.pid in table
         assert first.details["lifeline"] == "watcher and mark"
         assert lifeline.watcher._pipe is not None
         os.close(lifeline.watcher._pipe)  # as if this program were gone

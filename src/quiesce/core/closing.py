@@ -262,9 +262,15 @@ class Closing:
 
     async def _last_call(self, table: dict[object, Held]) -> None:
         """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
-        for held in list(table.values()):
-            held._stop(force=True)
+        clock = self._scope._backend.clock
+        needs = {key: held._stop(force=True) for key, held in list(table.items())}
         await self._turns(table)
+        slow = {key: seconds for key, seconds in needs.items() if seconds}
+        until = clock() + max(slow.values(), default=0.0)
+        while not slow.keys().isdisjoint(table) and clock() < until:
+            await self.bell.wait(until)
+        if slow:
+            await self._turns(table)  # what has waited for those
 
     async def _turns(self, table: dict[object, Held]) -> None:
         """Give what is in the table the time to end that ending takes."""

@@ -71,8 +71,11 @@ class Held(Protocol):
     @property
     def details(self) -> Mapping[str, object]: ...
 
-    def _stop(self, *, force: bool = False) -> None:
-        """Ask it to end; may do nothing. By force: also if it is cleaning up already."""
+    def _stop(self, *, force: bool = False) -> float | None:
+        """Ask it to end; may do nothing. By force: also if it is cleaning up already.
+
+        Gives the seconds that the end takes even so, if it is more than some turns of the loop.
+        """
 
     def _swallowed(self) -> bool:
         """Tell whether it was asked to end and visibly went on as if it had not been."""

@@ -35,6 +35,8 @@ class Ended:
     def __str__(self) -> str:
         """Give one line, and the stack below it if there is one."""
         line = f"{self.kind} {self.name} · {self.age:.2f} s · started {self.where or '?'}"
+        shown = {key: str(plain(value)) for key, value in self.details.items()}
+        line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
             line += f" · {type(self.error).__name__}: {self.error}"
         return "\n".join([line, *(f"    {frame}" for frame in self.stack)])

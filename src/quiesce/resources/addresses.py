@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -12,7 +13,16 @@ from typing import Any
 
 from quiesce.errors import ArgumentError
 
-__all__ = ["Identity", "abandoned", "family_of", "identity", "ip_of", "port_of", "socket_path"]
+__all__ = [
+    "Identity",
+    "SocketFile",
+    "abandoned",
+    "family_of",
+    "identity",
+    "ip_of",
+    "port_of",
+    "socket_path",
+]
 
 # The size of sun_path, with the byte that ends it. Abstract names need no such byte.
 PATH_BYTES_MAX = 108 if sys.platform == "linux" else 104
@@ -32,7 +42,11 @@ def socket_path(what: str, path: object) -> str:
     if "\0" in name and not abstract:
         message = f"{what}: there is a NUL in the path {name!r}"
         raise ArgumentError(message)
-    size = len(os.fsencode(name))
+    try:
+        size = len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        message = f"{what}: the path {name!r} cannot be written in the system's encoding"
+        raise ArgumentError(message) from error
     size_max = PATH_BYTES_MAX if abstract else PATH_BYTES_MAX - 1
     if size > size_max:
         message = (
@@ -84,6 +98,22 @@ def identity(path: str) -> Identity | None:
     if not stat.S_ISSOCK(seen.st_mode):
         return None
     return Identity(seen.st_dev, seen.st_ino, seen.st_mtime_ns)
+
+
+class SocketFile:
+    """The file of a socket that a child is going to bind; whatever is there already is not its."""
+
+    def __init__(self, path: str) -> None:
+        """See what is there."""
+        self._path = path
+        self._before = identity(path)
+
+    def remove(self) -> None:
+        """Remove what the child has left there, unless somebody listens at it."""
+        now = identity(self._path)
+        if now is not None and now != self._before and abandoned(self._path):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # noqa: PTH108 - the path as it was given
 
 
 def abandoned(path: str) -> bool:

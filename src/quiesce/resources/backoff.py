@@ -41,11 +41,12 @@ class Backoff:
 
     def delay(self, failures: int) -> float:
         """Give the wait after so many failures in a row, in seconds."""
-        delay = 0.0 if failures <= 1 else self.first_seconds
-        for _ in range(failures - 2):
-            if delay >= self.longest_seconds or not delay:
-                break
-            delay *= self.factor
+        if failures <= 1 or not self.first_seconds:
+            return 0.0
+        try:
+            delay = self.first_seconds * float(self.factor) ** (failures - 2)
+        except OverflowError:
+            delay = math.inf
         return min(delay, self.longest_seconds)
 
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio.lowlevel
 
 from quiesce.core import arguments
-from quiesce.core.current import current_scope
 from quiesce.core.node import State
-from quiesce.core.scope import Scope
 from quiesce.errors import ChannelClosed, ChannelFull, ScopeClosed, UsageError
 from quiesce.resources.lane import Lane
+from quiesce.resources.owner import owner_of
 from quiesce.resources.statistics import ChannelStatistics, statistics
 from quiesce.resources.tap import Tap, TapLane
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from quiesce.core.backends import Waiter
+    from quiesce.core.scope import Scope
     from quiesce.resources.tap import Slow
 
 __all__ = ["Channel"]
@@ -82,12 +82,7 @@ class Channel(Lane[T], Generic[T]):
         """Make an open channel."""
         limit = arguments.size("maxsize", maxsize)
         arguments.text("name", name)
-        owner = current_scope() if scope is None else scope
-        if owner is None:
-            message = "a channel needs a scope that owns it: open one, or give scope=…"
-            raise UsageError(message)
-        arguments.instance("scope", owner, Scope)
-        owner._admit()
+        owner = owner_of("a channel", scope)
         self._limit = sys.maxsize if limit is None else limit
         frame = _getframe(1)
         if frame.f_globals.get("__name__") == "typing" and frame.f_back is not None:

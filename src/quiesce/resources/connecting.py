@@ -7,7 +7,6 @@ one is given twice the time, so that a slow answer is waited for in the end.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
@@ -36,6 +35,7 @@ ATTEMPT_SECONDS = 1.0
 STRANGER_PAUSE_SECONDS = 0.25  # looking for who it is costs more than an attempt
 HEAD_BYTES_MAX = 65536
 STATUS_MIN, STATUS_MAX = 200, 599  # below, the answer proper is still to come
+STATUSES_SHOWN_MAX = 4
 STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?:[ \r\n]|$)")
 RESET = struct.pack("ii", 1, 0)  # close without a TIME_WAIT that keeps the port
 LOCALHOST = ("127.0.0.1", "::1")
@@ -55,6 +55,7 @@ class Connecting(Probe):
 
     async def wait(self, process: Child) -> None:
         """Return when an attempt succeeds."""
+        self.obstacle = f"{self!r} has given no answer so far"
         await anyio.lowlevel.checkpoint()  # a unix socket may be connected without any wait
         pause, patience = PAUSE_SECONDS_MIN, ATTEMPT_SECONDS
         while True:
@@ -106,27 +107,19 @@ class UnixSocket(Connecting):
     def __init__(self, path: str | PathLike[str], *, check_peer: bool = True) -> None:
         self.path: str = addresses.socket_path("UnixSocket", path)
         self._check_peer = check_peer
-        self._before: addresses.Identity | None = None
 
     def __repr__(self) -> str:
         """Show the path."""
         return f"UnixSocket({self.path!r})"
 
     def prepare(self, launch: Launch) -> None:
-        """See what is there already: that is not the child's."""
-        self._before = addresses.identity(self.path)
-        launch.cleanup.append(self._remove)
+        """See to it that the socket file goes with the child."""
+        launch.cleanup.append(addresses.SocketFile(self.path).remove)
 
     async def _attempt(self, process: Child) -> None:
         with await connected(socket.AF_UNIX, self.path) as sock:
             if self._check_peer:
                 check_unix(sock, self.path, process)
-
-    def _remove(self) -> None:
-        now = addresses.identity(self.path)
-        if now is not None and now != self._before and addresses.abandoned(self.path):
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)  # noqa: PTH108 - the path as it was given
 
 
 class Tcp(Connecting):
@@ -168,7 +161,8 @@ class Http(Connecting):
     Args:
         url: `http://host:port/path`.
         status: The status that means ready, or several.
-        unix: The path of a unix socket to connect to; the URL then only names host and path.
+        unix: The path of a unix socket to connect to; the URL then only names host and path. Its
+            file goes with the process, as that of `UnixSocket` does.
         check_peer: As for `UnixSocket` and `Tcp`.
     """
 
@@ -192,6 +186,11 @@ class Http(Connecting):
         """Show the URL."""
         return f"Http({self.url!r})"
 
+    def prepare(self, launch: Launch) -> None:
+        """See to it that the socket file goes with the child, if there is to be one."""
+        if self.unix is not None:
+            launch.cleanup.append(addresses.SocketFile(self.unix).remove)
+
     async def _attempt(self, process: Child) -> None:
         if self.unix is not None:
             connecting = connected(socket.AF_UNIX, self.unix)
@@ -202,20 +201,24 @@ class Http(Connecting):
                 check_unix(sock, self.unix, process)
             elif self._check_peer:
                 check_tcp(sock, process)
+            self.obstacle = f"{self!r} takes the connection, and does not answer"
             await _send(sock, self._request)
             status = await _status(sock)
         if status not in self.status:
-            wanted = " or ".join(map(str, self.status))
+            few = len(self.status) <= STATUSES_SHOWN_MAX
+            wanted = " or ".join(map(str, self.status)) if few else "one that was asked for"
             raise NotYetError(f"{self.url} answers {status}, not {wanted}")
 
 
 def check_unix(sock: socket.socket, path: str, process: Child) -> None:
     """Refuse a unix socket that is not the child's."""
     pid = peers.peer_of(sock)
-    if pid is None or peers.descends(pid, process.pid) is not False:
+    known = None if pid is None else peers.descends(pid, process.pid)
+    if known:
         return
-    # Who called listen() need not be who accepts: the parent may have handed the socket down.
-    if peers.holds(process.pid, peers.listeners_at(path)):
+    # Who called listen() need not be who accepts: it may have handed the socket down, and ended.
+    held = peers.holds(process.pid, peers.listeners_at(path))
+    if held or (held is None and known is None):
         return
     message = f"process {pid} listens at {path!r}, not the child {process.pid}; {CALL_IT_OFF}"
     raise StrangerError(message)
@@ -264,10 +267,13 @@ async def dialled(host: str, port: int) -> socket.socket:
         except OSError as error:
             failure = error
             continue
-        if not connected_to_itself(sock):
-            return sock
+        try:
+            if not connected_to_itself(sock):
+                return sock
+            failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except OSError as error:  # it was taken, and reset in the same moment
+            failure = error
         sock.close()
-        failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     raise failure
 
 

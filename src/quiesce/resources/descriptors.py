@@ -1,18 +1,32 @@
-"""Waiting until a file descriptor can be read or written, on every backend."""
+"""File descriptors: waiting until one can be read or written, on every backend."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import fcntl
+import os
+from typing import Literal
 
 import anyio.lowlevel
 
 from quiesce.core.backends import running_backend
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["beyond_standard", "readable", "writable"]
 
-__all__ = ["readable", "writable"]
+STANDARD_MAX = 2
+
+
+def beyond_standard(fd: int) -> int:
+    """Move a descriptor that a child is to inherit, if need be, and give its number.
+
+    A program whose own standard input or output is closed gets 0, 1 or 2 for whatever it opens
+    next. In a child those are its input and outputs.
+    """
+    if fd > STANDARD_MAX:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STANDARD_MAX + 1)
+    os.close(fd)
+    return moved
 
 
 async def readable(fd: int) -> None:
@@ -20,20 +34,7 @@ async def readable(fd: int) -> None:
 
     *Cancel safety*: nothing is read, and nobody listens to the descriptor any more.
     """
-    if running_backend().name == "trio":
-        import trio  # noqa: PLC0415 - trio is optional
-
-        await trio.lowlevel.wait_readable(fd)
-        return
-    # A cancel scope's cancellation comes by a callback: a descriptor that is ready would be first.
-    await anyio.lowlevel.checkpoint_if_cancelled()
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-    loop.add_reader(fd, _waker(woken))
-    try:
-        await woken
-    finally:
-        loop.remove_reader(fd)
+    await _wait_to("read", fd)
 
 
 async def writable(fd: int) -> None:
@@ -41,24 +42,30 @@ async def writable(fd: int) -> None:
 
     *Cancel safety*: nothing is written, and nobody listens to the descriptor any more.
     """
-    if running_backend().name == "trio":
-        import trio  # noqa: PLC0415 - trio is optional
+    await _wait_to("write", fd)
 
-        await trio.lowlevel.wait_writable(fd)
+
+async def _wait_to(act: Literal["read", "write"], fd: int) -> None:
+    if running_backend().name == "trio":
+        from trio import lowlevel  # noqa: PLC0415 - trio is optional
+
+        await (lowlevel.wait_readable if act == "read" else lowlevel.wait_writable)(fd)
         return
+    # A cancel scope's cancellation comes by a callback: a descriptor that is ready would be first.
     await anyio.lowlevel.checkpoint_if_cancelled()
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
-    loop.add_writer(fd, _waker(woken))
-    try:
-        await woken
-    finally:
-        loop.remove_writer(fd)
 
-
-def _waker(woken: asyncio.Future[None]) -> Callable[[], None]:
     def wake() -> None:
         if not woken.done():  # the loop calls again for as long as the waiter has not run
             woken.set_result(None)
 
-    return wake
+    if act == "read":
+        watch, unwatch = loop.add_reader, loop.remove_reader
+    else:
+        watch, unwatch = loop.add_writer, loop.remove_writer
+    watch(fd, wake)
+    try:
+        await woken
+    finally:
+        unwatch(fd)

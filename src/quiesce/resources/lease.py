@@ -57,6 +57,7 @@ class Lease(Generic[R]):
         self._task = node._backend.task()
         self._hold = Hold(node, "lease", str(self._key), details, *place, self._revoke)
         node._insert(self._hold, self._hold)
+        self._pool._leases[self] = None
         try:
             runner = await self._obtain()
         except BaseException:
@@ -91,6 +92,7 @@ class Lease(Generic[R]):
         self._end()
 
     def _end(self) -> None:
+        self._pool._leases.pop(self, None)
         if self._slot is not None:
             self._pool._leave(self, self._slot)
         if self._hold is not None:

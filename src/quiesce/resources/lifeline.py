@@ -1,14 +1,14 @@
 """What ends the child processes if this program is killed and cannot do so itself.
 
 One watcher for each program that starts processes: a small child of its own, in a session of its
-own, that reads a pipe whose other end only this program has. It is told of each process group.
-When the pipe breaks, however this program ended, the watcher kills the groups that it knows of,
-and goes.
+own, that reads a pipe whose other end only this program has. When the pipe breaks, however this
+program ended, the watcher kills the process groups that stand in a table, and goes. The table is
+memory that both share: to enter a group wakes nobody, so it costs a start next to nothing.
 
-On Linux it then also looks for processes whose environment has this program's mark: those that
-left their group (`setsid`), and one that was forked in the moment in which its owner was killed.
-What changes its environment at the start and leaves its group escapes, as does what runs as
-another user.
+On Linux the watcher then also looks for processes whose environment has this program's mark: those
+that left their group (`setsid`), and one that was forked in the moment in which its owner was
+killed. What changes its environment at the start and leaves its group escapes, as does what runs
+as another user.
 
 `PR_SET_PDEATHSIG` is no help: it needs code between fork and exec, it fires when the *thread*
 that forked ends, and it does not reach grandchildren.
@@ -16,35 +16,37 @@ that forked ends, and it does not reach grandchildren.
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import secrets
 import sys
-from contextlib import suppress
+import tempfile
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from quiesce.core.node import logger
 
-MARK = "QUIESCE_LIFELINE"
-_NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-# Run by an interpreter of its own, without site-packages. A line is "+group" or "-group".
+MARK = "QUIESCE_LIFELINE"
+_GROUPS_MAX = 64 * 1024  # in the table; whoever has more processes has their marks
+_NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
+_NUMBERS_MIN = 10  # of the files handed to it, so that none is in the way of its first four
+
+# Run by an interpreter of its own, without site-packages. 0 is the pipe, 3 the table.
 WATCHER = """
-import os, signal, sys
+import array, os, signal, sys
 mark = sys.argv[1].encode()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
     signal.signal(number, signal.SIG_IGN)
-os.closerange(3, int(sys.argv[2]))
-groups = {}
-with open(0, "rb", buffering=0) as pipe:
-    rest = b""
-    while data := pipe.read(65536):
-        *lines, rest = (rest + data).split(b"\\n")
-        for line in lines:
-            group = int(line[1:])
-            if line[:1] == b"+":
-                groups[group] = None
-            else:
-                groups.pop(group, None)
-for group in groups:
+os.closerange(4, int(sys.argv[2]))
+while os.read(0, 1):
+    pass
+table = array.array("i")
+table.frombytes(os.pread(3, os.fstat(3).st_size, 0))
+for group in filter(None, table):
     try:
         os.killpg(group, signal.SIGKILL)
     except OSError:
@@ -70,70 +72,113 @@ for _ in range(100):  # what is being forked while we look is found the next tim
 """
 
 
+class Table:
+    """The process groups that are to end with this program, where the watcher can read them."""
+
+    def __init__(self) -> None:
+        """Make a file without a name; `OSError` if there can be none."""
+        size = _GROUPS_MAX * 4
+        with _nameless_file() as fd:
+            os.ftruncate(fd, size)
+            self._memory = mmap.mmap(fd, size)
+            self.fd: int = _high(fd)
+        self._entries = memoryview(self._memory).cast("i")
+        self._places: dict[int, int] = {}
+        self._free = list(range(_GROUPS_MAX - 1, -1, -1))
+
+    def __contains__(self, group: int) -> bool:
+        """Tell whether a group is in it."""
+        return group in self._places
+
+    def add(self, group: int) -> bool:
+        """Enter a group; False if the table is full."""
+        if not self._free:
+            return False
+        place = self._places[group] = self._free.pop()
+        self._entries[place] = group
+        return True
+
+    def remove(self, group: int) -> None:
+        """Strike a group out. Idempotent."""
+        place = self._places.pop(group, None)
+        if place is not None:
+            self._entries[place] = 0
+            self._free.append(place)
+
+    def close(self) -> None:
+        """Let go of the memory; whoever shares it keeps it."""
+        os.close(self.fd)
+        self._entries.release()
+        self._memory.close()
+
+
 class Watcher:
     """This program's end of the lifeline."""
 
     def __init__(self) -> None:
         self.token: str = secrets.token_hex(16)
-        self._groups: dict[int, None] = {}
+        self.table: Table | None = None
         self._pipe: int | None = None
         self._pid: int | None = None
         self._failed = False
 
+    def prepare(self) -> None:
+        """Have it run, before a fork: the mark is enough for it if this program is killed then."""
+        try:
+            if self.table is None:
+                self.table = Table()
+            if not self._runs():
+                self._restart(self.table)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("no watcher for child processes: %s", error)
+            self._failed = True
+
     def add(self, group: int) -> str:
         """Have it end a group; tells by which means."""
-        self._groups[group] = None
-        if self._pipe is None or not self._write(f"+{group}\n"):
-            self._restart()
-        if self._pipe is None:
+        if self.table is None or self._pid is None:
             return "none"
-        return "watcher and mark" if sys.platform == "linux" else "watcher"
+        entered = self.table.add(group)
+        means = (["watcher"] if entered else []) + (["mark"] if sys.platform == "linux" else [])
+        return " and ".join(means) or "none"
 
     def remove(self, group: int) -> None:
         """Have it forget a group, before its number may be another's."""
-        known = self._groups.pop(group, self) is None
-        if known and self._pipe is not None and not self._write(f"-{group}\n"):
-            self._restart()
+        if self.table is not None:
+            self.table.remove(group)
 
     def forget_everything(self) -> None:
         """Have nothing to do with the parent's watcher: in a fork of this program."""
         if self._pipe is not None:
             os.close(self._pipe)
+        if self.table is not None:
+            self.table.close()
         self.__init__()  # type: ignore[misc]  # as if it were new
 
-    def _write(self, text: str) -> bool:
-        assert self._pipe is not None  # noqa: S101 - checked by the callers
+    def _runs(self) -> bool:
+        if self._pid is None:
+            return False
         try:
-            os.write(self._pipe, text.encode())
-        except BlockingIOError:  # it has not read for thousands of processes
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+        except ChildProcessError:  # somebody else has reaped it
+            self._pid = None
             return False
-        except BrokenPipeError:
-            return False
-        return True
 
-    def _restart(self) -> None:
-        """Start a watcher, and tell it of all groups; the one before it has gone, or is stuck."""
+    def _restart(self, table: Table) -> None:
+        """Start a watcher; the one before it has gone."""
         self._end()
-        if not self._groups:
-            return  # with the next process
+        theirs, ours = os.pipe()
         try:
-            theirs, ours = os.pipe()
-            try:
-                self._pid = _spawn(theirs, f"{MARK}={self.token}")
-            finally:
-                os.close(theirs)
-        except OSError as error:
-            if not self._failed:
-                logger.warning("no watcher for child processes: %s", error)
-            self._failed = True
-            return
-        os.set_blocking(ours, False)
+            self._pid = _spawn(theirs, table.fd, f"{MARK}={self.token}")
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
         self._pipe = ours
-        for group in self._groups:
-            self._write(f"+{group}\n")
 
     def _end(self) -> None:
-        """Bury the watcher before; it is killed first, or it would end the groups."""
+        """End and bury the watcher. It is killed before its pipe breaks, or it would do its work."""
         if self._pid is not None:
             with suppress(OSError):
                 os.kill(self._pid, 9)  # ours, and not reaped: the number is not another's
@@ -144,18 +189,41 @@ class Watcher:
             self._pipe = None
 
 
-def _spawn(stdin: int, mark: str) -> int:
-    """Start the watcher; it has no environment, so no mark, and no files of ours."""
+@contextmanager
+def _nameless_file() -> Iterator[int]:
+    """Open a file in memory, or else one that has lost its name, until the end of the block."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("quiesce", os.MFD_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
+
+
+def _high(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _NUMBERS_MIN)
+
+
+def _spawn(stdin: int, table: int, mark: str) -> int:
+    """Start the watcher; it has no environment, so no mark, and no files of ours but these."""
     if not sys.executable:
         message = "sys.executable is not known"
         raise OSError(message)
     argv = [sys.executable, "-I", "-S", "-c", WATCHER, mark, str(_NUMBERS_MAX)]
-    actions = [
-        (os.POSIX_SPAWN_DUP2, stdin, 0),
-        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-    ]
-    return os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
+    pipe = _high(stdin)
+    try:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, pipe, 0),
+            (os.POSIX_SPAWN_DUP2, table, 3),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        return os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
+    finally:
+        os.close(pipe)
 
 
 watcher: Watcher = Watcher()
@@ -163,7 +231,8 @@ os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark(environment: dict[str, str]) -> None:
-    """Mark a process to be, and all that it starts, as this program's."""
+    """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
+    watcher.prepare()
     environment[MARK] = watcher.token
 
 

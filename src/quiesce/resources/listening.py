@@ -12,11 +12,12 @@ import errno
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quiesce.core import arguments
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.resources import addresses
+from quiesce.resources.descriptors import beyond_standard
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -27,15 +28,17 @@ __all__ = ["Listener"]
 
 VARIABLE = "LISTEN_FD"
 BACKLOG = 128
+BACKLOG_MAX = 65535  # systems have a limit of their own, below that
 USER_ONLY = 0o600
+MODE_MAX = 0o777
 
 
 class Listener:
     """A listening socket, made by `Listener.unix` or `Listener.tcp`.
 
-    The child inherits it under the number that `fileno()` gives here, for its command line, and
-    that is in its environment variable `LISTEN_FD`. (The variables of systemd's socket activation
-    name the child's id, which nobody knows before the fork; they are not set.)
+    The child inherits it, as a blocking one, under the number that `fileno()` gives here, for its
+    command line, and that is in its environment variable `LISTEN_FD`. (The variables of systemd's
+    socket activation name the child's id, which nobody knows before the fork; they are not set.)
 
     It is closed, and its socket file is removed, when the process is gone; one made with
     `keep=True` stays, for the next process, and is closed by `close()` or `with`.
@@ -47,6 +50,7 @@ class Listener:
         self.path: str | None = path
         """The path of a unix socket."""
         self._identity = None if path is None else addresses.identity(path)
+        self._address: tuple[Any, ...] = () if path is not None else sock.getsockname()
 
     @classmethod
     def unix(
@@ -71,28 +75,29 @@ class Listener:
         cannot be bound.
         """
         name = addresses.socket_path("Listener.unix", path)
-        length = arguments.size("backlog", backlog)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bits, length = _mode(mode), _length(backlog)
+        sock = _socket(socket.AF_UNIX)
         try:
             if sys.platform == "linux":
-                os.fchmod(sock.fileno(), mode)  # goes over to the file, so that it is never open
+                os.fchmod(sock.fileno(), bits)  # goes over to the file: it is never open to more
             try:
                 sock.bind(name)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or not _make_room(name):
                     raise
                 sock.bind(name)
-            if sys.platform != "linux":
-                os.chmod(name, mode)  # noqa: PTH101 - the path as it was given
-            sock.listen(length or BACKLOG)
-            sock.settimeout(0)
         except OSError as error:
             sock.close()
             raise OSError(error.errno, error.strerror, name) from None
-        except BaseException:
-            sock.close()
-            raise
-        return cls(sock, path=name, keep=keep)
+        listener = cls(sock, path=name, keep=keep)
+        try:
+            if not name.startswith("\0"):
+                os.chmod(name, bits)  # noqa: PTH101 - the path as it was given; the umask took from it
+            sock.listen(length)
+        except OSError as error:
+            listener.close()
+            raise OSError(error.errno, error.strerror, name) from None
+        return listener
 
     @classmethod
     def tcp(
@@ -114,17 +119,16 @@ class Listener:
         if address is None:
             raise ArgumentError(f"Listener.tcp needs an IP address or 'localhost', not {text!r}")
         number = addresses.port_of("Listener.tcp", port, lowest=0)
-        length = arguments.size("backlog", backlog)
-        sock = socket.socket(addresses.family_of(address), socket.SOCK_STREAM)
+        length = _length(backlog)
+        sock = _socket(addresses.family_of(address))
         try:
             # Else the port of a server that has just ended could not be had again for a minute.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, number))
-            sock.listen(length or BACKLOG)
-            sock.settimeout(0)
-        except BaseException:
+            sock.listen(length)
+        except OSError as error:
             sock.close()
-            raise
+            raise OSError(error.errno, error.strerror, f"{address}:{number}") from None
         return cls(sock, keep=keep)
 
     def __repr__(self) -> str:
@@ -144,7 +148,7 @@ class Listener:
         """The host and port of a TCP listener."""
         if self.path is not None:
             raise UsageError(f"{self!r} is a unix socket: it has a path, and no port")
-        host, port = self._sock.getsockname()[:2]
+        host, port = self._address[:2]
         return str(host), int(port)
 
     @property
@@ -162,8 +166,12 @@ class Listener:
         """Hand it down; from now on the process's end is its end, unless it is kept."""
         launch.pass_fds.append(self.fileno())
         launch.env[VARIABLE] = str(self.fileno())
+        launch.cleanup.append(self.let_go)
+
+    def let_go(self) -> None:
+        """Close it unless it is kept: the process that it was for is gone, or never came."""
         if not self._keep:
-            launch.cleanup.append(self.close)
+            self.close()
 
     def close(self) -> None:
         """Close it, and remove its socket file if it is still ours. Does nothing the second time."""
@@ -182,6 +190,24 @@ class Listener:
     def __exit__(self, *exc: object) -> None:
         """Close it."""
         self.close()
+
+
+def _mode(mode: object) -> int:
+    """Check who may connect."""
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MODE_MAX:
+        message = f"the mode of Listener.unix must be one like 0o600, not {mode!r}"
+        raise ArgumentError(message)
+    return mode
+
+
+def _length(backlog: object) -> int:
+    """Check the length of a queue."""
+    return min(arguments.size("backlog", backlog) or BACKLOG, BACKLOG_MAX)
+
+
+def _socket(family: socket.AddressFamily) -> socket.socket:
+    """Make a socket whose number can be the same in a child."""
+    return socket.socket(fileno=beyond_standard(socket.socket(family).detach()))
 
 
 def _make_room(path: str) -> bool:

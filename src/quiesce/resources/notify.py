@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from quiesce.errors import UsageError
-from quiesce.resources import peers
+from quiesce.resources import addresses, peers
 from quiesce.resources.descriptors import readable
 from quiesce.resources.ready import Child, Launch, Probe
 
@@ -43,8 +43,9 @@ class Notify(Probe):
     programs are used to: it never has to wait for a reader.
 
     Args:
-        abstract: Whether the name is an abstract one; False for a child in another network
-            namespace. By default, True on Linux.
+        abstract: Whether the name is an abstract one, which the variable tells by an `@` in front.
+            False for a child in another network namespace, and for one that takes the variable
+            for a path whatever it begins with. By default, True on Linux.
         check_peer: As for `UnixSocket`.
     """
 
@@ -55,6 +56,7 @@ class Notify(Probe):
         self._check_peer = check_peer
         self._sock: socket.socket | None = None
         self._folder: str | None = None
+        self._name = self._silent = ""
         self._prepared = self._waiting = False
 
     def __repr__(self) -> str:
@@ -76,14 +78,13 @@ class Notify(Probe):
         if hasattr(socket, "SO_PASSCRED"):  # before a message can arrive without a sender
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         if self._abstract:
-            name = f"quiesce-{secrets.token_hex(16)}"
-            self._sock.bind(f"\0{name}")
-            launch.env[VARIABLE] = f"@{name}"
+            self._name = f"@quiesce-{secrets.token_hex(16)}"
+            self._sock.bind(self._name.replace("@", "\0", 1))
         else:
             self._folder = tempfile.mkdtemp(prefix="quiesce-")
-            path = str(Path(self._folder) / "notify")
-            self._sock.bind(path)
-            launch.env[VARIABLE] = path
+            self._name = addresses.socket_path("Notify", Path(self._folder) / "notify")
+            self._sock.bind(self._name)
+        launch.env[VARIABLE] = self._name
 
     async def wait(self, process: Child) -> None:
         """Return when the message has come."""
@@ -93,7 +94,7 @@ class Notify(Probe):
         if sock is None:  # the process was gone before we came here
             await anyio.sleep_forever()
             return
-        self.obstacle = "it has not sent READY=1"
+        self.obstacle = self._silent = f"it has not sent READY=1 to {self._name}"
         self._waiting = True
         try:
             while True:
@@ -120,7 +121,7 @@ class Notify(Probe):
         for word in words:
             if word.startswith(b"STATUS="):
                 text = word.removeprefix(b"STATUS=").decode("utf-8", "replace")
-                self.obstacle = f"it has not sent READY=1; its status is {text!r}"
+                self.obstacle = f"{self._silent}; its status is {text!r}"
         return b"READY=1" in words
 
     def _refused(self, ancillary: list[tuple[int, int, bytes]], process: Child) -> str | None:

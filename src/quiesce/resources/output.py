@@ -314,7 +314,7 @@ def sink_of(logs: Logs, name: str, cleanup: list[Callable[[], None]]) -> Sink | 
     if isinstance(logs, os.PathLike):
         try:
             file = LogFile(Path(logs))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a NUL in the path
             message = f"cannot write logs to {os.fspath(logs)!r}: {error}"
             raise SpawnFailed(message) from error
         cleanup.append(file.close)

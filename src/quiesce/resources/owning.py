@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from quiesce.core import sites
 from quiesce.core.gate import Gate
-from quiesce.core.node import Graveyard, logger
+from quiesce.core.node import logger
 from quiesce.errors import UsageError
 from quiesce.resources import lifeline, reaping, spawning
 from quiesce.resources.output import Outputs
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 _KILLED_SECONDS = 5.0  # that a killed process may take to be gone, before it is called stuck
 _HURRY_SECONDS = 0.5  # of grace, when the event loop itself is ending
-_DYING_SECONDS = 0.05  # to block for a process killed at the very end of a close
+_DYING_SECONDS = (
+    0.5  # to wait for a process killed at the very end of a close: it takes about 0.001
+)
 _RESERVE_SECONDS = 0.5  # of a close's time, for killing and reaping what has not stopped
 _RESERVE_SHARE = 0.25  # of a short one's
 _TICK_SECONDS_MIN = 0.001
@@ -290,11 +292,9 @@ class OwnedProcess:
             found["returncode"] = self._returncode
         return {**found, "lifeline": self._lifeline}
 
-    def _stop(self, *, force: bool = False) -> None:
+    def _stop(self, *, force: bool = False) -> float:
         self._ask(BY_THE_CLOSE, 0.0 if force else self._grace)
-        if force and not self._exited and not isinstance(self._node, Graveyard):
-            # There are only some turns of the loop left, and it takes longer to die.
-            spawning.await_death(self.pid, _DYING_SECONDS)
+        return 0.0 if self._settled.is_open else _DYING_SECONDS
 
     def _swallowed(self) -> bool:
         return False  # the owner sees to that

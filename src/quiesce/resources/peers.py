@@ -5,8 +5,9 @@ A probe that only connects takes an old server at the same address for the new o
 - `SO_PEERCRED` of a unix connection names the process that called `listen()`; `SCM_CREDENTIALS` of
   a datagram names its sender. It is the child if it is in the child's session or process group, or
   descends from it.
-- For TCP, and for a unix listener that was made by another (the parent, who handed it down), the
-  tables below /proc/net name the listening socket, and /proc/PID/fd who holds it.
+- For TCP, and for a unix listener that was made by another (the parent, who handed it down, or one
+  that has ended since), the tables below /proc/net name the listening socket, and /proc/PID/fd who
+  holds it.
 
 Each answer is True, False, or None: the system cannot tell (the process has ended, is another
 user's, or /proc is not there), and then nobody is refused.
@@ -22,7 +23,12 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Kin = tuple[int, int, int]
 
 __all__ = ["SENDER", "descends", "holds", "listeners_at", "listeners_on", "peer_of"]
 
@@ -31,7 +37,8 @@ SENDER = struct.Struct("3i")
 GENERATIONS_MAX = 64
 LISTENING_TCP = "0A"
 LISTENING_UNIX = 0x10000
-PROC = Path("/proc")
+PROC = "/proc"
+MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address, as one of IPv6
 
 
 def peer_of(sock: socket.socket) -> int | None:
@@ -49,82 +56,101 @@ def peer_of(sock: socket.socket) -> int | None:
 
 def descends(pid: int, child: int) -> bool | None:
     """Tell whether a process is the child, of its session or group, or descends from it."""
+    return _descends(pid, child, _kin)
+
+
+def _descends(pid: int, child: int, kin_of: Callable[[int], Kin | None]) -> bool | None:
     if pid <= 0:
         return False
-    forebear: int | None = pid
+    forebear = pid
     for _ in range(GENERATIONS_MAX):
-        if forebear is None or forebear <= 1:
-            break
-        if child == forebear or child in _circles(forebear):
+        if forebear == child:
             return True
-        forebear = _parent(forebear)
-    return None if _parent(pid) is None else False
+        kin = kin_of(forebear)
+        if kin is None and forebear == pid:
+            return None
+        if kin is None:
+            forebear = pid  # one between has just ended: what was its child has another parent now
+            continue
+        if child in kin:
+            return True
+        forebear = kin[0]
+        if forebear <= 1:
+            break
+    return False
 
 
-def _circles(pid: int) -> set[int]:
-    """Give the session and the group of a process."""
-    with suppress(OSError):  # it has ended
-        return {os.getsid(pid), os.getpgid(pid)}
-    return set()
-
-
-def _parent(pid: int) -> int | None:
+def _kin(pid: int) -> Kin | None:
+    """Give the parent, the group and the session of a process; None: it has ended, or is hidden."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+        with open(f"{PROC}/{pid}/stat", "rb") as file:  # noqa: PTH123 - for each process: be quick
+            text = file.read()
     except OSError:
         return None
     # The name, in parentheses, may have any characters in it.
-    return int(text.rpartition(")")[2].split()[1])
+    _, parent, group, session, *_ = text.rpartition(b")")[2].split()
+    return int(parent), int(group), int(session)
 
 
 def listeners_at(path: str) -> set[int]:
     """Give the inodes of the unix sockets that listen under a path (with a NUL in front: an abstract one)."""
     shown = "@" + path[1:].replace("\0", "@") if path.startswith("\0") else path
     found = set()
-    for row in _table("unix"):
-        fields = row.split(maxsplit=7)
+    for row in _rows("unix"):
+        fields = row.rstrip("\n").split(maxsplit=7)
         if len(fields) == 8 and fields[7] == shown and int(fields[3], 16) & LISTENING_UNIX:  # noqa: PLR2004 - columns
             found.add(int(fields[6]))
     return found
 
 
 def listeners_on(host: str, port: int) -> set[int]:
-    """Give the inodes of the TCP sockets that take connections to an address.
+    """Give the inodes of the TCP sockets that take connections to an address."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for table in ("tcp", "tcp6"):
+        for local, inode in _listening(table):
+            found.setdefault((table, local), set()).add(inode)
+    for table, packed in _takers(host):
+        # Words in the machine's own byte order.
+        words = (f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
+        inodes = found.get((table, f"{''.join(words)}:{port:04X}"))
+        if inodes:
+            return inodes
+    return set()
 
-    One for the very address goes before one for all addresses, as in the kernel.
+
+def _takers(host: str) -> list[tuple[str, bytes]]:
+    """Name who takes connections to an address, in the order in which the kernel asks.
+
+    One for the very address goes before one for all addresses, and a socket of IPv4 before one of
+    IPv6 that takes IPv4 as well.
     """
-    exact: set[int] = set()
-    wild: set[int] = set()
-    addresses = _as_shown(host)
-    for row in (*_table("tcp"), *_table("tcp6")):
-        fields = row.split()
-        if len(fields) > 9 and fields[3] == LISTENING_TCP:  # noqa: PLR2004 - columns
-            address, _, number = fields[1].partition(":")
-            if int(number, 16) != port:
-                continue
-            if address in addresses:
-                exact.add(int(fields[9]))
-            elif not address.strip("0"):
-                wild.add(int(fields[9]))
-    return exact or wild
-
-
-def _as_shown(host: str) -> set[str]:
-    """Write an address as the tables do: words in the machine's own byte order."""
     if ":" in host:
-        packed = [socket.inet_pton(socket.AF_INET6, host.partition("%")[0])]
+        address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
     else:
-        four = socket.inet_pton(socket.AF_INET, host)
-        packed = [four, bytes(10) + b"\xff\xff" + four]  # an IPv6 socket may take IPv4 as well
-    return {"".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", one)) for one in packed}
+        address = MAPPED + socket.inet_pton(socket.AF_INET, host)
+    if not address.startswith(MAPPED):
+        return [("tcp6", address), ("tcp6", bytes(16))]
+    four = address.removeprefix(MAPPED)
+    return [("tcp", four), ("tcp6", address), ("tcp", bytes(4)), ("tcp6", bytes(16))]
 
 
-def _table(name: str) -> list[str]:
-    try:
-        text = (PROC / "self" / "net" / name).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return []
-    return text.split("\n")[1:]
+def _listening(table: str) -> Iterator[tuple[str, int]]:
+    """Give the local address, as the table shows it, and the inode of each listening socket."""
+    for row in _rows(table):
+        fields = row.split()
+        if len(fields) < 10 or fields[3] != LISTENING_TCP:  # noqa: PLR2004 - columns
+            return  # the kernel promises that these come first; there may be very many others
+        yield fields[1], int(fields[9])
+
+
+def _rows(table: str) -> Iterator[str]:
+    path = f"{PROC}/self/net/{table}"
+    with (
+        suppress(OSError),
+        open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file,  # noqa: PTH123 - as above
+    ):
+        next(file, None)  # the names of the columns
+        yield from file
 
 
 def holds(child: int, inodes: set[int]) -> bool | None:
@@ -147,7 +173,8 @@ def holds(child: int, inodes: set[int]) -> bool | None:
 
 def _descendants(child: int) -> list[int]:
     pids = [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 - only names
-    return [pid for pid in pids if pid != child and descends(pid, child)]
+    kin = {pid: _kin(pid) for pid in pids}  # each is asked once, also if many descend from it
+    return [pid for pid in pids if pid != child and _descends(pid, child, kin.get)]
 
 
 def _has_open(pid: int, wanted: set[str]) -> bool | None:

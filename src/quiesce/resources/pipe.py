@@ -7,15 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quiesce.core import arguments
-from quiesce.core.current import current_scope
-from quiesce.core.scope import Scope
-from quiesce.errors import JobCancelled, UsageError
+from quiesce.errors import JobCancelled
 from quiesce.resources.channel import Channel
+from quiesce.resources.owner import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from quiesce.core.job import Job
+    from quiesce.core.scope import Scope
 
 __all__ = ["Pipe", "pipe"]
 
@@ -50,11 +50,7 @@ def pipe(
     """
     for fn in (producer, reader):
         arguments.check_callable(fn, "pipe")
-    owner = current_scope() if scope is None else scope
-    if owner is None:
-        message = "a pipe needs a scope that owns it: open one, or give scope=…"
-        raise UsageError(message)
-    arguments.instance("scope", owner, Scope)
+    owner = owner_of("a pipe", scope)
     channel: Channel[T] = Channel(maxsize, name=name, scope=owner)
     made = Pipe(owner, producer, reader, channel)
     frame = sys._getframe(1)

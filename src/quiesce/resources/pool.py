@@ -10,76 +10,52 @@ What holds, besides the invariants of the core:
 - Each runner's own job ends it (see `slot`): its idle time, its release, a drain and a close only
   tell that job, so they cannot be in each other's way.
 - The tables are changed without an await, and in the event loop only.
+- Nothing is begun once the close has begun: what was queued by then is told of it.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Hashable
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import anyio
 
 from quiesce.core import arguments
-from quiesce.core.current import current_scope
 from quiesce.core.node import State, logger
 from quiesce.errors import ArgumentError, RunnerReleased, ScopeClosed, StartFailed, UsageError
 from quiesce.resources.backoff import Backoff, Histories
 from quiesce.resources.lease import Lease
-from quiesce.resources.slot import KILL_SECONDS, Runner, Slot, Stage, checked
+from quiesce.resources.owner import owner_of
+from quiesce.resources.pool_stats import PoolStats
+from quiesce.resources.program import Program, check_shared, runner_of
+from quiesce.resources.slot import KILL_SECONDS, Runner, Slot, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextvars import Context
     from types import CodeType
 
     from quiesce.core.node import Node
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
+    from quiesce.resources.process import Process
 
-__all__ = ["PoolStats", "Runner", "RunnerPool"]
+__all__ = ["Runner", "RunnerPool"]
 
-K = TypeVar("K", bound="Hashable")
+K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 R = TypeVar("R", bound=Runner)
 
 _BACKOFF = Backoff()
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """How a pool stands, and what it has done so far."""
-
-    ready: int
-    """Runners that run, leased or idle."""
-    idle: int
-    """Those of them that nobody has leased."""
-    starting: int
-    """Runners that are being started."""
-    queued: int
-    """Keys whose runner waits for room, for the end of the last one, or for its back-off."""
-    stopping: int
-    """Runners that are being stopped, or whose start is being cancelled."""
-    leases: int
-    """Leases held."""
-    waiting: int
-    """Leases that wait for a runner."""
-    started: int
-    """Runners that became ready."""
-    failed: int
-    """Starts that failed."""
-    crashed: int
-    """Runners that ended although nobody had asked for it."""
-    reaped: int
-    """Runners that were ended because they were idle for too long, or their room was wanted."""
-
-
-class RunnerPool(Generic[K, R]):
+class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
     """Keeps one runner a key, for whoever leases it.
 
     ```python
-    pool = RunnerPool(start_runner, max=20, idle_seconds=300)
+    pool = RunnerPool(Program(["runner"]), max=20, idle_seconds=300)
     async with pool.lease(conversation) as runner:
         ...
     ```
@@ -88,9 +64,13 @@ class RunnerPool(Generic[K, R]):
     starts, that scope is busy; runners are services.
 
     Args:
-        factory: An async function that starts the runner of a key. It is called by a job of the
-            pool, one call a key at a time. When it raises, also because it was cancelled,
-            nothing may be left of the runner.
+        factory: A `Program`, for all keys; a function of the key that gives a `Program`; or an
+            async function of the key that gives a runner. A program is started in the pool's
+            scope, with the pool's grace, under the key's name; it finds the key in the environment
+            variable `QUIESCE_RUNNER_KEY`. A function is called by a job of the pool, one call a
+            key at a time. When it raises, also because it was cancelled, nothing may be left of
+            the runner. What only one process can have (a listener, the address that a probe
+            connects to, a log file) is refused in a program for all keys.
         max: How many runners there may be, those among them that start or stop. Beyond that, the
             runner that was idle longest has to go, and keys wait in the order in which they came.
             A runner that is in use may be joined at any time.
@@ -101,9 +81,49 @@ class RunnerPool(Generic[K, R]):
         name: What it is called in frontiers, reports and errors.
     """
 
+    @overload
+    def __init__(
+        self: RunnerPool[Hashable, Process],
+        factory: Program,
+        /,
+        *,
+        max: int | None = None,
+        idle_seconds: float | None = 300.0,
+        grace: float = 5.0,
+        restart: Backoff | None = _BACKOFF,
+        scope: Scope | None = None,
+        name: str = "pool",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: RunnerPool[K_contra, Process],
+        factory: Callable[[K_contra], Program | Awaitable[Program]],
+        /,
+        *,
+        max: int | None = None,
+        idle_seconds: float | None = 300.0,
+        grace: float = 5.0,
+        restart: Backoff | None = _BACKOFF,
+        scope: Scope | None = None,
+        name: str = "pool",
+    ) -> None: ...
+    @overload
     def __init__(
         self,
-        factory: Callable[[K], Awaitable[R]],
+        factory: Callable[[K_contra], Awaitable[R]],
+        /,
+        *,
+        max: int | None = None,
+        idle_seconds: float | None = 300.0,
+        grace: float = 5.0,
+        restart: Backoff | None = _BACKOFF,
+        scope: Scope | None = None,
+        name: str = "pool",
+    ) -> None: ...
+    def __init__(
+        self,
+        factory: Program | Callable[[K_contra], Any],
+        /,
         *,
         max: int | None = None,  # noqa: A002 - the word for it
         idle_seconds: float | None = 300.0,
@@ -113,7 +133,10 @@ class RunnerPool(Generic[K, R]):
         name: str = "pool",
     ) -> None:
         """Open a scope for the runners, below `scope`."""
-        arguments.check_callable(factory, "RunnerPool")
+        if isinstance(factory, Program):
+            check_shared(factory)
+        else:
+            arguments.check_callable(factory, "RunnerPool")
         if restart is not None:
             arguments.instance("restart", restart, Backoff)
         limit = arguments.size("max", max)
@@ -126,19 +149,19 @@ class RunnerPool(Generic[K, R]):
         if self._grace == math.inf:
             message = "grace must have an end: a runner that ignores it would never be killed"
             raise ArgumentError(message)
-        parent = current_scope() if scope is None else scope
-        if parent is None:
-            message = "a RunnerPool belongs to a scope: open one around it, or give scope="
-            raise UsageError(message)
-        self._node: Scope = parent.child(name, cleanup=self._grace + KILL_SECONDS)
+        self._node: Scope = owner_of("a RunnerPool", scope).child(
+            name, cleanup=self._grace + KILL_SECONDS
+        )
+        frame = sys._getframe(1)
+        self._node._code, self._node._offset = frame.f_code, frame.f_lasti  # not this line here
         self._node._register(self)
         self._context: Context = copy_context()
-        self._slots: dict[
-            Hashable, Slot[R]
-        ] = {}  # the one of each key that may be leased, or will be
+        # The one of each key that may be leased, or will be.
+        self._slots: dict[Hashable, Slot[R]] = {}
         self._ending: dict[Hashable, dict[Slot[R], None]] = {}
         self._queue: dict[Slot[R], None] = {}
         self._idle: dict[Slot[R], None] = {}  # longest first
+        self._leases: dict[Lease[R], None] = {}  # all, also those whose runner is gone
         self._revoked: list[Lease[R]] = []  # that wait, but not for a runner any more
         self._rooms = 0
         self._histories = Histories(restart)
@@ -146,7 +169,7 @@ class RunnerPool(Generic[K, R]):
 
     # For everyone.
 
-    def lease(self, key: K) -> Lease[R]:
+    def lease(self, key: K_contra) -> Lease[R]:
         """Use the runner of a key for a block; it is started if there is none.
 
         ```python
@@ -163,14 +186,10 @@ class RunnerPool(Generic[K, R]):
         *Raises*: `StartFailed`; `RunnerReleased`; `ScopeClosed` if the closing has begun, except
         for work that is being drained.
         """
-        try:
-            hash(key)
-        except TypeError as error:
-            message = f"a key must be hashable, which {key!r} is not"
-            raise ArgumentError(message) from error
+        _check_key(key)
         return Lease(self, key, sys._getframe(1))
 
-    async def release(self, key: K) -> bool:
+    async def release(self, key: K_contra) -> bool:
         """End the runner of a key, leased or not, or its start; False if there is none.
 
         Those who wait for its start get `RunnerReleased`. It returns when the runner is gone.
@@ -180,6 +199,7 @@ class RunnerPool(Generic[K, R]):
 
         *Raises*: `UsageError` from inside the factory, which would wait for itself.
         """
+        _check_key(key)
         self._node._check_here("release a runner of")
         current = self._slots.get(key)
         slots = [*self._ending.get(key, ()), *([] if current is None else [current])]
@@ -208,10 +228,9 @@ class RunnerPool(Generic[K, R]):
         """
         self._node._check_here("drain")
         task = self._node._backend.task()
-        for slot in self._slots.values():
-            for lease in slot.leases:
-                if lease._task is task and lease._hold is not None:
-                    lease._hold.release()
+        for lease in self._leases:
+            if lease._task is task and lease._hold is not None:
+                lease._hold.release()
         return await self._node.drain(within, cleanup=self._grace + KILL_SECONDS)
 
     @property
@@ -349,8 +368,9 @@ class RunnerPool(Generic[K, R]):
     # What a slot tells; each in one step.
 
     async def _make(self, key: Any) -> R:
-        made: R = await arguments.coroutine(self._factory, self._factory(key))
-        runner: R = checked(made, self._factory)
+        if self._node._state is State.CLOSING:
+            await anyio.sleep_forever()  # the close is about to cancel this
+        runner: R = await runner_of(self._factory, key, self._node, self._grace)
         return runner
 
     def _ready(self, slot: Slot[R]) -> None:
@@ -367,6 +387,9 @@ class RunnerPool(Generic[K, R]):
         """Tell those who wait; False if nobody does: the start was to be ended anyway."""
         if slot.stage is not Stage.STARTING:
             return False
+        if isinstance(error, ScopeClosed) and self._node._state is State.CLOSING:
+            self._retire(slot)
+            return True
         self._failed += 1
         self._histories.failed(slot.key, self._node._backend.clock())
 
@@ -437,3 +460,11 @@ class RunnerPool(Generic[K, R]):
 
     def _move(self, node: Node) -> None:
         """Do nothing: its own scope is never handed over, only moved as a whole."""
+
+
+def _check_key(key: object) -> None:
+    try:
+        hash(key)
+    except TypeError as error:
+        message = f"a key must be hashable, which {key!r} is not"
+        raise ArgumentError(message) from error

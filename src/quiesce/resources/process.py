@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
 from quiesce.core import arguments, sites
-from quiesce.core.current import current_scope
-from quiesce.errors import NotReady, ProcessLost, ProcessStuck, ScopeClosed, UsageError
+from quiesce.errors import (
+    ArgumentError,
+    NotReady,
+    ProcessLost,
+    ProcessStuck,
+    ScopeClosed,
+    SpawnFailed,
+    UsageError,
+)
 from quiesce.resources import lifeline, output, reaping, spawning
+from quiesce.resources.listening import Listener
+from quiesce.resources.owner import owner_of
 from quiesce.resources.owning import BY_THE_CLOSE, OwnedProcess, clean_up
-from quiesce.resources.ready import ready_of
+from quiesce.resources.ready import Launch, Line, ready_of
 from quiesce.resources.turns import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
     from quiesce.core.scope import Scope
-    from quiesce.resources.listening import Listener
     from quiesce.resources.output import Logs, Output, Outputs
-    from quiesce.resources.ready import Launch, Ready
+    from quiesce.resources.ready import Ready
 
 __all__ = ["Process", "start_process"]
 
@@ -189,6 +198,7 @@ class Process(OwnedProcess):
 
         However it is left, but by being ready, the process is stopped before.
         """
+        self._state = "starting"
         try:
             await self._race(ready, within)
         except BaseException as error:
@@ -196,7 +206,10 @@ class Process(OwnedProcess):
             self._ask("a start that failed", self._grace)
             if isinstance(error, GeneratorExit):
                 raise  # it was thrown away, and may not wait; the owner goes on
-            await self._settled.wait_shielded()
+            if isinstance(error, Exception):
+                await self._settled.outlast()  # a cancellation that comes now goes before the error
+            else:
+                await self._settled.wait_shielded()
             if by_exit and not isinstance(error, ProcessLost | ScopeClosed):
                 raise self._lost(_TOO_EARLY) from error  # that is why the probe has failed
             raise
@@ -221,15 +234,6 @@ class Process(OwnedProcess):
             raise NotReady(message, self._outputs.tail())
         if self._state == "starting":
             self._state = "ready"
-
-
-def _scope(given: Scope | None) -> Scope:
-    scope = current_scope() if given is None else given
-    if scope is None:
-        message = "start_process() needs a scope: give it one, or call it inside of one"
-        raise UsageError(message)
-    scope._admit()
-    return scope
 
 
 async def start_process(  # noqa: PLR0913 - options are keyword-only, and named by the caller
@@ -279,27 +283,27 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
     *Raises*: `SpawnFailed` if it cannot be started; `ProcessLost` if it exits before it is ready;
     `NotReady` at the deadline; `ScopeClosed`.
     """
-    node = _scope(scope)
-    seconds = arguments.seconds("ready_within", ready_within)
-    probe = None if ready is None else ready_of(ready)
-    launch = spawning.describe(argv, env)
-    place = sites.starter(sys._getframe(1), node._backend.current())
-    await turns.take(node._backend)
-    process = _start(
-        node,
-        launch,
-        [part for part in (listen, probe) if part is not None],
-        name=name,
-        grace=arguments.seconds("grace", grace),
-        cwd=cwd,
-        stdin=stdin,
-        logs=logs,
-        pass_fds=pass_fds,
-        service=service,
-        frame=place,
-    )
+    with _handed_over(listen):
+        node = owner_of("a process", scope)
+        seconds = arguments.seconds("ready_within", ready_within)
+        probe = None if ready is None else ready_of(ready)
+        place = sites.starter(sys._getframe(1), node._backend.current())
+        await turns.take(node._backend)
+        process = _start(
+            node,
+            Launch(spawning.words_of(argv)),
+            [part for part in (listen, probe) if part is not None],
+            name=name,
+            env=spawning.environment(env),
+            grace=arguments.seconds("grace", grace),
+            cwd=cwd,
+            stdin=stdin,
+            logs=logs,
+            pass_fds=pass_fds,
+            service=service,
+            frame=place,
+        )
     if probe is not None:
-        process._state = "starting"
         await process._become_ready(probe, seconds)
     return process
 
@@ -310,6 +314,7 @@ def _start(  # noqa: PLR0913 - those of start_process
     parts: list[Listener | Ready],
     *,
     name: str | None,
+    env: Mapping[Any, Any] | None,
     grace: float,
     cwd: str | os.PathLike[str] | None,
     stdin: int | Literal["pipe"] | None,
@@ -321,14 +326,17 @@ def _start(  # noqa: PLR0913 - those of start_process
     """Fork, and hold what was forked, in one step."""
     called = os.path.basename(launch.argv[0]) if name is None else arguments.text("name", name)  # noqa: PTH119 - a plain string
     wiring = output.wiring(logs)
+    if wiring != "pipe" and any(isinstance(part, Line) for part in parts):
+        message = f"ready=Line(…) has to read what the process writes: not with logs={logs!r}"
+        raise ArgumentError(message)
+    folder, reading = spawning.folder_of(cwd), spawning.stdin_of(stdin)
+    launch.pass_fds += spawning.open_fds("pass_fds", pass_fds)
     node._admit()
-    launch.pass_fds += pass_fds
     try:
-        for part in parts:
-            part.prepare(launch)
+        _prepare(launch, parts)
         sink = output.sink_of(logs, called, launch.cleanup)
         lifeline.mark(launch.env)
-        child = spawning.spawn(launch, cwd, spawning.stdin_of(stdin), wiring)
+        child = spawning.spawn(launch, env, folder, reading, wiring)
     except BaseException:
         clean_up(launch)
         raise
@@ -343,3 +351,25 @@ def _start(  # noqa: PLR0913 - those of start_process
     else:
         node._insert(process, process)
     return process
+
+
+@contextmanager
+def _handed_over(listen: Listener | None) -> Iterator[None]:
+    """Let the listener go if no process will: it was refused, or cancelled before its turn."""
+    if listen is not None:
+        arguments.instance("listen", listen, Listener)
+    try:
+        yield
+    except BaseException:
+        if listen is not None:
+            listen.let_go()
+        raise
+
+
+def _prepare(launch: Launch, parts: list[Listener | Ready]) -> None:
+    for part in parts:
+        try:
+            part.prepare(launch)
+        except OSError as error:
+            message = f"cannot start {launch.argv[0]!r} with {part!r}: {error}"
+            raise SpawnFailed(message) from error

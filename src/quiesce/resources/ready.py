@@ -30,7 +30,7 @@ import anyio
 
 from quiesce.core import arguments
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.resources.descriptors import readable
+from quiesce.resources.descriptors import beyond_standard, readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +49,7 @@ class Launch:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
-    """The whole environment of the child."""
+    """What is added to the environment of the child."""
     pass_fds: list[int] = field(default_factory=list)
     """What the child inherits, under the same numbers."""
     cleanup: list[Callable[[], None]] = field(default_factory=list)
@@ -134,6 +134,7 @@ class Asking(Probe):
         """
         name = arguments.name_of(self._fn)
         pause = PAUSE_SECONDS_MIN
+        self.obstacle = f"{name} has not returned"
         while await arguments.coroutine(self._fn, self._fn(process)) is False:
             self.obstacle = f"{name} gives False"
             await anyio.sleep(pause)
@@ -207,14 +208,16 @@ class Fd(Probe):
         if self._prepared:
             raise UsageError("this Fd is another process's already: give each its own")
         self._prepared = True
-        self._ends = list(os.pipe())  # neither is inherited, unless a launch names it
         launch.cleanup.append(self._clean)
+        self._ends[:] = os.pipe()  # neither is inherited, unless a launch names it
+        for number, end in enumerate(self._ends):
+            self._ends[number] = beyond_standard(end)
         os.set_blocking(self._ends[0], False)
-        number = str(self._ends[1])
+        told = str(self._ends[1])
         launch.pass_fds.append(self._ends[1])
-        launch.env[self.variable] = number
+        launch.env[self.variable] = told
         if self.placeholder is not None:
-            launch.argv[:] = [item.replace(self.placeholder, number) for item in launch.argv]
+            launch.argv[:] = [item.replace(self.placeholder, told) for item in launch.argv]
 
     async def wait(self, process: Child) -> None:  # noqa: ARG002 - the contract of all probes
         """Return when the child has said it.

@@ -19,7 +19,7 @@ from quiesce.core.gate import Gate
 from quiesce.errors import ArgumentError, QuiesceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+    from collections.abc import Awaitable, Coroutine, Hashable, Mapping
     from contextvars import Context
     from types import CodeType
 
@@ -46,7 +46,7 @@ class Runner(Protocol):
     async def wait(self) -> int:
         """Wait for its end; may be cancelled at any time."""
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, grace: float, /) -> object:
         """End it, politely for `grace` seconds; when this returns, it is gone.
 
         It may be called again meanwhile, with less grace, and when it has ended by itself.
@@ -80,6 +80,7 @@ class Owner(Protocol[R]):
     def _exited(self, slot: Slot[R]) -> None: ...
     def _expire(self, slot: Slot[R]) -> None: ...
     def _retire(self, slot: Slot[R]) -> None: ...
+    def _finish(self, slot: Slot[R]) -> None: ...
     def _ended(self, slot: Slot[R]) -> None: ...
 
 
@@ -224,20 +225,33 @@ class Slot(Generic[R]):
     async def _keep(self, runner: R) -> None:
         """See the runner's end, or stop it."""
         try:
+            if await self._sees_end(runner):
+                return
+        except Exception:  # it cannot be waited for: as good as a crash
+            self._pool._exited(self)
+            await self._stop_runner(runner)
+            raise
+        except BaseException:  # the loop is being shut down, or somebody cancels all there is
+            self._pool._finish(self)
+            await self._stop_runner(runner)
+            raise
+        await self._stop_runner(runner)
+
+    async def _sees_end(self, runner: R) -> bool:
+        """Wait for the runner's own end; False if it is to be stopped before."""
+        try:
             while self.stage is Stage.READY:
                 with anyio.CancelScope(deadline=self.napping_until()) as nap:
                     self._nap = nap
                     await runner.wait()
                     self._nap = None
                     self._pool._exited(self)
-                    return
+                    return True
                 self._nap = None
                 self._pool._expire(self)
-        except BaseException:  # the loop is being shut down, or the runner is broken
-            self._pool._retire(self)
-            await self._stop_runner(runner)
-            raise
-        await self._stop_runner(runner)
+            return False
+        finally:
+            self._nap = None  # whoever wakes it must not reach into what comes next
 
     async def _stop_runner(self, runner: R) -> None:
         """Stop the runner, whatever cancellation comes meanwhile; it is passed on afterwards."""
@@ -333,10 +347,13 @@ class Slot(Generic[R]):
         """Do nothing: it is a service once it has started."""
 
 
-def checked(made: Any, factory: Callable[..., object]) -> Any:
+def checked(made: Any, factory: object) -> Any:
     """Refuse what is no runner."""
-    if callable(getattr(made, "wait", None)) and callable(getattr(made, "stop", None)):
+    methods = all(callable(getattr(made, name, None)) for name in ("wait", "stop"))
+    if methods and hasattr(made, "returncode"):
         return made
     name = arguments.name_of(factory)
-    message = f"{name} gave {made!r}, which is no runner: it needs wait() and stop(grace)"
+    message = (
+        f"{name} gave {made!r}, which is no runner: it needs returncode, wait() and stop(grace)"
+    )
     raise ArgumentError(message)

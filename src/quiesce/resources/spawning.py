@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from quiesce.core.node import logger
 from quiesce.errors import ArgumentError, SpawnFailed
 from quiesce.resources import reaping
-from quiesce.resources.ready import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from quiesce.resources.ready import Launch
 
     Wiring = Literal["pipe", "inherit", "discard"]
 
@@ -48,8 +50,8 @@ class Child:
     stderr: int | None = None
 
 
-def describe(argv: Sequence[Any], env: Mapping[Any, Any] | None) -> Launch:
-    """Check what was asked for."""
+def words_of(argv: Sequence[Any]) -> list[str]:
+    """Check a command line."""
     if isinstance(argv, str | bytes) or not argv:
         message = f"argv must be a list, the program first, not {argv!r}"
         raise ArgumentError(message)
@@ -58,26 +60,72 @@ def describe(argv: Sequence[Any], env: Mapping[Any, Any] | None) -> Launch:
     except TypeError as error:
         message = f"argv must be strings or paths: {argv!r}"
         raise ArgumentError(message) from error
-    given = dict(os.environ if env is None else env)
-    for word in (*words, *given, *given.values()):
-        if not isinstance(word, str) or "\0" in word:
-            message = f"argv and env must be strings without a NUL, not {word!r}"
-            raise ArgumentError(message)
+    _check_words("argv", words)
+    return words
+
+
+def environment(env: Mapping[Any, Any] | None) -> Mapping[Any, Any] | None:
+    """Check an environment; None: that of this program, whatever it is at the start."""
+    if env is None:
+        return None
+    try:
+        given = dict(env)
+    except (TypeError, ValueError) as error:
+        message = f"env must be a mapping of strings, not {env!r}"
+        raise ArgumentError(message) from error
+    _check_words("env", [*given, *given.values()])
     if any(not key or "=" in key for key in given):
         message = "the names of environment variables must not be empty, nor have a '=' in them"
         raise ArgumentError(message)
-    return Launch(words, given)
+    return given
+
+
+def _check_words(what: str, words: Sequence[Any]) -> None:
+    for word in words:
+        if not isinstance(word, str) or "\0" in word:
+            message = f"{what} must be strings without a NUL, not {word!r}"
+            raise ArgumentError(message)
+
+
+def folder_of(cwd: Any) -> str | None:
+    """Check where a process is to run."""
+    if cwd is None:
+        return None
+    name = os.fspath(cwd) if isinstance(cwd, os.PathLike) else cwd
+    if not isinstance(name, str) or "\0" in name:
+        message = f"cwd must be a path without a NUL, not {cwd!r}"
+        raise ArgumentError(message)
+    return name
+
+
+def open_fds(what: str, fds: Any) -> list[int]:
+    """Check descriptors before anything else is opened, which could get the number of a closed one."""
+    if not isinstance(fds, Iterable):
+        message = f"{what} must be a list of file descriptors, not {fds!r}"
+        raise ArgumentError(message)
+    found = list(fds)
+    for fd in found:
+        try:
+            os.fstat(fd)
+        except (OSError, TypeError, OverflowError) as error:
+            message = f"{what}: {fd!r} is no open file descriptor"
+            raise ArgumentError(message) from error
+    return found
 
 
 def spawn(
-    launch: Launch, cwd: str | os.PathLike[str] | None, stdin: int | Literal["pipe"], out: Wiring
+    launch: Launch,
+    env: Mapping[Any, Any] | None,
+    cwd: str | None,
+    stdin: int | Literal["pipe"],
+    out: Wiring,
 ) -> Child:
     """Start the program; when it returns, the program runs, or `SpawnFailed` was raised."""
     pipes = Pipes()
     try:
         popen = subprocess.Popen(  # noqa: S603 - what to run is the caller's choice
             launch.argv,
-            env=launch.env,
+            env=_with(launch.env, env),
             cwd=cwd,
             stdin=pipes.into_child() if stdin == "pipe" else stdin,
             stdout=_wire(pipes, out),
@@ -106,6 +154,15 @@ def spawn(
         message = f"cannot watch {launch.argv[0]!r}: {error}"
         raise SpawnFailed(message) from error
     return child
+
+
+def _with(added: Mapping[str, str], env: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
+    if env is not None:
+        return {**env, **added}
+    # As bytes, which is how it is kept: to decode and encode it all would cost each start a tenth.
+    whole = dict(os.environb)
+    whole.update((os.fsencode(name), os.fsencode(value)) for name, value in added.items())
+    return whole
 
 
 class Pipes:
@@ -231,7 +288,7 @@ def stdin_of(stdin: object) -> int | Literal["pipe"]:
     if isinstance(stdin, bool) or not isinstance(stdin, int) or stdin < 0:
         message = f"stdin must be 'pipe', a file descriptor or None, not {stdin!r}"
         raise ArgumentError(message)
-    return stdin
+    return open_fds("stdin", [stdin])[0]
 
 
 def exit_text(returncode: int | None) -> str:

@@ -13,9 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from quiesce.core import arguments
-from quiesce.core.current import current_scope
-from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError, UsageError
+from quiesce.resources.owner import owner_of
 from quiesce.resources.pump import Pump
 from quiesce.resources.reading import SINGLE_READS
 from quiesce.resources.sources import is_async_iterable
@@ -23,6 +22,8 @@ from quiesce.resources.sources import is_async_iterable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
     from types import TracebackType
+
+    from quiesce.core.scope import Scope
 
 __all__ = ["Stream", "stream"]
 
@@ -74,8 +75,7 @@ def stream(
     if name is not None:
         called = arguments.text("name", name)
     _check_buffer(buffer)
-    owner = _owner(scope)
-    owner._admit()
+    owner = owner_of("a stream", scope)
     return Stream(Pump(owner, source, buffer, called, _getframe(1)))
 
 
@@ -96,18 +96,6 @@ def _check_source(source: object) -> str:
         message = f"{source!r} is neither an async iterable nor a function that gives one"
         raise ArgumentError(message)
     return str(getattr(source, "__qualname__", type(source).__qualname__))
-
-
-def _owner(scope: object) -> Scope:
-    owner = current_scope() if scope is None else scope
-    if owner is None:
-        message = (
-            "a stream needs a scope that owns it: open one around it with "
-            "`async with Scope(...)`, or give stream(..., scope=...)"
-        )
-        raise UsageError(message)
-    arguments.instance("scope", owner, Scope)
-    return owner  # type: ignore[return-value]  # as was checked
 
 
 class Stream(Generic[T]):

@@ -42,7 +42,7 @@ class Turns(threading.local):
                     self._next()
                 raise
         self.taken = True
-        if not backend.post(self._next):
+        if not backend.soon(self._next):
             self.taken = False  # the loop is at its end: nobody waits for a turn
 
     def _next(self) -> None:

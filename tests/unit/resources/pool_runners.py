@@ -13,7 +13,9 @@ from quiesce.resources.pool import RunnerPool
 from tests.stress import CANCELLED, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+    from quiesce import Job
 
 
 class FakeRunner:
@@ -137,3 +139,24 @@ class User:
                 await self.done.wait()
         except Exception as error:
             self.error = error
+
+
+async def surely(fn: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Call it until it has not been cancelled, then pass that on."""
+    cancellation: BaseException | None = None
+    done = False
+    while not done:
+        try:
+            with anyio.CancelScope(shield=True):
+                await fn()
+                done = True
+        except CANCELLED as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation
+
+
+async def joined(jobs: Iterable[Job[None]]) -> None:
+    """Wait for jobs that end by themselves."""
+    for job in jobs:
+        await job

@@ -228,7 +228,7 @@ async def test_a_factory_that_is_not_async_is_refused() -> None:
     """The error says what is needed."""
     async with Scope("a"):
         pool: RunnerPool[str, Any] = RunnerPool(lambda _: 7)  # type: ignore[arg-type, return-value]  # wrong on purpose
-        with pytest.raises(StartFailed, match="needs an async function"):
+        with pytest.raises(StartFailed, match="gave 7: a RunnerPool needs a Program, a function"):
             async with pool.lease("a"):
                 pass
 
@@ -308,7 +308,7 @@ async def test_wrong_options_are_named(options: dict[str, Any], match: str) -> N
 
 async def test_a_pool_needs_a_scope() -> None:
     """Without one, the error says what to do."""
-    with pytest.raises(UsageError, match="belongs to a scope"):
+    with pytest.raises(UsageError, match="needs a scope"):
         World().pool()
 
 

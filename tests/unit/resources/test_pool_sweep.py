@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 
 from quiesce import Scope
 from quiesce.errors import RunnerReleased
-from tests.stress import CANCELLED, turns
+from tests.stress import turns
 from tests.sweeping import Plan, sweep
-from tests.unit.resources.pool_runners import FakeRunner, User, World
+from tests.unit.resources.pool_runners import FakeRunner, User, World, joined, surely
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable
 
-    from quiesce import Job
     from quiesce.resources.pool import RunnerPool
     from tests.sweeping import Subject
 
@@ -34,27 +32,6 @@ KINDS = [
 ]
 KINDS_WITH_TURNS = [KINDS[0], KINDS[2], KINDS[4]]
 GRACE = 0.002
-
-
-async def surely(fn: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Call it until it has not been cancelled, then pass that on."""
-    cancellation: BaseException | None = None
-    done = False
-    while not done:
-        try:
-            with anyio.CancelScope(shield=True):
-                await fn()
-                done = True
-        except CANCELLED as error:
-            cancellation = error
-    if cancellation is not None:
-        raise cancellation
-
-
-async def joined(jobs: Iterable[Job[None]]) -> None:
-    """Wait for jobs that end by themselves."""
-    for job in jobs:
-        await job
 
 
 def swept(act: Act, *, stubborn: bool = False, **options: Any) -> Subject:

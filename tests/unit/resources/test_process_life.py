@@ -199,6 +199,7 @@ async def test_what_outlives_sigkill_is_stuck(monkeypatch: pytest.MonkeyPatch) -
         assert scope.frontier().in_flight[0].details["state"] == "stuck"
         report = await scope.aclose(within=0.1)
     assert [item.name for item in report.stuck] == ["x"]
+    assert "lifeline=watcher" in str(report)
     os.killpg(process.pid, signal.SIGKILL)
     assert await process.wait() == -signal.SIGKILL
     assert not graveyards
@@ -329,3 +330,14 @@ def forget_scopes() -> None:
     """Let go of what nobody has closed."""
     assert what_is_left() == ["scope 'a' is still open"]
     gc.collect()
+
+
+async def test_its_environment_is_ours_or_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it is what this program has at the start, in whatever bytes."""
+    monkeypatch.setenv("QUIESCE_TEST", "caf\udce9")
+    argv = ["sh", "-c", 'printf "%s\\n" "$QUIESCE_TEST" "$OTHER"']
+    async with Scope("a"):
+        ours = await start_process(argv)
+        assert [line async for line in ours.stdout] == ["caf\ufffd", ""]
+        given = await start_process(argv, env={"PATH": os.environ["PATH"], "OTHER": "x"})
+        assert [line async for line in given.stdout] == ["", "x"]

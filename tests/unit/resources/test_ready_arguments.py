@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "long path of Http": (lambda: Http("http://x/", unix=LONGEST + "x"), "Http.*at most"),
     "empty path": (lambda: UnixSocket(""), "not empty"),
     "NUL in the path": (lambda: UnixSocket("a\0b"), "a NUL"),
+    "path that cannot be encoded": (lambda: UnixSocket("\ud800"), "cannot be written"),
     "bytes as path": (lambda: UnixSocket(untyped(b"x")), "needs a path"),
     "no port": (lambda: Tcp("localhost", 0), "from 1 to 65535, not 0"),
     "big port": (lambda: Tcp("localhost", 65536), "not 65536"),
@@ -65,6 +66,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "not callable": (lambda: ready_of(5), "5 is not a function"),
     "name to listen at": (lambda: Listener.tcp("example.test"), "an IP address or 'localhost'"),
     "bad port to listen at": (lambda: Listener.tcp(port=-1), "from 0 to 65535"),
+    "mode as text": (lambda: Listener.unix("nowhere/x", mode=untyped("0600")), "mode.*not '0600'"),
+    "mode with other bits": (
+        lambda: Listener.unix("nowhere/x", mode=0o1777),
+        "mode of Listener.unix",
+    ),
     "bad backlog": (lambda: Listener.tcp(backlog=0), "backlog must be"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -146,6 +146,26 @@ async def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch
         await connecting.dialled("127.0.0.1", server.getsockname()[1])
 
 
+async def test_a_connection_that_is_reset_at_once_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may take a connection and throw it away before it was looked at: nothing is left."""
+    made: list[socket.socket] = []
+    connected = connecting.connected
+
+    async def then_reset(*args: Any) -> socket.socket:
+        made.append(await connected(*args))
+        taken, _ = server.accept()
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, connecting.RESET)
+        taken.close()
+        return made[0]
+
+    monkeypatch.setattr(connecting, "connected", then_reset)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="not conn"):
+        await connecting.dialled("127.0.0.1", server.getsockname()[1])
+    assert made[0].fileno() == -1
+
+
 async def test_http_is_ready_at_the_right_status() -> None:
     """Other answers, broken ones and none at all are no readiness."""
     port = free_port()
@@ -182,7 +202,7 @@ async def test_http_skips_interim_answers(tmp_path: Path) -> None:
     probe = Http("http://child/", unix=path)
     with started(probe, "http", str(path), answer) as (child, waiting):
         await ready_after(child, waiting, "No such file")
-    path.unlink()
+    assert not path.exists(), "the file of the socket goes with the process"
 
 
 async def test_http_asks_for_the_target() -> None:
@@ -222,3 +242,24 @@ async def test_an_attempt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch
         probe = Http(f"http://127.0.0.1:{server.getsockname()[1]}/", check_peer=False)
         with started(probe, "line") as (child, waiting):
             await never_ready(child, waiting, "within 0.01 s", "within 0.02 s", "within 0.04 s")
+
+
+async def test_what_an_attempt_waits_for_is_told() -> None:
+    """A deadline in the middle of an attempt finds an obstacle, too, and not an older one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = Http(f"http://127.0.0.1:{server.getsockname()[1]}/", check_peer=False)
+        with started(probe, "line") as (child, waiting):
+            await never_ready(child, waiting, "takes the connection, and does not answer")
+            waiting.obstacle = None
+            with anyio.move_on_after(0) as scope:
+                await waiting.wait(child)
+    assert scope.cancelled_caught
+    assert waiting.obstacle
+
+
+async def test_many_statuses_are_not_listed() -> None:
+    """The obstacle stays short, however many would do."""
+    port = free_port()
+    probe = Http(f"http://127.0.0.1:{port}", range(200, 300))
+    with started(probe, "http", str(port), NOT_YET) as (child, waiting):
+        await never_ready(child, waiting, "answers 503, not one that was asked for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import stat
 import sys
@@ -15,7 +16,7 @@ from quiesce.errors import UsageError
 from quiesce.resources import addresses
 from quiesce.resources.descriptors import readable
 from quiesce.resources.listening import Listener
-from quiesce.resources.ready import Launch, Line
+from quiesce.resources.ready import Fd, Launch, Line
 from tests.unit.resources.ready_children import nothing_left, ready_after, started
 
 if TYPE_CHECKING:
@@ -72,8 +73,23 @@ def test_only_our_own_user_may_connect(tmp_path: Path) -> None:
         assert repr(listener) == f"<Listener at {str(tmp_path / 'a')!r}>"
         with pytest.raises(UsageError, match="a path, and no port"):
             _ = listener.port
-    with Listener.unix(tmp_path / "b", mode=0o644):
-        assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o644
+    with Listener.unix(tmp_path / "b", mode=0o666):
+        assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o666, "whatever the umask is"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is bound with the umask's")
+def test_nobody_else_may_connect_for_a_moment_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is private from its first moment on, not only in the end."""
+    seen: list[int] = []
+    monkeypatch.setattr(os, "chmod", lambda path, _: seen.append(os.stat(path).st_mode))  # noqa: PTH116 - as it was given
+    mask = os.umask(0)
+    try:
+        Listener.unix(tmp_path / "socket").close()
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE(mode) for mode in seen] == [0o600]
 
 
 def test_a_dead_socket_file_is_replaced(tmp_path: Path) -> None:
@@ -98,6 +114,50 @@ def test_a_live_server_or_a_file_is_left_alone(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError, match="no-such-folder"):
         Listener.unix(tmp_path / "no-such-folder" / "socket")
+
+
+@pytest.mark.parametrize("call", ["listen", "chmod"])
+def test_a_listener_that_fails_leaves_no_file(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was bound already is removed if the rest cannot be had."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOBUFS, "no room")
+
+    monkeypatch.setattr(socket.socket if call == "listen" else os, call, fail)
+    with pytest.raises(OSError, match=r"no room: .*socket"):
+        Listener.unix(tmp_path / "socket")
+
+
+def test_a_queue_as_long_as_can_be(tmp_path: Path) -> None:
+    """However many may wait, the system's own limit is the limit."""
+    with Listener.unix(tmp_path / "socket", backlog=2**40), Listener.tcp(backlog=2**40):
+        pass
+
+
+def test_the_child_gets_a_blocking_socket(tmp_path: Path) -> None:
+    """As from others who hand sockets down: a simple server's accept() waits."""
+    with Listener.unix(tmp_path / "socket") as unix, Listener.tcp() as tcp:
+        assert [os.get_blocking(one.fileno()) for one in (unix, tcp)] == [True, True]
+
+
+def test_what_a_child_inherits_is_beyond_its_input_and_outputs() -> None:
+    """A daemon's standard input is closed, so the next file has its number; in a child it has not."""
+    launch = Launch([], {})
+    spare = os.dup(0)
+    os.close(0)
+    try:
+        listener = Listener.tcp()
+        Fd().prepare(launch)
+    finally:
+        os.dup2(spare, 0)
+        os.close(spare)
+    number = listener.fileno()
+    listener.close()
+    launch.cleanup[0]()
+    assert number > 2
+    assert launch.pass_fds[0] > 2
 
 
 def test_another_socket_at_the_path_is_left_alone(tmp_path: Path) -> None:
@@ -126,5 +186,6 @@ def test_a_free_port_is_found(host: str) -> None:
         listener.prepare(launch)
         assert launch.pass_fds == [listener.fileno()]
         assert launch.env == {"LISTEN_FD": str(listener.fileno())}
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=f"in use: '{listener.address[0]}:{listener.port}'"):
             Listener.tcp(host, listener.port)
+    assert listener.port > 0, "it is told also when all is over"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -84,9 +85,11 @@ async def test_strangers_count_if_asked_for(tmp_path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("session", ["same", "own"])
-async def test_a_wrappers_server_is_the_childs(session: str, tmp_path: Path) -> None:
-    """What a child of the child does counts, even from a session of its own."""
+@pytest.mark.parametrize(
+    "wrapped", [("wrapped", "same"), ("wrapped", "own"), ("wrapped", "own", "wrapped", "own")]
+)
+async def test_a_wrappers_server_is_the_childs(wrapped: tuple[str, ...], tmp_path: Path) -> None:
+    """What a child of the child does counts, or a child of that, even from sessions of their own."""
     path = tmp_path / "socket"
     port = free_port()
     cases: list[tuple[object, tuple[str, ...], str]] = [
@@ -95,7 +98,7 @@ async def test_a_wrappers_server_is_the_childs(session: str, tmp_path: Path) -> 
         (Notify(), ("notify", "READY=1"), "it has not sent READY=1"),
     ]
     for given, argv, met in cases:
-        with started(given, "wrapped", session, *argv) as (child, probe):
+        with started(given, *wrapped, *argv) as (child, probe):
             await ready_after(child, probe, met)
     path.unlink(missing_ok=True)  # a grandchild in a session of its own may outlive the child
 
@@ -109,6 +112,19 @@ async def test_a_listener_that_was_handed_down_is_the_childs(tmp_path: Path) -> 
     listener = Listener.tcp()
     with started(Tcp(*listener.address), "accept", listener=listener) as (child, probe):
         await ready_after(child, probe)
+
+
+async def test_a_stranger_whose_listener_has_ended_is_a_stranger(tmp_path: Path) -> None:
+    """Who called listen() is gone, but not the one it had the socket from: that is not the child."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+        code = f"import socket; socket.socket(fileno={old.fileno()}).listen()"
+        argv = [sys.executable, "-S", "-c", code]
+        subprocess.run(argv, pass_fds=[old.fileno()], check=True)  # noqa: ASYNC221 - it is brief
+        with started(UnixSocket(path), "line") as (child, probe):
+            await never_ready(child, probe, f"listens at {str(path)!r}, not the child")
+    path.unlink()
 
 
 @pytest.mark.parametrize("message", [b"READY=1", b"STATUS=x\nREADY=1"])
@@ -136,6 +152,25 @@ def test_who_descends_from_whom() -> None:
     assert peers.descends(child.pid, me) is None
 
 
+def test_one_who_gets_another_parent_meanwhile_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script's helper may end between two looks; what it started is not a stranger's by that."""
+    seen: list[int] = []
+
+    def kin(pid: int) -> tuple[int, int, int] | None:
+        seen.append(pid)
+        if pid == 30:
+            return (20, 30, 30) if seen.count(30) == 1 else (10, 30, 30)
+        return None  # 20 has ended
+
+    monkeypatch.setattr(peers, "_kin", kin)
+    assert peers.descends(30, 10) is True
+    assert seen == [30, 20, 30]
+    monkeypatch.setattr(peers, "_kin", lambda pid: (20, 30, 30) if pid == 30 else None)
+    assert peers.descends(30, 10) is False, "it is hidden, and not ended"
+
+
 def test_of_an_unknown_socket_nobody_knows() -> None:
     """A socket that is in no table of this machine is not refused."""
     port = free_port()
@@ -152,6 +187,32 @@ def test_the_very_address_goes_before_all_addresses() -> None:
         assert peers.listeners_on("127.0.0.1", port) == {inode}
         assert peers.listeners_on("127.0.0.2", port) == set()
         assert peers.holds(os.getpid(), {inode})
+    with (
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as one,
+        socket.create_server(("0.0.0.0", one.getsockname()[1]), reuse_port=True) as server,  # noqa: S104 - the case is all addresses
+    ):
+        port = one.getsockname()[1]
+        assert peers.listeners_on("127.0.0.1", port) == {os.fstat(one.fileno()).st_ino}
+        assert peers.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - the case is all addresses
         port = server.getsockname()[1]
         assert peers.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
+
+
+def test_each_family_has_its_own() -> None:
+    """Of two for all addresses, the one of IPv4 takes IPv4, and never IPv6."""
+    with socket.create_server(("0.0.0.0", 0)) as four:  # noqa: S104 - the case is all addresses
+        port = four.getsockname()[1]
+        inode = os.fstat(four.fileno()).st_ino
+        assert peers.listeners_on("::ffff:127.0.0.1", port) == {inode}
+        assert peers.listeners_on("::1", port) == set()
+        try:
+            six = socket.create_server(("::", port), family=socket.AF_INET6)
+        except OSError:
+            pytest.skip("there is no IPv6 here")
+        with six:
+            assert peers.listeners_on("127.0.0.1", port) == {inode}
+            assert peers.listeners_on("::1", port) == {os.fstat(six.fileno()).st_ino}
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
+        port = both.getsockname()[1]
+        assert peers.listeners_on("127.0.0.1", port) == {os.fstat(both.fileno()).st_ino}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,34 @@ async def test_a_message_says_ready(
             await child.line_matching(re.compile("done"))
 
 
+@pytest.mark.parametrize("abstract", [True, False])
+@pytest.mark.skipif(shutil.which("systemd-notify") is None, reason="it is systemd's")
+async def test_the_command_of_systemd_is_understood(
+    abstract: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """What systemd's own library sends to either sort of name makes it ready."""
+    with started(Notify(abstract=abstract), "command", "systemd-notify", "--ready") as (
+        child,
+        probe,
+    ):
+        await ready_after(child, probe, "to @quiesce-" if abstract else "/notify")
+
+
+def test_a_path_for_messages_over_the_limit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders for temporary files may have long names: that is told, and nothing is left."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    launch = Launch([], {})
+    with pytest.raises(ArgumentError, match=r"Notify: .*x/quiesce-.*at most"):
+        Notify(abstract=False).prepare(launch)
+    for clean in launch.cleanup:
+        clean()
+    folder.rmdir()
+
+
 async def test_a_status_is_shown_while_it_is_not_ready() -> None:
     """What the child says of itself is in the obstacle."""
     with started(Notify(), "notify", "STATUS=loading 3 of 5") as (child, probe):
@@ -121,6 +150,16 @@ async def test_an_async_function_says_ready() -> None:
     with started(is_up, "line") as (child, probe):
         await ready_after(child, probe, "is_up gives False")
     assert asked == [child] * 3
+
+
+async def test_an_async_function_that_never_returns_is_named() -> None:
+    """That it has not returned is what stands in the way."""
+
+    async def is_up(process: Started) -> None:
+        await anyio.sleep_forever()
+
+    with started(is_up, "line") as (child, probe):
+        await never_ready(child, probe, "is_up has not returned")
 
 
 async def test_what_an_async_function_raises_gets_out() -> None:

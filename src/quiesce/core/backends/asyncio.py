@@ -100,6 +100,10 @@ class AsyncioBackend:
     def body(self) -> AsyncioBody:
         return AsyncioBody()
 
+    def soon(self, fn: Callable[[], object]) -> bool:
+        self.loop.call_soon(fn)  # it runs here, so it is not closed
+        return True
+
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:
             self.loop.call_soon_threadsafe(fn, *args)

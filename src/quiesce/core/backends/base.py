@@ -112,6 +112,9 @@ class Backend(Protocol):
 
     def body(self) -> Body: ...
 
+    def soon(self, fn: Callable[[], object]) -> bool:
+        """Call `fn` in the loop's next turn, from the loop itself; False if the loop is gone."""
+
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         """Call `fn` in the loop, from any thread; False if the loop is gone."""
 

@@ -290,6 +290,9 @@ class TrioBackend:
     def body(self) -> TrioBody:
         return TrioBody()
 
+    def soon(self, fn: Callable[[], object]) -> bool:
+        return self.post(fn)
+
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:
             self.token.run_sync_soon(fn, *args)
