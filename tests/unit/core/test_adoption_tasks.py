@@ -357,3 +357,17 @@ async def test_a_job_that_waits_for_the_task_that_closes_is_not_stuck() -> None:
     await scope.closing()
     report = await scope.aclose()
     assert (report.stuck, ended) == ((), ["work"])
+
+
+async def test_a_task_without_a_name_is_called_by_its_function() -> None:
+    """`Task-7` says nothing to whoever reads a frontier."""
+
+    async def housekeeping() -> None:
+        await anyio.sleep_forever()
+
+    async with Scope("a", adopt=True, within=0) as scope:
+        tasks = [asyncio.create_task(housekeeping(), name=name) for name in (None, "cleaner")]
+        names = [entry.name for entry in scope.frontier()]
+        for task in tasks:
+            task.cancel()
+    assert [name.rpartition(".")[2] for name in names] == ["housekeeping", "cleaner"]

@@ -8,6 +8,7 @@ as its callback. The end of every job is seen by one shared function, `_task_don
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from asyncio import CancelledError, Task, current_task
 from contextvars import copy_context
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
 _UNASKED_MIN = 64  # failures kept before those that were asked for are let go
 
 
@@ -209,7 +211,12 @@ class ForeignTask:
 
     @property
     def name(self) -> str:
-        return self.task.get_name() if isinstance(self.task, Task) else repr(self.task)
+        if not isinstance(self.task, Task):
+            return repr(self.task)
+        name = self.task.get_name()
+        if not _NAMELESS.fullmatch(name):
+            return name
+        return str(getattr(coro_of(self.task), "__qualname__", name))  # which says more
 
     @property
     def since(self) -> float:
