@@ -53,8 +53,8 @@ class OwnedTask(Task[T]):
 
     @property
     def name(self) -> str:
-        """The task's name."""
-        return self.get_name()
+        """The task's name, or else that of its function."""
+        return name_of(self, self.get_coro())  # it is never an eager one: see coro_of
 
     @property
     def since(self) -> float:
@@ -213,10 +213,7 @@ class ForeignTask:
     def name(self) -> str:
         if not isinstance(self.task, Task):
             return repr(self.task)
-        name = self.task.get_name()
-        if not _NAMELESS.fullmatch(name):
-            return name
-        return str(getattr(coro_of(self.task), "__qualname__", name))  # which says more
+        return name_of(self.task, coro_of(self.task))
 
     @property
     def since(self) -> float:
@@ -268,6 +265,12 @@ def watch(task: Future[Any], call: Callable[[], None]) -> Callable[[], None]:
 
 
 foreign: list[ForeignTask] = []  # those that are being made, the innermost last
+
+
+def name_of(task: Task[Any], coro: object) -> str:
+    """Give the name of a task; `Task-7` says less than the name of its function."""
+    name = task.get_name()
+    return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name
 
 
 def coro_of(task: object) -> object:
