@@ -150,3 +150,20 @@ PROCESS_QUICK = ProcessSizes(
     grace_seconds=0.5,
     grown_megabytes=64,
 )
+
+
+@dataclass(frozen=True)
+class GuardSizes:
+    """How much is measured of the testing kit."""
+
+    rounds: int
+    tests: int  # in a suite
+    suspensions: int  # of a scenario
+
+    def with_rounds(self, rounds: int) -> GuardSizes:
+        """Give the same sizes with another number of rounds."""
+        return replace(self, rounds=rounds)
+
+
+GUARD_FULL = GuardSizes(rounds=7, tests=1_000, suspensions=100_000)
+GUARD_QUICK = GuardSizes(rounds=1, tests=20, suspensions=1_000)

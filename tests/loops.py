@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import selectors
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -23,44 +22,17 @@ from quiesce.core import node
 from quiesce.core.backends import asyncio as asyncio_backend
 from quiesce.core.roots import roots
 from quiesce.resources import lifeline
+from quiesce.testing import VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+__all__ = ["VirtualLoop"]  # which comes from elsewhere; all else is of this module
 
 BACKENDS = ("asyncio", "uvloop", "trio")
 PROC = os.path.exists("/proc/self/stat")  # noqa: PTH110 - elsewhere children cannot be listed
 foreign: set[int] = set()
 """Processes of others: to look at each of them again after every test would take too long."""
-
-
-class JumpingSelector(selectors.DefaultSelector):
-    """A selector that never waits for time: it moves the loop's clock instead."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Give what is ready; if nothing is, jump to the next timer."""
-        ready = super().select(0)
-        if not ready and timeout is None:
-            return super().select(None)  # no timer: only a thread or a signal can wake us
-        if not ready and timeout:
-            self.loop.now += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop whose time is virtual."""
-
-    def __init__(self) -> None:
-        """Start at an arbitrary time."""
-        self.now = 1000.0
-        selector = JumpingSelector()
-        selector.loop = self
-        super().__init__(selector)
-
-    def time(self) -> float:
-        """Give the virtual time."""
-        return self.now
 
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quiesce
+from quiesce import testing
 from tests import exports, tidy
 
 if TYPE_CHECKING:
@@ -23,7 +25,13 @@ MODULES_ALLOWED: dict[str, int] = {}
 FUNCTIONS_ALLOWED: dict[str, int] = {}
 
 # What is public of these is exported by quiesce itself.
-INTERNAL = ("quiesce.core", "quiesce.errors", "quiesce.resources")
+INTERNAL = (
+    "quiesce.core",
+    "quiesce.errors",
+    "quiesce.resources",
+    # Of these: by quiesce.testing.
+    *(found.name for found in pkgutil.iter_modules(testing.__path__, f"{testing.__name__}.")),
+)
 
 # Parts of bad programs, put together here so that no rule finds them in this file.
 SLEEP = "sle" + "ep"

@@ -16,6 +16,9 @@ QuiesceError
 │   └── ArgumentError  you called it with a wrong argument
 │       └── DuplicateKey
 ├── JobCancelled       you awaited a job, and the job was cancelled
+├── LeakError          something was left behind; carries what, and where it was started
+├── SweepFailed        a scenario did not stand being cancelled; carries where
+├── GateFailed         what was planted survived a shutdown, or was lost, in silence
 └── WorkLost           the program lost work; carries the report
     └── DrainTimeout   …because the deadline passed
 ```
@@ -28,7 +31,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quiesce.core.report import Report
+    from quiesce.testing.findings import Finding
+    from quiesce.testing.gate import Gate
+    from quiesce.testing.sweeps.result import Sweep
 
 
 class QuiesceError(Exception):
@@ -119,6 +127,39 @@ class JobCancelled(QuiesceError):
 
     It is not a `CancelledError`: the one who awaits was not cancelled.
     """
+
+
+class LeakError(QuiesceError):
+    """Something was left behind; `findings` names each thing, and the line that started it."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        """Carry what was left."""
+        super().__init__(findings)
+        self.findings: Sequence[Finding] = findings
+
+    def __str__(self) -> str:
+        """Give one line for each thing that was left."""
+        count = len(self.findings)
+        head = f"{count} thing{'' if count == 1 else 's'} left behind:"
+        return "\n  ".join([head, *map(str, self.findings)])
+
+
+class SweepFailed(QuiesceError):
+    """A scenario did not stand being cancelled; `sweep` has the details."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        """Carry the result of the sweep."""
+        super().__init__(str(sweep))
+        self.sweep: Sweep = sweep
+
+
+class GateFailed(QuiesceError):
+    """Something that was planted survived a shutdown, or was lost, and nobody was told."""
+
+    def __init__(self, gate: Gate) -> None:
+        """Carry the gate, whose text is the table."""
+        super().__init__(gate)
+        self.gate: Gate = gate
 
 
 class WorkLost(QuiesceError):

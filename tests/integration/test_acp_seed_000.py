@@ -31,6 +31,7 @@ PATIENCE_SECONDS = 20.0  # a guard against hangs
 CYCLES = 50
 SERVICES = ["acp.Sender.loop", "acp.Dispatcher.loop"]  # what the SDK calls its two loops
 DESTROYED = "Task was destroyed but it is pending!"
+pytestmark = pytest.mark.quiesce(allow=["task:acp.*"])  # that the SDK leaks them is what is shown
 
 
 @dataclass

@@ -35,6 +35,8 @@ WITHOUT = {
     NEW: ("collected", "closed", "left"),
 }
 
+# The first question starts them all; a CLI has noted its end some moments before it is gone.
+pytestmark = pytest.mark.quiesce(allow=["process:python*"])
 both_versions = pytest.mark.parametrize("version", [OLD, NEW])
 both_backends = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 

@@ -43,6 +43,22 @@ failed: ['hung up reader']
 cancelled: ['endless producer', 'endless reader']
 forwarded: ['short: event 0', 'hung up: event 0', 'short: event 1', 'hung up: event 1']
 """,
+    "leak_hunt.py": """\
+Careless:
+  guard: a task is left, listen, gone moments later
+  sweep: 2 runs, 2 failed
+    asyncio:task:undisturbed: late:task:listen
+    asyncio:task:native:1: leak:task:listen
+  gate: task: survived silently
+  gate: stubborn task: survived silently
+  gate: late start: survived silently
+Careful:
+  guard: nothing is left
+  sweep: 3 runs, 0 failed
+  gate: task: reported
+  gate: stubborn task: reported
+  gate: late start: refused
+""",
     "streams.py": """\
 echo 0
 echo 1

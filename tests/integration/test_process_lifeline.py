@@ -60,6 +60,13 @@ def survivors(family: dict[int, tuple[int, bytes]]) -> list[int]:
     return [pid for pid, known in family.items() if now.get(pid) == known]
 
 
+def end(pids: list[int]) -> None:
+    """Kill processes of others, and wait until they are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not running().keys() & set(pids))
+
+
 def family_of(pids: list[int]) -> dict[int, tuple[int, bytes]]:
     """List all that the processes have started, also what has left their groups."""
     everything = running()
@@ -95,8 +102,7 @@ def test_nobody_survives_an_owner_that_is_killed(way: str, backend: str) -> None
     try:
         assert eventually(lambda: survivors(family) == []), survivors(family)
     finally:
-        for pid in [*survivors(family), *([helper] if helper else [])]:
-            os.kill(pid, signal.SIGKILL)
+        end([*survivors(family), *([helper] if helper else [])])
 
 
 KINDS = {"leader", "group", "unmarked", "session", "stranger"}
@@ -134,8 +140,7 @@ def test_who_ends_whom(means: str, surviving: set[str]) -> None:
             lambda: survivors(family) == [kinds[kind] for kind in kinds if kind in surviving]
         )
     finally:
-        for pid in survivors(family):
-            os.kill(pid, signal.SIGKILL)
+        end(survivors(family))
 
 
 def in_order(kinds: dict[str, int]) -> bool:
@@ -192,10 +197,12 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
 @pytest.mark.real_time
 async def test_without_a_watcher_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none can be started, processes can, and the frontier tells the difference."""
-    monkeypatch.setattr(lifeline, "watcher", lifeline.Watcher())
+    watcher = lifeline.Watcher()
+    monkeypatch.setattr(lifeline, "watcher", watcher)
     monkeypatch.setattr(sys, "executable", "")
     async with Scope("a") as scope:
         process = await start_process(["sleep", "60"])
         (entry,) = scope.frontier()
         assert entry.details["lifeline"] == "none"
         await process.stop()
+    watcher.forget_everything()

@@ -201,7 +201,7 @@ class Http(Connecting):
                 check_unix(sock, self.unix, process)
             elif self._check_peer:
                 check_tcp(sock, process)
-            self.obstacle = f"{self!r} takes the connection, and does not answer"
+            self.obstacle: str | None = f"{self!r} takes the connection, and does not answer"
             await _send(sock, self._request)
             status = await _status(sock)
         if status not in self.status:

@@ -131,7 +131,7 @@ async def by_finalizer(work: Work) -> None:
     gc.collect()
 
 
-WAYS: list[Way] = [
+WAYS: list[Any] = [
     by_create_task,
     by_ensure_future,
     by_loop,
@@ -146,7 +146,7 @@ WAYS: list[Way] = [
     by_call_later,
     by_done_callback,
     by_threadsafe_call,
-    by_finalizer,
+    pytest.param(by_finalizer, marks=pytest.mark.quiesce(allow=["generator:by_finalizer.*"])),
 ]
 
 
@@ -226,6 +226,7 @@ async def test_a_module_with_a_similar_name_is_not_taken_for_plumbing(module: st
         await kept
 
 
+@pytest.mark.quiesce(allow=["task:*.wait"])
 async def test_a_task_that_nobody_refers_to_is_not_collected() -> None:
     """A task that waits on what only it refers to survives the collector inside, not outside."""
 

@@ -119,6 +119,7 @@ async def test_a_failure_interrupts_nobody_after_the_generator_was_closed() -> N
     assert task.cancelling() == 0
 
 
+@pytest.mark.quiesce(allow=["generator:stream"])
 @filled_with
 async def test_a_collected_generator_closes_its_scope(fill: Filling, backend: str) -> None:
     """A half-read generator that nobody refers to any more leaves nothing behind."""
@@ -150,6 +151,7 @@ async def test_the_consumer_of_a_collected_generator_is_in_its_own_scope_again()
         assert inner in outer._children
 
 
+@pytest.mark.quiesce(allow=["generator:stream", "task:*sleep_forever", "task:context *"])
 @filled_with
 @on_each_backend
 def test_the_loop_ends_with_a_half_read_generator(backend: str, fill: Filling) -> None:
@@ -167,6 +169,7 @@ def test_the_loop_ends_with_a_half_read_generator(backend: str, fill: Filling) -
     assert not roots
 
 
+@pytest.mark.quiesce(allow=["generator:*.nested"])
 @on_each_backend
 def test_the_loop_ends_with_nested_scopes_in_a_generator(backend: str) -> None:
     """Inner and outer block are closed one after the other, at the very end."""
@@ -187,6 +190,7 @@ def test_the_loop_ends_with_nested_scopes_in_a_generator(backend: str) -> None:
     assert [scope.state for scope in made] == ["closed", "closed"]
 
 
+@pytest.mark.quiesce(allow=["task:*sleep_forever", "task:context *"])
 @filled_with
 @on_each_backend
 def test_the_loop_ends_with_an_open_scope(backend: str, fill: Filling) -> None:
@@ -203,6 +207,7 @@ def test_the_loop_ends_with_an_open_scope(backend: str, fill: Filling) -> None:
     assert "never closed" in complaint
 
 
+@pytest.mark.quiesce(allow=["task:*.job", "task:Scope.*"])
 @pytest.mark.parametrize("waits", range(6))
 @pytest.mark.parametrize("how", ["aclose", "drain"])
 @on_each_backend
@@ -245,6 +250,7 @@ def start_in_background(backend: str, fn: Callable[[], Coroutine[Any, Any, objec
         kept.append(asyncio.ensure_future(fn()))
 
 
+@pytest.mark.quiesce(allow=["task:sleep_forever", "task:Scope.aclose"])
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop"])
 def test_the_loop_ends_in_the_step_in_which_a_close_begins(backend: str) -> None:
     """The closing task is cancelled before its first step, and closes nevertheless."""
@@ -281,6 +287,7 @@ def test_someone_cancels_every_task_as_a_close_begins(backend: str, rounds: int)
     assert run_bounded(backend, main) == ("closed", True, True)
 
 
+@pytest.mark.quiesce(allow=["task:*.obeys_late"])
 @on_each_backend
 def test_the_program_ends_although_a_job_was_stuck(backend: str) -> None:
     """What was given up as stuck, and would obey by now, obeys the end of the loop."""

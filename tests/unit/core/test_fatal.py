@@ -23,6 +23,7 @@ FATAL: Sequence[type[BaseException]] = [KeyboardInterrupt, SystemExit]
 on_each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
+@pytest.mark.quiesce(allow=["task*:*.main", "task:*.sibling", "task:*.nested"])
 @pytest.mark.parametrize("fatal", FATAL)
 @pytest.mark.parametrize("where", ["block", "child", "nested", "service", "opened", "cleanup"])
 @on_each_backend
@@ -84,6 +85,7 @@ def only_fatal(error: BaseException, fatal: type[BaseException]) -> bool:
     return type(error) is fatal
 
 
+@pytest.mark.quiesce(allow=["task*:*.main"])
 @on_each_backend
 def test_the_exit_code_of_a_job_is_the_programs(backend: str) -> None:
     """`sys.exit(3)` in a job is `sys.exit(3)`."""
@@ -98,6 +100,7 @@ def test_the_exit_code_of_a_job_is_the_programs(backend: str) -> None:
     unclosed()
 
 
+@pytest.mark.quiesce(allow=["task:*.main", "task:sleep_forever"])
 @on_each_backend
 def test_a_function_for_failures_may_end_the_program(backend: str) -> None:
     """`sys.exit()` in `on_error` gets out like that of a job, at once."""

@@ -75,7 +75,7 @@ class Started:
         self.popen.stdin.flush()
 
     def end(self) -> None:
-        """Kill it and all that it started, and wait for it."""
+        """Kill it and all that it started, and wait for all of them."""
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         with suppress(BrokenPipeError):
@@ -83,6 +83,7 @@ class Started:
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
+        self.popen.stdout.read()  # it ends with the last of those that have it open
         self.popen.stdout.close()
 
 

@@ -352,6 +352,7 @@ async def test_a_stop_that_fails_is_reported() -> None:
     assert pool.stats.stopping == 0
 
 
+@pytest.mark.quiesce(allow=["task:runner *", "task:User.__call__"])
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
 def test_the_end_of_the_event_loop_ends_the_runners(backend: str) -> None:
     """A program that leaves without closing anything leaves no runner behind."""

@@ -346,6 +346,7 @@ async def test_an_error_that_nobody_has_read_is_reported(end: str) -> None:
             await anext(source)
 
 
+@pytest.mark.quiesce(allow=["generator:*.ignoring"])
 async def test_a_generator_that_ignores_its_close_is_told() -> None:
     """Yielding while it is closed is an error, as it is without a stream."""
 

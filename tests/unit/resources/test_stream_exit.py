@@ -89,6 +89,7 @@ def run_trio(main: Callable[[], object]) -> None:
     trio.run(main)  # type: ignore[arg-type]  # likewise
 
 
+@pytest.mark.quiesce(allow=["task:stream Counter"])
 @pytest.mark.parametrize("run", [run_asyncio, run_trio])
 def test_a_stream_that_outlives_its_loop_is_dropped_quietly(
     run: Callable[[Callable[[], object]], None],

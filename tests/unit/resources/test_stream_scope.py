@@ -312,6 +312,7 @@ async def test_a_job_that_is_cancelled_while_parked_passes_it_to_the_generator(
                 await anext(source)
 
 
+@pytest.mark.quiesce(allow=["task:*.main"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_gets_out(kind: type[BaseException], backend_name: str) -> None:
     """What wants to end the program does, also out of a generator."""

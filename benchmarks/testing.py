@@ -1,0 +1,44 @@
+"""Measure the testing kit: `python -m benchmarks.testing`.
+
+What the guard adds to a test and to a suite of tests, which pytest runs with it and without it, and
+what it costs to see each suspension of a scenario.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks import _guarding, _sweeping
+from benchmarks._command import Suite, run
+from benchmarks._sizes import GUARD_FULL, GUARD_QUICK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def warm_up(_: str) -> None:
+    """Do nothing: every run of pytest is a process of its own, and the best of several counts."""
+
+
+SUITE = Suite(
+    name="testing",
+    description=(
+        "Measure what the guard costs, and the driver of a sweep. "
+        "The full run takes about eight minutes."
+    ),
+    rounds_note="; each is two runs of pytest",
+    warm_up=warm_up,
+    measures={"guard": _guarding.guard, "sweep_driver": _sweeping.sweep_driver},
+    peers=(),
+    full=GUARD_FULL,
+    quick=GUARD_QUICK,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the chosen measures and print them; give the exit code."""
+    return run([SUITE], argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

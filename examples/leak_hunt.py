@@ -1,0 +1,125 @@
+"""Hunting a leak: a worker that loses its tasks, the three ways to find that out, and its repair.
+
+`guard` looks at what a program leaves, `sweep` cancels it at each of its awaits, and `assert_gate`
+puts work into it just before it is closed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import quiesce
+from quiesce.testing import GateFailed, LeakError, assert_gate, guard, sweep
+
+W = TypeVar("W")
+Work = Callable[[], Coroutine[Any, Any, None]]
+Start = Callable[[], Awaitable[W]]
+Close = Callable[[W], Awaitable[object]]
+KINDS = ["task", "stubborn task", "late start"]
+
+
+async def listen() -> None:
+    """Wait for messages that do not come."""
+    await asyncio.Event().wait()
+
+
+class Careless:
+    """A worker that cancels its tasks at the end, and does not wait for them."""
+
+    def __init__(self) -> None:
+        """Have no tasks yet."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(cls) -> "Careless":
+        """Make a worker."""
+        return cls()
+
+    def start(self, work: Work) -> None:
+        """Put something to work."""
+        self._tasks.append(asyncio.create_task(work()))
+
+    async def close(self) -> None:
+        """Stop it all."""
+        for task in self._tasks:
+            task.cancel()
+
+    @classmethod
+    async def use(cls) -> None:
+        """Open a worker, have it do something, and close it."""
+        worker = await cls.open()
+        worker.start(listen)
+        await asyncio.sleep(0.01)
+        await worker.close()
+
+
+class Careful:
+    """The same worker, with a scope for its tasks."""
+
+    def __init__(self, scope: quiesce.Scope) -> None:
+        """Keep the tasks in `scope`."""
+        self._scope = scope
+
+    @classmethod
+    async def open(cls) -> "Careful":
+        """Make a worker."""
+        return cls(await quiesce.Scope.open("worker"))
+
+    def start(self, work: Work) -> None:
+        """Put something to work."""
+        self._scope.spawn(work)
+
+    async def close(self) -> quiesce.Report:
+        """Stop it all, and tell what was cut short."""
+        return await self._scope.aclose(within=1)
+
+    @classmethod
+    async def use(cls) -> None:
+        """Open a worker, have it do something, and close it whatever happens."""
+        worker = await cls.open()
+        try:
+            worker.start(listen)
+            await asyncio.sleep(0.01)
+        finally:
+            await worker.close()
+
+
+async def use_guarded(use: Work) -> None:
+    """Have the guard look when a worker was used."""
+    try:
+        async with guard():
+            await use()
+        print("  guard: nothing is left")
+    except LeakError as error:
+        for finding in error.findings:
+            late = ", gone moments later" if finding.late else ""
+            print(f"  guard: a {finding.kind} is left, {finding.name}{late}")
+
+
+def sweep_through(use: Work) -> None:
+    """Cancel at each await of the use of a worker."""
+    swept = sweep(use, cancel="native", clock="mock")
+    print(f"  sweep: {swept.runs} runs, {len(swept.failures)} failed")
+    for failure in swept.failures:
+        print(f"    {failure.id}: {', '.join(fault.label for fault in failure.faults)}")
+
+
+async def try_gate(start: Start[W], close: Close[W], put: Callable[[W, Work], None]) -> None:
+    """Put something into a worker, and close it."""
+    try:
+        gate = await assert_gate(start, close, kinds=KINDS, by={"task": put})
+    except GateFailed as error:
+        gate = error.gate
+    for row in gate.rows:
+        print(f"  gate: {row.kind}: {row.verdict}")
+
+
+if __name__ == "__main__":
+    print("Careless:")
+    asyncio.run(use_guarded(Careless.use))
+    sweep_through(Careless.use)
+    asyncio.run(try_gate(Careless.open, Careless.close, Careless.start))
+    print("Careful:")
+    asyncio.run(use_guarded(Careful.use))
+    sweep_through(Careful.use)
+    asyncio.run(try_gate(Careful.open, Careful.close, Careful.start))

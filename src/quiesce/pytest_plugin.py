@@ -1,0 +1,328 @@
+"""The pytest plugin: a test that leaves something behind fails, with the line that started it.
+
+Settings: `quiesce_guard = error | warn | off` (`--quiesce-guard`), `quiesce_allow`, a list of
+patterns such as `thread:*`, and `@pytest.mark.quiesce(guard=…, allow=[…])` for one test.
+
+What a test has started is judged when the test *and its own fixtures* are done: the last thing
+before fixtures of a wider scope may be torn down. What those make is not the test's. Findings are
+an error of the test's teardown; if the test itself has failed, they are shown below its failure.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.testing.baseline import Baseline
+from quiesce.testing.census import Census
+from quiesce.testing.findings import KINDS, Finding, without_allowed
+from quiesce.testing.guarding import check
+from quiesce.testing.past import Past
+from quiesce.testing.sweeps.marker import run_marked
+from quiesce.testing.watching import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from quiesce.testing.notes import Event
+
+__all__: list[str] = []
+
+MODES = ("error", "warn", "off")
+_SETTLE_SECONDS = 0.1
+_LABELS_MAX = 3
+
+
+class LeakWarning(UserWarning):
+    """A test has left something behind, and `quiesce_guard` is `warn`."""
+
+
+class Rules(NamedTuple):
+    """How one test is guarded."""
+
+    mode: str
+    allow: list[str]
+
+
+class Ran(NamedTuple):
+    """A test that is about to be judged."""
+
+    item: pytest.Item
+    rules: Rules
+    census: Census
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the settings."""
+    group = parser.getgroup("quiesce", "quiesce: what tests leave behind")
+    about = "fail (or warn of) tests that leave tasks, processes, threads, files or more behind"
+    group.addoption("--quiesce-guard", choices=MODES, default=None, help=about)
+    group.addoption(
+        "--quiesce-baseline",
+        metavar="FILE",
+        default=None,
+        help="known findings: written if it is not there; else they are tolerated, and only shrink",
+    )
+    about_replay = "run again just this run of a sweep; the failure names it"
+    group.addoption("--quiesce-replay", metavar="ID", default=None, help=about_replay)
+    parser.addini("quiesce_guard", f"{about}: error, warn or off", default="off")
+    parser.addini("quiesce_allow", "patterns of what tests may leave: thread:*", type="linelist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, and guard."""
+    config.addinivalue_line(
+        "markers",
+        "quiesce(guard=None, allow=()): guard this test in another way (error, warn, off), or let"
+        " it leave what these patterns name (thread:*)",
+    )
+    config.addinivalue_line(
+        "markers",
+        "sweep(depth=1, where='task', backend='asyncio', ...): run this async test again and again,"
+        " cancelled at each of its suspension points; see quiesce.testing.sweep",
+    )
+    mode = config.getoption("quiesce_guard") or config.getini("quiesce_guard")
+    if mode not in MODES:
+        message = f"quiesce_guard is one of {', '.join(MODES)}, not {mode!r}"
+        raise pytest.UsageError(message)
+    allow = config.getini("quiesce_allow")
+    file = config.getoption("quiesce_baseline")
+    try:
+        check(allow, KINDS, _SETTLE_SECONDS)
+        baseline = None if file is None else Baseline(config.invocation_params.dir / file)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(Guarding(config, mode, allow, baseline), "quiesce-guard")
+
+
+def _text(found: Sequence[Finding], more: str = "") -> str:
+    """Tell what was left: the first line, which pytest shows in its summary, by name."""
+    labels = [finding.label for finding in found]
+    if len(labels) > _LABELS_MAX:
+        labels[_LABELS_MAX:] = [f"and {len(labels) - _LABELS_MAX} more"]
+    head = "; ".join(filter(None, [f"quiesce guard: left behind: {', '.join(labels)}", more]))
+    return "\n  ".join([head, *map(str, found)])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Sweep the tests that are marked so.
+
+    Not in `pytest_pyfunc_call`: other plugins run async tests there, and the last one to be
+    registered comes first, so that a test would be run once, and pass.
+    """
+    marker = item.get_closest_marker("sweep")
+    if marker is None or not isinstance(item, pytest.Function):
+        return (yield)
+    replay = item.config.getoption("quiesce_replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item, "runtest", lambda: run_marked(item, marker, replay))
+        return (yield)
+
+
+class Guarding:
+    """The guard of one test run."""
+
+    def __init__(
+        self, config: pytest.Config, mode: str, allow: list[str], baseline: Baseline | None
+    ) -> None:
+        self.config = config
+        self.mode = mode
+        self.allow = allow
+        self.baseline = baseline
+        self.current: pytest.Item | None = None
+        self.census: Census | None = None  # of the current test
+        self.failed: bool = False  # the current test, by itself
+        self.session: Census | None = None  # keeps watching between the tests
+        self.past: Past[Rules] = Past()
+        self.rules: Rules = Rules(mode, allow)
+        self.told: str | None = None
+
+    # The run as a whole.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Watch while tests run; at the end, find what only the garbage collector can tell."""
+        if self.mode != "off":
+            self._watch()
+        try:
+            result = yield
+            if self.session is not None:
+                gc.collect()
+                self._tell_belated()
+        finally:
+            if self.session is not None:
+                self.session.close()
+                self.session = None
+        return result
+
+    def _watch(self) -> None:
+        if self.session is None:
+            self.session = Census(kinds=())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Write the baseline; a worker of xdist hands it to whom it works for."""
+        if self.baseline is None:
+            return
+        output = getattr(self.config, "workeroutput", None)
+        if output is not None:
+            output["quiesce_baseline"] = self.baseline.seen()
+        else:
+            self.told = self.baseline.write()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Take what a worker of xdist has seen; of one that crashed, nothing is known."""
+        seen = getattr(node, "workeroutput", {}).get("quiesce_baseline")
+        if seen is not None and self.baseline is not None:
+            self.baseline.merge(seen)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Tell what became of the baseline, and what could not be watched."""
+        if self.told is not None:
+            terminalreporter.write_line(f"quiesce: {self.told}")
+        if watch.unknown and len(self.past):
+            missing = ", ".join(sorted(watch.unknown))
+            terminalreporter.write_line(
+                f"quiesce: not watched, as it is not there in this version: {missing}"
+            )
+
+    # One test.
+
+    def _rules(self, item: pytest.Item) -> Rules:
+        """Put together what the settings and the test's markers say, the nearest first."""
+        mode: str | None = None
+        allow: list[str] = []
+        for marker in item.iter_markers("quiesce"):
+            unknown = marker.kwargs.keys() - {"guard", "allow"}
+            if marker.args or unknown:
+                message = f"{item.nodeid}: the marker quiesce takes guard= and allow=, by name"
+                raise UsageError(message)
+            mode = mode or marker.kwargs.get("guard")
+            patterns = marker.kwargs.get("allow", ())
+            check(patterns, KINDS, _SETTLE_SECONDS)
+            allow += patterns
+        if mode is not None and mode not in MODES:
+            message = f"{item.nodeid}: guard is one of {', '.join(MODES)}, not {mode!r}"
+            raise ArgumentError(message)
+        if mode is None and not allow:
+            return self.rules  # one for all of them
+        return Rules(mode or self.mode, [*self.allow, *allow])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Begin with the test's own fixtures, or after all wider ones if it has none."""
+        self.current = item
+        self.failed = False
+        yield
+        self._begin(item)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        """Begin with the first fixture of the test's own; have nothing to do with wider ones."""
+        if request.scope == "function":
+            if self.current is not None and request.node is self.current:
+                self._begin(self.current)
+            return (yield)
+        if self.census is None:
+            return (yield)
+        with self.census.paused():
+            return (yield)
+
+    def _begin(self, item: pytest.Item) -> None:
+        if self.census is not None:
+            return
+        rules = self._rules(item)
+        if rules.mode == "off":
+            return
+        self._watch()
+        census = self.census = Census(allow=rules.allow, settle=_SETTLE_SECONDS)
+        # The first finalizer of the test is the last to run.
+        item.addfinalizer(lambda: self._end(Ran(item, rules, census)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Remember whether the test has failed by itself, also if that was expected."""
+        report = yield
+        if call.when != "teardown" and (report.failed or hasattr(report, "wasxfail")):
+            self.failed = True
+        return report
+
+    def _end(self, ran: Ran) -> None:
+        """Judge what the test has left."""
+        self.census = None
+        with ran.census:
+            # Asking the collector after each test would take longer than all the rest.
+            found = ran.census.settled(collect=None)
+            if found:
+                ran.census.acknowledge()
+        found = self._without_temporary(ran.item, found)
+        self.past.add(ran.item, ran.rules, ran.census)
+        self._tell_belated()
+        test = ran.item.nodeid
+        if self.baseline is not None:
+            unknown = self.baseline.unknown(test, found)
+            if not self.failed:
+                self.baseline.saw(test, found)
+            found = unknown
+        if not found:
+            return
+        text = _text(found)
+        if self.failed:
+            ran.item.add_report_section("teardown", "quiesce guard", text)
+        elif ran.rules.mode == "warn":
+            ran.item.warn(LeakWarning(text))
+        else:
+            pytest.fail(text, pytrace=False)
+
+    @staticmethod
+    def _without_temporary(item: pytest.Item, found: list[Finding]) -> list[Finding]:
+        """Leave out socket files in pytest's own temporary folders, which it keeps on purpose."""
+        factory = getattr(item, "funcargs", {}).get("tmp_path_factory")
+        if factory is None:
+            return found
+        folder = f"{factory.getbasetemp()}/"
+        return [f for f in found if f.kind != "socket" or not f.details.startswith(folder)]
+
+    # What is noticed later.
+
+    def _tell_belated(self) -> None:
+        """Report what belongs to a test that is over: it was collected only now."""
+        events = list(watch.events)
+        watch.events.clear()
+        for event in events:
+            whose = self.past.whose(event)
+            if whose is not None:
+                self._report(*whose, event)
+
+    def _report(self, item: pytest.Item, rules: Rules, event: Event) -> None:
+        finding = event.finding
+        found: Sequence[Finding] = without_allowed([finding], rules.allow)
+        if self.baseline is not None and found:
+            unknown = self.baseline.unknown(item.nodeid, found)
+            self.baseline.saw_also(item.nodeid, finding)
+            found = unknown
+        if not found:
+            return
+        whose = "of this test or one before it, " if event.born == event.seen else ""
+        text = _text(found, f"{whose}noticed when the test was over")
+        if rules.mode == "warn":
+            item.warn(LeakWarning(text))
+            return
+        report = pytest.TestReport(
+            nodeid=item.nodeid,
+            location=item.location,
+            keywords={},
+            outcome="failed",
+            longrepr=text,
+            when="teardown",
+        )
+        item.ihook.pytest_runtest_logreport(report=report)

@@ -1,0 +1,34 @@
+"""What makes a leak fail a test: `guard`, `sweep`, `plant`, and time that jumps."""
+
+from __future__ import annotations
+
+from quiesce.errors import GateFailed, LeakError, SweepFailed
+from quiesce.testing.clock import VirtualLoop, run
+from quiesce.testing.findings import Finding
+from quiesce.testing.gate import Gate, GateRow, assert_gate
+from quiesce.testing.guarding import guard
+from quiesce.testing.planting import PLANTS, Planted, plant
+from quiesce.testing.sweeps.record import Fault, Hit
+from quiesce.testing.sweeps.result import Sweep, SweepFailure
+from quiesce.testing.sweeps.sweeping import sweep
+
+__all__ = [
+    "PLANTS",
+    "Fault",
+    "Finding",
+    "Gate",
+    "GateFailed",
+    "GateRow",
+    "Hit",
+    "LeakError",
+    "Planted",
+    "Sweep",
+    "SweepFailed",
+    "SweepFailure",
+    "VirtualLoop",
+    "assert_gate",
+    "guard",
+    "plant",
+    "run",
+    "sweep",
+]

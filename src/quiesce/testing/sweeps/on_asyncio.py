@@ -1,0 +1,283 @@
+"""One run of a scenario on an event loop of asyncio's or uvloop's.
+
+The scenario runs in a task of its own, in the driver. With `where="all"` the loop also tells of
+every other task that suspends: it sees the steps of tasks among its callbacks. A task factory
+would see only those tasks that are made by `create_task`, would stand in the way of others'
+factories, and would have to wrap the coroutines, which then look like somebody else's.
+(A task that an eager factory starts is seen from its second step on.)
+
+A run that hangs is given up: its tasks are cancelled, and what does not end then is left where it
+stands, on a loop that never runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.testing.clock import SeededLoop, VirtualLoop
+from quiesce.testing.steps import task_of
+from quiesce.testing.sweeps.driver import Points, bury, described, drive, place_of, stack_of
+from quiesce.testing.sweeps.oracle import Oracle, Work
+from quiesce.testing.sweeps.record import Hit, Run, interruption
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+    from collections.abc import Callable
+
+    from quiesce.testing.sweeps.plan import Cut
+    from quiesce.testing.sweeps.settings import Settings
+
+__all__: list[str] = []
+
+_VIRTUAL_SECONDS_MAX = 86_400.0  # of mock time: what is not done after a day is not going to be
+_GIVING_UP_TURNS = 50  # of the loop, for tasks to end once they are cancelled
+_TURNS_AFTER = 3  # of the loop, for what is scheduled already when a scenario ends
+_CLOSING_SECONDS_MAX = 1.0  # for async generators to end
+
+
+@cache
+def watching(base: Any) -> Any:
+    """Make a class of event loops that tell of the tasks that suspend, and of their turns."""
+    call_soon = base.call_soon
+
+    class WatchingLoop(base):  # type: ignore[misc]  # one class a base
+        on_suspension: Callable[[Task[Any]], None] | None = None
+
+        def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+            task = task_of(callback) if self.on_suspension is not None else None
+            if task is None:
+                return call_soon(self, callback, *args, context=context)
+            return call_soon(self, self._step, task, callback, *args, context=context)
+
+        def _step(self, task: Task[Any], callback: Any, *args: Any) -> None:
+            callback(*args)
+            if self.on_suspension is not None and not task.done():
+                self.on_suspension(task)
+
+    return WatchingLoop
+
+
+def make_loop(cut: Cut, settings: Settings) -> AbstractEventLoop:
+    """Make the loop of one run."""
+    base: Any = VirtualLoop if settings.clock == "mock" else SeededLoop
+    if cut.backend == "uvloop":
+        import uvloop  # noqa: PLC0415 - optional
+
+        base = uvloop.Loop
+    loop: AbstractEventLoop = watching(base)() if cut.where == "all" else base()
+    return loop
+
+
+def task_name(task: Task[Any]) -> str:
+    """Name a task: by the name that somebody gave it, or as its function is called."""
+    name = task.get_name()
+    numbered = name.startswith("Task-")  # it is another one in each run
+    return str(getattr(task.get_coro(), "__qualname__", name)) if numbered else name
+
+
+class AsyncioRun:
+    """One run: its loop, its scenario, and what is done to it."""
+
+    def __init__(self, cut: Cut, settings: Settings) -> None:
+        self._cut = cut
+        self._settings = settings
+        self._run = Run(cut)
+        self._points = Points(cut.at, self._strike)
+        self._loop: Any = make_loop(cut, settings)
+        self._executor = Work()
+        self._loop.set_default_executor(self._executor)
+        self._scope: anyio.CancelScope | None = None
+        self._task: Task[Any]
+        self._oracle = Oracle(settings)
+        self._oracle.work = self._executor
+        self._subject: Any = None
+        self._given_up = False
+        self._settling: Task[Any] | None = None
+
+    def go(self) -> Run:
+        """Run it, and look at what it leaves."""
+        loop = self._loop
+        try:
+            self._task = loop.create_task(self._main(), name="scenario")
+            self._task.add_done_callback(self._ended)
+            self._bound()
+            loop.run_forever()
+            for task in (self._task, self._settling):
+                if task is not None and task.done() and not task.cancelled():
+                    task.result()  # nobody else would know that a look has failed
+        finally:
+            self._close()
+        return self._run
+
+    async def _main(self) -> None:
+        """Run the scenario in this task; and look, in the very step in which it ends."""
+        run = self._run
+        self._oracle.begin()
+        if self._cut.where == "all":
+            self._loop.on_suspension = self._seen
+        try:
+            await self._scenario()
+            run.ended = "returned"
+        except asyncio.CancelledError:
+            run.ended = "cancelled"
+        except BaseException as error:  # noqa: BLE001 - it is judged later
+            if (interrupted := interruption(error)) is not None:
+                raise interrupted from None
+            run.ended, run.error = "raised", error
+        if self._given_up:
+            run.ended, run.error = "hung", None
+            return
+        self._stop_counting()
+        if self._scope is not None and self._scope.cancelled_caught:
+            run.ended = "cancelled"
+        self._look()
+        run.check = self._settings.checked()
+
+    def _look(self) -> None:
+        """See what is left. It may end well yet; or cancel the task that waits for that."""
+        self._oracle.look()
+        self._run.findings = self._oracle.left()
+
+    async def _scenario(self) -> None:
+        self._subject = self._settings.scenario()
+        if self._cut.cancel != "scope":
+            await drive(self._subject, self._points)
+            return
+        with anyio.CancelScope() as self._scope:
+            await drive(self._subject, self._points)
+
+    def _stop_counting(self) -> None:
+        """Have nothing to do with what comes now."""
+        self._run.points, self._run.others = self._points.count, self._points.others
+        self._points.due = 0
+        self._loop.on_suspension = None
+
+    def _seen(self, task: Task[Any]) -> None:
+        """See another task suspend; the scenario's own has the driver for that."""
+        if task is not self._task:
+            self._points.other(task.get_coro(), task)
+
+    def _strike(self, coroutine: object, task: Any) -> None:
+        """Cancel, as whoever cancels from outside would do it."""
+        run, point = self._run, self._points.count
+        stack = stack_of(coroutine)
+        name = None if task is None else task_name(task)
+        run.hits.append(Hit(point, place_of(stack), stack, name))
+        if self._cut.cancel == "child" and task is not None:
+            task.cancel()
+            return
+        run.asked = True
+        way = self._cancel
+        if self._cut.cancel == "scope" and len(run.hits) == 1:
+            self._points.resumed = self._resumed
+            way = self._cancel_scope
+        if task is None:  # in the scenario's own step, which has to end first
+            self._loop.call_soon(way)
+        else:
+            way()
+
+    def _cancel(self) -> None:
+        self._run.delivered |= self._task.cancel()
+
+    def _cancel_scope(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def _resumed(self, _: object, error: BaseException | None) -> None:
+        """See whether it is our scope's cancellation that the scenario is woken with."""
+        if isinstance(error, asyncio.CancelledError) and f"{id(self._scope):x}" in str(error):
+            self._run.delivered = True
+
+    # --- its end --------------------------------------------------------------------------------
+
+    def _ended(self, _: object) -> None:
+        """Go on with the same loop, in the same run: uvloop opens new sockets for each."""
+        if self._given_up:
+            return
+        self._settling = self._loop.create_task(self._settle(), name="settling")
+        self._settling.add_done_callback(lambda _: self._loop.stop())
+
+    async def _settle(self) -> None:
+        """Give what is left some time to end, and say of each thing whether it has."""
+        if not self._run.findings:
+            # What was about to run may start something still.
+            for _ in range(_TURNS_AFTER):
+                await asyncio.sleep(0)
+            if len(self._tasks()) > 1:
+                self._look()
+        self._run.findings = await self._oracle.settled(asyncio.sleep)
+
+    def _bound(self) -> None:
+        """See to it that the run ends, whatever the scenario does."""
+        seconds = self._settings.hang_seconds
+        if self._settings.clock == "mock":
+            self._loop.call_later(_VIRTUAL_SECONDS_MAX, self._give_up)
+            self._deadline = time.monotonic() + seconds
+            self._loop.on_turn = self._watch_busy
+        else:
+            self._loop.call_later(seconds, self._give_up)
+
+    def _watch_busy(self) -> None:
+        """End a run that is busy for ever, in whose virtual time no timer comes."""
+        if time.monotonic() > self._deadline:
+            self._loop.on_turn = None
+            self._loop.call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        """Record where everything stands, then cancel it all."""
+        if self._task.done() or self._given_up:
+            return
+        self._given_up = True
+        self._stop_counting()
+        self._run.stuck = [
+            described("the scenario", self._subject)
+            if task is self._task
+            else described(f"task {task_name(task)!r}", task.get_coro())
+            for task in self._tasks()
+        ]
+        self._oracle.look()
+        self._turn(_GIVING_UP_TURNS)
+
+    def _turn(self, left: int) -> None:
+        """Cancel all there is, again and again, then stop for good."""
+        tasks = self._tasks()
+        if not tasks or not left:
+            self._loop.stop()
+            return
+        for task in tasks:
+            task.cancel()
+        self._loop.call_soon(self._turn, left - 1)
+
+    def _tasks(self) -> list[Task[Any]]:
+        tasks = asyncio.all_tasks(self._loop)
+        return sorted(tasks, key=lambda task: (task is not self._task, task.get_name()))
+
+    def _close(self) -> None:
+        """End what was left in the loop, as far as it lets itself be ended, and close it."""
+        loop = self._loop
+        loop.set_exception_handler(lambda *_: None)
+        if not self._given_up:
+            self._turn(_GIVING_UP_TURNS)
+            loop.run_forever()
+        self._abandon()
+        generators = loop.create_task(loop.shutdown_asyncgens())
+        generators.add_done_callback(lambda _: loop.stop())
+        loop.call_later(_CLOSING_SECONDS_MAX, loop.stop)
+        loop.run_forever()
+        self._abandon()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        loop.close()
+        self._run.span = self._oracle.end()
+
+    def _abandon(self) -> None:
+        """Leave what does not end, without a word from Python about it."""
+        for task in self._tasks():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # we do know
+            bury(task.get_coro())
+            if task is self._task:
+                bury(self._subject)

@@ -1,0 +1,176 @@
+"""What a run has left: a look when the scenario ends, and another some moments later."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from quiesce.testing.census import Census, verdict
+from quiesce.testing.findings import Finding
+from quiesce.testing.places import Place, calling
+from quiesce.testing.watching import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from quiesce.testing.census import Left
+    from quiesce.testing.notes import Event
+    from quiesce.testing.sweeps.record import Run
+    from quiesce.testing.sweeps.settings import Settings
+
+__all__: list[str] = []
+
+_TURNS = 20  # of the event loop, before any time passes
+_PAUSE_SECONDS = 0.0005  # the first; each is twice as long as the one before
+# What an event loop closes in a turn of its own, or what takes some moments to end once it has
+# told of its end. Nobody can wait for that; what takes longer is late.
+_SWEPT_UP = frozenset({"file", "thread"})
+_SWEEPING_UP_SECONDS = 0.02
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Watch during a whole sweep: what each run would wrap and unwrap stays wrapped.
+
+    What is found is told by the sweep: a guard around it has nothing to do with it, and Python's
+    own warnings about what is dropped would only repeat it.
+    """
+    with ExitStack() as stack:
+        for guarding in list(watch.censuses):
+            stack.enter_context(guarding.paused())
+        stack.enter_context(Census(kinds=()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        yield
+
+
+def look_back(runs: Sequence[Run]) -> list[Run]:
+    """Find what only a full garbage collection can tell: it would take too long after each run.
+
+    Gives the runs that had seemed to leave nothing, and have left something.
+    """
+    gc.collect()
+    tidy = [run for run in runs if not run.findings]
+    for event in watch.events:
+        run = _run_of(event, runs)
+        if run in tidy:
+            run.findings.append(event.finding)
+    return [run for run in tidy if run.findings]
+
+
+def _run_of(event: Event, runs: Sequence[Run]) -> Run | None:
+    """Give the run that has left something without being told of it."""
+    before = [run for run in runs if run.span[1] < event.seen]
+    if event.born < event.seen:
+        return next((run for run in before if run.span[0] < event.born <= run.span[1]), None)
+    # When it was started is not known: in the last run, or in one before it.
+    told = any(run.span[0] < event.seen <= run.span[1] for run in runs)
+    return before[-1] if before and not told else None
+
+
+class Oracle:
+    """Looks at what one run leaves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._census: Census | None = None
+        self._first: Left = {}
+        self._last: Left = {}
+        self.work: Work | None = None
+        """The default executor of the loop, if there is one: its threads stay, its work may not."""
+
+    def begin(self) -> None:
+        """Remember what is there, in the task in which the scenario will run."""
+        self._census = Census()
+
+    def look(self) -> None:
+        """See what is there, in the very step in which the scenario has ended."""
+        self._first = self._last = self._look()
+
+    async def settled(self, pause: Callable[[float], Awaitable[None]]) -> list[Finding]:
+        """Give what is left some time, and tell what has ended then from what has not."""
+        begun = time.monotonic()
+        swept_up = begun + _SWEEPING_UP_SECONDS
+        deadline = max(swept_up, begun + self._settings.settle_seconds)
+        # Of the loop's own time no more than that: in time that jumps, an hour would be moments.
+        seconds = passed = 0.0
+        turns = 0
+        while self._last and (
+            turns < _TURNS
+            or (time.monotonic() < deadline and passed < self._settings.settle_seconds)
+        ):
+            await pause(seconds)
+            passed += seconds
+            turns += 1
+            if turns < _TURNS:
+                continue
+            looked = time.monotonic()
+            self._last = self._look()
+            if looked < swept_up:
+                self._first = {
+                    key: finding
+                    for key, finding in self._first.items()
+                    if key in self._last or finding.kind not in _SWEPT_UP
+                }
+            seconds = _PAUSE_SECONDS if not seconds else 2 * seconds
+            if self._settings.clock == "mock":
+                time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - the loop's time is not that of others
+        return verdict(self._first, self._last)
+
+    def left(self) -> list[Finding]:
+        """List what was there at the last look, where nothing can be waited for any more."""
+        return list(self._last.values())
+
+    def end(self) -> tuple[float, float]:
+        """Kill the processes that the run has left, and stop looking; gives the run's span."""
+        if self._census is None:
+            return 0, 0
+        for key in self._look() if self._last else ():
+            if key[0] == "process":
+                with suppress(ProcessLookupError):
+                    os.kill(key[1].pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(key[1].pid, 0)
+        self._census.close()
+        return self._census.number, self._census.ended
+
+    def _look(self) -> Left:
+        found = {} if self._census is None else self._census.look()
+        return found | (self.work.left() if self.work is not None else {})
+
+
+class Work(ThreadPoolExecutor):
+    """A default executor that knows what its threads still do."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self._submitted: list[tuple[Future[Any], str, Place | None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start something in a thread."""
+        future = super().submit(fn, *args, **kwargs)
+        self._submitted.append((future, _name_of(fn, args), calling(sys._getframe(1))))
+        return future
+
+    def left(self) -> Left:
+        """Give what still runs: nobody can stop it, and whoever started it has gone."""
+        return {
+            ("work", id(future)): Finding("thread", name, place and str(place), "its work goes on")
+            for future, name, place in self._submitted
+            if not future.done()
+        }
+
+
+def _name_of(fn: Any, args: tuple[Any, ...]) -> str:
+    """Name what runs in a thread; `asyncio.to_thread` hides it behind a partial of Context.run."""
+    inner = [*getattr(fn, "args", ()), *args]
+    function = inner[0] if getattr(fn, "func", fn) is not fn and inner else fn
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)

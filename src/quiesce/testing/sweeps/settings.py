@@ -1,0 +1,48 @@
+"""What all runs of a sweep have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quiesce.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quiesce.testing.clock import Clock
+
+__all__: list[str] = []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a sweep have in common."""
+
+    make: Callable[[], Coroutine[Any, Any, Any]]
+    clock: Clock
+    hang_seconds: float
+    settle_seconds: float
+    check: Callable[[], object] | None
+    raises: tuple[type[BaseException], ...]
+    allow: Sequence[str]
+
+    def scenario(self) -> Coroutine[Any, Any, Any]:
+        """Give the coroutine of a new run."""
+        given: object = self.make()
+        if isinstance(given, Coroutine):
+            return given
+        message = f"a scenario is an async function: {self.make!r} gave {given!r}, and no coroutine"
+        raise ArgumentError(message)
+
+    def checked(self) -> BaseException | None:
+        """Ask the caller's own oracle; gives what it raises, be it `pytest.fail()`."""
+        try:
+            if self.check is not None:
+                self.check()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            return error
+        return None

@@ -1,0 +1,90 @@
+"""Which threads run."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from quiesce.testing.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from quiesce.testing.notes import Birth
+
+_NUMBERED = re.compile(r"Thread-\d+(?: \((?P<target>.*)\))?")
+_POOLED = re.compile(r"(?P<pool>ThreadPoolExecutor)-\d+_\d+|(?P<prefix>.*)_\d+")
+# Modules whose threads wait for work, and are kept for the next one who has some.
+_ANYIO = "anyio._backends._asyncio"
+_TRIO = "trio._core._thread_cache"
+
+
+def present() -> dict[threading.Thread, threading.Thread]:
+    """Give the threads that run, but for those that nobody has to end."""
+    return {thread: thread for thread in threading.enumerate() if not _is_kept(thread)}
+
+
+def _is_kept(thread: threading.Thread) -> bool:
+    """Tell whether a thread is not its starter's to end."""
+    if isinstance(thread, threading._DummyThread):
+        return True  # not started by Python
+    target: Any = getattr(thread, "_target", None)
+    module = getattr(getattr(target, "__func__", target), "__module__", None)
+    if module == "asyncio.unix_events":
+        return True  # it waits for a process, and ends with it: the process is what is left
+    if type(thread).__module__ == _ANYIO:
+        return _is_idle_in_anyio(thread)
+    if module == _TRIO:
+        return _is_idle_in_trio(thread, target.__self__)
+    loop = getattr(thread, "_quiesce_loop", None)
+    return loop is not None and not loop.is_closed()  # of its default executor
+
+
+def _is_idle_in_anyio(thread: threading.Thread) -> bool:
+    """Tell whether a thread of anyio's is anywhere but in the line that calls somebody's function.
+
+    What is on its stack does not tell: the function may be one without a frame, or one in which
+    the thread waits for work itself.
+    """
+    for frame in _frames(thread):
+        if frame.f_code.co_qualname == "WorkerThread.run":
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            return "context.run(" not in line
+    return True  # it begins, or ends
+
+
+def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
+    """Tell whether a thread of trio's has no work, or only tells of what it has done."""
+    if worker in getattr(worker._thread_cache, "_idle_workers", ()):
+        return True
+    handles = any(frame.f_code.co_name == "_handle_job" for frame in _frames(thread))
+    return worker._job is None and not handles
+
+
+def _frames(thread: threading.Thread) -> Iterator[FrameType]:
+    """Give what is on the stack of a thread, the innermost first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def finding(thread: threading.Thread) -> Finding:
+    """Describe a thread that was left."""
+    name = thread.name
+    if numbered := _NUMBERED.fullmatch(name):
+        name = numbered["target"] or type(thread).__name__
+    elif pooled := _POOLED.fullmatch(name):
+        name = pooled["pool"] or pooled["prefix"]
+    birth: Birth | None = getattr(thread, "_quiesce_birth", None)
+    details = ["daemon" if thread.daemon else ""]
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is not None:
+        details.append(f"is at {frame.f_code.co_filename}:{frame.f_lineno}")
+    where = None if birth is None else birth.where
+    starter = None if birth is None else birth.thread
+    return Finding("thread", name, where, "; ".join(filter(None, details)), thread=starter)
