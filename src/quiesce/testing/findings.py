@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, get_args
@@ -23,6 +24,10 @@ Kind = Literal[
     "scope",
     "handler",  # of a signal, or of an event loop's exceptions
 ]
+_FLEETING = re.compile(
+    r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|0x[0-9a-f]+|[0-9a-f]{16,}|[0-9]{4,}",
+    re.IGNORECASE,
+)
 KINDS: frozenset[Kind] = frozenset(get_args(Kind))
 
 
@@ -45,8 +50,11 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """Kind and name: what a pattern or a baseline knows it by."""
-        return f"{self.kind}:{self.name}"
+        """Kind and name: what a pattern or a baseline knows it by.
+
+        What is another in every run (a UUID, an address, a long number) is a `*` in it.
+        """
+        return f"{self.kind}:{_FLEETING.sub('*', self.name)}"
 
     def __str__(self) -> str:
         """Tell in one line what was left, where it comes from, and whether it still is there."""
