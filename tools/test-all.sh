@@ -1,7 +1,7 @@
 #!/bin/sh
 # Run the tests with each supported Python that is found, each in an environment of its own.
-# Called by `make test-all`, which sets MAKE; EXCEPT names versions to leave out. make itself hands
-# ARGS on to the make that is started here.
+# Called by `make test-all`, which sets MAKE; EXCEPT names versions to leave out, USUAL the one whose
+# environment is .venv. make itself hands ARGS on to the make that is started here.
 set -u
 
 VERSIONS="3.11 3.12 3.13"
@@ -33,6 +33,14 @@ find_python() {
     done
 }
 
+venv_of() {
+    if [ "$1" = "${USUAL:-}" ]; then
+        echo .venv
+    else
+        echo ".venv-$1"
+    fi
+}
+
 # They run side by side, each line with its version in front: a test uses one processor.
 outcomes=$(mktemp -d)
 trap 'rm -rf "$outcomes"' EXIT
@@ -54,7 +62,7 @@ for version in $VERSIONS; do
     echo "FAILED" >"$outcome"
     {
         echo "--- $python"
-        "$MAKE" --no-print-directory test PYTHON="$python" VENV=".venv-$version" 2>&1 &&
+        "$MAKE" --no-print-directory test PYTHON="$python" VENV="$(venv_of "$version")" 2>&1 &&
             echo "passed" >"$outcome"
     } | sed "s/^/[$version] /" &
 done
