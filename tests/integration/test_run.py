@@ -290,11 +290,16 @@ async def nothing() -> str:
     return "value"
 
 
-def test_the_handlers_of_before_are_back_after_the_run(backend: Any) -> None:
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, lambda *_: None])
+def test_the_handlers_of_before_are_back_after_the_run(backend: Any, handler: Any) -> None:
     """A program that goes on after run() has its own signal handlers again, and may run() again."""
-    before = [signal.getsignal(which) for which in (SIGINT, SIGTERM)]
-    assert [quiesce.run(nothing, backend=backend) for _ in range(2)] == ["value", "value"]
-    assert [signal.getsignal(which) for which in (SIGINT, SIGTERM)] == before
+    kept = {which: signal.signal(which, handler) for which in (SIGINT, SIGTERM)}
+    try:
+        assert [quiesce.run(nothing, backend=backend) for _ in range(2)] == ["value", "value"]
+        assert [signal.getsignal(which) for which in kept] == [handler, handler]
+    finally:
+        for which, was in kept.items():
+            signal.signal(which, was)
 
 
 def test_arguments_are_passed_to_main(backend: Any) -> None:

@@ -107,7 +107,15 @@ def run(
     if not iscoroutine(coro):
         coro = arguments.coroutine(main, coro)
     program = Program(coro, drain, cleanup, service=service)
-    start(program.supervise)
+    before = {which: signal.getsignal(which) for which in _SIGNALS}
+    try:
+        start(program.supervise)
+    finally:
+        # asyncio gives back the default handlers, whatever was there (a shell's background job
+        # ignores SIGINT). None: not one of Python's, and not to be had again.
+        for which, handler in before.items():
+            if handler is not None and signal.getsignal(which) is not handler:
+                signal.signal(which, handler)
     result: T | None = program.result()
     return result
 
