@@ -41,6 +41,14 @@ venv_of() {
     fi
 }
 
+# The programs of the documentation, the benchmarks' own tests and the type checker's are the same with
+# every interpreter, and take long: where there is a usual one, it alone runs them.
+left_out() {
+    if [ -n "${USUAL:-}" ] && [ "$1" != "$USUAL" ]; then
+        echo "--ignore=tests/test_readme.py --ignore=tests/typing --ignore-glob=tests/test_benchmarks*"
+    fi
+}
+
 # They run side by side, each line with its version in front: a test uses one processor.
 outcomes=$(mktemp -d)
 trap 'rm -rf "$outcomes"' EXIT
@@ -62,7 +70,8 @@ for version in $VERSIONS; do
     echo "FAILED" >"$outcome"
     {
         echo "--- $python"
-        "$MAKE" --no-print-directory test PYTHON="$python" VENV="$(venv_of "$version")" 2>&1 &&
+        "$MAKE" --no-print-directory test PYTHON="$python" VENV="$(venv_of "$version")" \
+            ARGS="${ARGS:-} $(left_out "$version")" 2>&1 &&
             echo "passed" >"$outcome"
     } | sed "s/^/[$version] /" &
 done
