@@ -64,7 +64,9 @@ class StartFailed(QuiesceError):
 
     def __init__(self, key: object, cause: BaseException) -> None:
         """Carry the key and the cause."""
-        super().__init__(f"the runner of {key!r} could not be started: {cause!r}")
+        # Not its repr: what the process has written last, often the reason, is in its text.
+        why = f"{type(cause).__name__}: {cause}"
+        super().__init__(f"the runner of {key!r} could not be started: {why}")
         self.key: object = key
         self.cause: BaseException = cause
 

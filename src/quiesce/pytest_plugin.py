@@ -21,6 +21,7 @@ from quiesce.testing.census import Census
 from quiesce.testing.findings import KINDS, Finding, without_allowed
 from quiesce.testing.guarding import check
 from quiesce.testing.past import Past
+from quiesce.testing.sweeps import plan
 from quiesce.testing.sweeps.marker import run_marked
 from quiesce.testing.watching import watch
 
@@ -92,6 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("quiesce_baseline")
     try:
         check(allow, KINDS, _SETTLE_SECONDS)
+        if config.getoption("quiesce_replay") is not None:
+            plan.parse(config.getoption("quiesce_replay"))
         baseline = None if file is None else Baseline(config.invocation_params.dir / file)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
@@ -118,8 +121,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if marker is None or not isinstance(item, pytest.Function):
         return (yield)
     replay = item.config.getoption("quiesce_replay")
+
+    def sweep() -> None:
+        try:
+            run_marked(item, marker, replay)
+        except UsageError as error:
+            pytest.fail(str(error), pytrace=False)  # where we raise it helps nobody
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(item, "runtest", lambda: run_marked(item, marker, replay))
+        patch.setattr(item, "runtest", sweep)
         return (yield)
 
 
@@ -238,7 +248,10 @@ class Guarding:
     def _begin(self, item: pytest.Item) -> None:
         if self.census is not None:
             return
-        rules = self._rules(item)
+        try:
+            rules = self._rules(item)
+        except UsageError as error:
+            pytest.fail(str(error), pytrace=False)
         if rules.mode == "off":
             return
         self._watch()

@@ -64,7 +64,9 @@ def run(
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    environment.pop("PYTEST_ADDOPTS", None)
+    # On a CI machine pytest does not cut the lines of its summary: the same text would be there twice.
+    for name in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):
+        environment.pop(name, None)
     plugins = ["quiesce.pytest_plugin", *(PLUGINS.get(name, name) for name in uses)]
     command = [sys.executable, "-m", "pytest", "--rootdir=.", "-c", os.devnull, "--color=no", "-q"]
     command += [f"-p{name}" for name in ("no:cacheprovider", *plugins)]

@@ -153,3 +153,26 @@ def test_a_skipped_test_is_skipped(tmp_path: Path) -> None:
         async def test_bad(): pytest.skip("not here")
     """
     assert run(tmp_path, source).counts() == {"skipped": 1}
+
+
+def test_a_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
+    """Whoever has written the marker wants to know what is wrong with it, not where we found out."""
+    source = """
+    import pytest
+    @pytest.mark.sweep
+    def test_sync(): pass
+    @pytest.mark.quiesce(alow=["x"])
+    def test_marker(): pass
+    """
+    outcome = run(tmp_path, source)
+    assert outcome.counts() == {"failed": 1, "error": 1}, outcome.text
+    assert "test_sync is not async" in outcome.text
+    assert "takes guard= and allow=" in outcome.text
+    assert "raise UsageError" not in outcome.text
+
+
+def test_a_replay_id_that_is_none_is_refused_before_any_test(tmp_path: Path) -> None:
+    """A run that would replay nothing must not be green."""
+    outcome = run(tmp_path, "def test_fine(): pass", "--quiesce-replay", "garbage")
+    assert outcome.code == 4
+    assert "'garbage' is not the id of a run" in outcome.text + outcome.complaints

@@ -71,7 +71,7 @@ def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
     return tuple(text(what, item) for item in value)
 
 
-def check_callable(fn: object, verb: str = "spawn") -> None:
+def check_callable(fn: object, verb: str = "spawn", wanted: str = "one") -> None:
     """Refuse what cannot be called, above all a coroutine that was called by mistake."""
     if inspect.iscoroutine(fn):
         name = fn.__qualname__
@@ -79,7 +79,7 @@ def check_callable(fn: object, verb: str = "spawn") -> None:
         message = f"give the function and its arguments, {verb}({name}, …), not {verb}({name}(…))"
         raise ArgumentError(message)
     if not callable(fn):
-        message = f"{fn!r} is not a function"
+        message = f"{fn!r} is not a function: {verb} needs {wanted}"
         raise ArgumentError(message)
 
 

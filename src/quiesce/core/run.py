@@ -29,6 +29,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _EXIT_LOST = 1
+_PROGRESS_SECONDS = 1.0  # between two lines on a terminal
 _EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NAMES_MAX = 4  # of work, in a progress line
@@ -213,8 +214,8 @@ class Program:
             return
         left = self._drain
         while self._scope.state != "closed":
-            await anyio.sleep(1)
-            left -= 1
+            await anyio.sleep(_PROGRESS_SECONDS)
+            left -= _PROGRESS_SECONDS
             work = self._scope.frontier().in_flight
             names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
             more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""

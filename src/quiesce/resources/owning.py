@@ -226,22 +226,24 @@ class OwnedProcess:
         self._release_files()
         if self._returncode is None:  # it is left behind, or quiesce is broken
             self._returncode = spawning.RETURNCODE_UNKNOWN
-        self._state = "gone"
-        self._let_go()
+        was, self._state = self._state, "gone"
+        self._let_go(told=was == "starting")
         self._gone.open()
         self._settled.open()
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, told: bool) -> None:
+        """Give up the hold. `told`: whoever has started it is about to be told how it ended."""
         node = self._node
         service = self in node._services
         if self._asked is not None:
             node._job_cancelled(self, service=service)
         elif service:
             node._stopped += 1
-            logger.warning(
-                "process %s (%d), a service, has ended by itself: %s",
-                self._name, self.pid, spawning.exit_text(self._returncode),
-            )  # fmt: skip
+            if not told:
+                logger.warning(
+                    "process %s (%d), a service, has ended by itself: %s",
+                    self._name, self.pid, spawning.exit_text(self._returncode),
+                )  # fmt: skip
         else:
             node._completed += 1
         node._discard(self)

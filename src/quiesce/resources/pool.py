@@ -136,7 +136,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         if isinstance(factory, Program):
             check_shared(factory)
         else:
-            arguments.check_callable(factory, "RunnerPool")
+            arguments.check_callable(factory, "RunnerPool", "a Program, or a function of the key")
         if restart is not None:
             arguments.instance("restart", restart, Backoff)
         limit = arguments.size("max", max)

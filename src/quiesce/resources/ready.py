@@ -116,7 +116,7 @@ def ready_of(given: object) -> Ready:
         return copy.copy(given)
     if isinstance(given, Ready):
         return given
-    arguments.check_callable(given, "ready=")
+    arguments.check_callable(given, "ready", "a probe, or an async function")
     function: Any = given
     return Asking(function)
 

@@ -218,3 +218,16 @@ async def test_the_end_of_the_scope_ends_processes_in_every_stage() -> None:
         assert not report.stuck
         lessees[0].done.set()
         await other.aclose()
+
+
+async def test_a_failed_start_shows_what_the_runner_wrote(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The reason is mostly there; and nobody else has to be told that it has ended."""
+    program = Program(["sh", "-c", "echo no config; exit 3"], ready=READY)
+    async with Scope("a"):
+        pool = RunnerPool(program)
+        with pytest.raises(StartFailed, match=r"exit code 3\n.*no config"):
+            async with pool.lease("x"):
+                pass
+    assert caplog.records == []

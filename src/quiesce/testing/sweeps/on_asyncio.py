@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.backends.tasks import name_of
 from quiesce.testing.clock import SeededLoop, VirtualLoop
 from quiesce.testing.steps import task_of
 from quiesce.testing.sweeps.driver import Points, bury, described, drive, place_of, stack_of
@@ -71,13 +72,6 @@ def make_loop(cut: Cut, settings: Settings) -> AbstractEventLoop:
         base = uvloop.Loop
     loop: AbstractEventLoop = watching(base)() if cut.where == "all" else base()
     return loop
-
-
-def task_name(task: Task[Any]) -> str:
-    """Name a task: by the name that somebody gave it, or as its function is called."""
-    name = task.get_name()
-    numbered = name.startswith("Task-")  # it is another one in each run
-    return str(getattr(task.get_coro(), "__qualname__", name)) if numbered else name
 
 
 class AsyncioRun:
@@ -166,7 +160,7 @@ class AsyncioRun:
         """Cancel, as whoever cancels from outside would do it."""
         run, point = self._run, self._points.count
         stack = stack_of(coroutine)
-        name = None if task is None else task_name(task)
+        name = None if task is None else name_of(task, task.get_coro())
         run.hits.append(Hit(point, place_of(stack), stack, name))
         if self._cut.cancel == "child" and task is not None:
             task.cancel()
@@ -237,7 +231,7 @@ class AsyncioRun:
         self._run.stuck = [
             described("the scenario", self._subject)
             if task is self._task
-            else described(f"task {task_name(task)!r}", task.get_coro())
+            else described(f"task {name_of(task, task.get_coro())!r}", task.get_coro())
             for task in self._tasks()
         ]
         self._oracle.look()

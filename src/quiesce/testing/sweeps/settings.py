@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
+class NoScenario(ArgumentError):  # noqa: N818 - it says what happened, as those in errors.py
+    """What was to be swept gives no coroutine: the caller's mistake, and no fault of a run."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What all runs of a sweep have in common."""
@@ -34,7 +38,7 @@ class Settings:
         if isinstance(given, Coroutine):
             return given
         message = f"a scenario is an async function: {self.make!r} gave {given!r}, and no coroutine"
-        raise ArgumentError(message)
+        raise NoScenario(message)
 
     def checked(self) -> BaseException | None:
         """Ask the caller's own oracle; gives what it raises, be it `pytest.fail()`."""

@@ -14,7 +14,7 @@ from quiesce.testing.sweeps import plan
 from quiesce.testing.sweeps.oracle import look_back, watched
 from quiesce.testing.sweeps.plan import DEPTH_MAX, Cut
 from quiesce.testing.sweeps.result import Sweep, SweepFailure
-from quiesce.testing.sweeps.settings import Settings
+from quiesce.testing.sweeps.settings import NoScenario, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -137,7 +137,9 @@ class Sweeping:
         """Run it undisturbed, then cancelled at each point, then twice."""
         base = self._run(self._base, 1)
         self._points = base.points
-        if base.error is not None and _is_outcome(base.error):
+        if base.error is not None and (
+            _is_outcome(base.error) or isinstance(base.error, NoScenario)
+        ):
             raise base.error
         if base.ended in {"raised", "cancelled"} and self._failures:
             self._not_covered.append("all points: the scenario fails without being cancelled")
