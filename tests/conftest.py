@@ -5,17 +5,27 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import hypothesis  # noqa: F401 - it looks for referrers of trio's random, so before we freeze
 import pytest
 
 from tests import loops
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+TESTS_BETWEEN_FREEZES = 20
+finished = itertools.count(1)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", "backends(*names): run this async test on these only")
+    config.addinivalue_line(
+        "markers", "usual: the same with every interpreter, CI runs it with one"
+    )
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
 
 
@@ -23,6 +33,21 @@ def pytest_collection_finish() -> None:
     """Take what was imported out of the collector's sight: it runs after every async test."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Show all to the collector again in the end, before the guard looks for the last time."""
+    result = yield
+    gc.unfreeze()
+    return result
+
+
+def pytest_runtest_logfinish() -> None:
+    """Do so now and then with what pytest keeps of each test: else each test is slower than the last."""
+    if next(finished) % TESTS_BETWEEN_FREEZES == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -34,16 +34,22 @@ group() {
     tell "$output"
 }
 
-# subject NAME-VERSION: pin what a test subject needs on top of the tests' own packages.
+# subject NAME-VERSION: pin what a test subject needs on top of the tests' own packages. With a line
+# `# shares: OTHER` in its .in it stands on that subject's packages too (see tests/integration/subjects.py).
 subject() {
     output=requirements/subjects/$1.lock
-    # Kept where they fit are the tests' versions: then the subject shares those packages ...
-    cp requirements/test.lock "$output"
+    other=$(sed -n 's/^# shares: //p' "requirements/subjects/$1.in")
+    have=requirements/test.lock
+    if [ -n "$other" ]; then
+        have="$have requirements/subjects/$other.lock"
+    fi
+    # Kept where they fit are the versions that are there: then the subject shares those packages ...
+    cat $have > "$output"
     compile "$output" --emit-build-options "requirements/subjects/$1.in"
-    # ... and they need not be installed again: only the lines that test.lock does not have stay.
-    awk 'NR == FNR { if (/^[^ #]/) have[$0]; next }
+    # ... and they need not be installed again: only the lines that the others do not have stay.
+    awk -v own="$output" 'FILENAME != own { if (/^[^ #-]/) have[$0]; next }
         /^[^ ]/ { shared = ($0 in have) }
-        !shared' requirements/test.lock "$output" > "$output.new"
+        !shared' $have "$output" > "$output.new"
     mv "$output.new" "$output"
     tell "$output"
 }
@@ -53,7 +59,9 @@ if [ $# -eq 0 ]; then
     # The same versions in all three.
     group test --constraint requirements/dev.lock
     group run --constraint requirements/dev.lock
-    set -- $(cd requirements/subjects && ls ./*.in | sed 's,^\./,,; s,\.in$,,')
+    # Those that others share come first.
+    set -- $(cd requirements/subjects && grep -L '^# shares: ' ./*.in | sed 's,^\./,,; s,\.in$,,') \
+        $(cd requirements/subjects && grep -l '^# shares: ' ./*.in | sed 's,^\./,,; s,\.in$,,')
 fi
 for name; do
     subject "$name"

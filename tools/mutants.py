@@ -11,6 +11,8 @@ must go red without that line:
     new = "what it is replaced by"
     tests = ["tests/unit/core/test_idle.py"]
 
+With `subject = "mcp-2.3.0"` they run with that test subject (requirements/subjects) on the path.
+
 The tests run against a changed copy of src; nothing in the tree is touched. A test that hangs
 is red as well. Exits with 1 unless every mutant was caught.
 """
@@ -31,6 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.integration import subjects  # noqa: E402 - the path first
+
 # None takes a tenth of it, so one that does hangs. By thread: pytest is then ended for good, while
 # a hanging event loop may not let a signal's exception out.
 TIMEOUT = ("--timeout=20", "--timeout-method=thread")
@@ -52,6 +58,7 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+    subject: str = ""
 
     def write(self, source: Path) -> bool:
         """Break a copy of src; False if the text to replace is not there just once."""
@@ -84,11 +91,14 @@ def load(files: list[Path]) -> list[Mutant]:
     return mutants
 
 
-def run_tests(tests: list[str], source: Path, seconds_max: float, *options: str) -> Result:
-    """Run tests against the library in `source`."""
+def run_tests(
+    tests: list[str], subject: str, source: Path, seconds_max: float, *options: str
+) -> Result:
+    """Run tests against the library in `source`, and a subject if they need one."""
+    paths = [str(source), *(subjects.folders(subject) if subject else [])]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(source),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         # What fails here must not be replayed by the next honest run.
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
@@ -123,13 +133,17 @@ def copy_of_src(folder: str) -> Path:
 
 def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
     """Run all tests against the library as it is: what is red now proves nothing later."""
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        result = run_tests(tests, copy_of_src(folder), seconds_max * len(mutants))
-    if result.code not in {0, 1}:
-        say(f"the tests cannot be run as they are (pytest: {result.code}): {tests}")
-        raise SystemExit(2)
-    return result.failed
+    failed: list[str] = []
+    for subject in sorted({mutant.subject for mutant in mutants}):
+        own = [mutant for mutant in mutants if mutant.subject == subject]
+        tests = sorted({test for mutant in own for test in mutant.tests})
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            result = run_tests(tests, subject, copy_of_src(folder), seconds_max * len(own))
+        if result.code not in {0, 1}:
+            say(f"the tests cannot be run as they are (pytest: {result.code}): {tests}")
+            raise SystemExit(2)
+        failed += result.failed
+    return tuple(failed)
 
 
 def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> str:
@@ -143,7 +157,7 @@ def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> st
         if not mutant.write(source):
             tell(STALE, mutant, f"not just once in {mutant.file}: {mutant.old.strip()!r}")
             return STALE
-        result = run_tests(list(mutant.tests), source, seconds_max, "--exitfirst")
+        result = run_tests(list(mutant.tests), mutant.subject, source, seconds_max, "--exitfirst")
     first = result.failed[0] if result.failed else "" if result.code == 0 else "(hung)"
     verdict = {0: SURVIVED, 2: NOT_RUN, 3: NOT_RUN, 4: NOT_RUN, 5: NOT_RUN}.get(
         result.code if result.code is not None else -1, RED

@@ -15,6 +15,9 @@ QuiesceError
 ├── UsageError         you called it in the wrong place or at the wrong time
 │   └── ArgumentError  you called it with a wrong argument
 │       └── DuplicateKey
+├── SdkMissing         the SDK that an adapter is for is not installed, or too old
+├── SdkUnknown         the SDK has changed, and the adapter does not guess
+├── PeerLost           the agent or server at the other end is gone
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started
 ├── SweepFailed        a scenario did not stand being cancelled; carries where
@@ -122,6 +125,18 @@ class ArgumentError(UsageError, ValueError):
 
 class DuplicateKey(ArgumentError):
     """A job with this key is still in flight in the scope."""
+
+
+class SdkMissing(QuiesceError, ImportError):
+    """The SDK that an adapter is for is not installed, or is too old: it says what to install."""
+
+
+class SdkUnknown(QuiesceError):
+    """The installed SDK lacks something that the adapter needs: newer than what it was tested with."""
+
+
+class PeerLost(QuiesceError):
+    """The agent or server at the other end is gone, and what was asked of it has no answer."""
 
 
 class JobCancelled(QuiesceError):

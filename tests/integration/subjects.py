@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+_REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
 
 def environment(name: str, **variables: str) -> dict[str, str]:
@@ -14,8 +18,17 @@ def environment(name: str, **variables: str) -> dict[str, str]:
 
     `make test` installs every requirements/subjects/*.lock in a folder of the interpreter's
     environment; here it is put in front on the path. A subject that is not there is a failure, not
-    a reason to skip: the tests that need it would go quiet.
+    a reason to skip: the tests that need it would go quiet. One that shares another's packages has
+    them behind it on the path.
     """
+    paths = [*folders(name), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+
+
+def folders(name: str) -> list[str]:
+    """Give the folders of a subject and of those whose packages it shares; none if it is here."""
+    if name in _own():
+        return []
     folder = Path(sys.prefix, "subjects", name)
     if not (folder / ".ready").exists():
         pytest.fail(
@@ -23,5 +36,13 @@ def environment(name: str, **variables: str) -> dict[str, str]:
             f" installs requirements/subjects/{name}.lock there.",
             pytrace=False,
         )
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+    wanted = (_REQUIREMENTS / "subjects" / f"{name}.in").read_text(encoding="utf-8")
+    shared = re.findall(r"^# shares: (.+)$", wanted, re.MULTILINE)
+    return [str(folder), *(path for other in shared for path in folders(other))]
+
+
+@functools.cache
+def _own() -> frozenset[str]:
+    """Name what the tests' own environment has."""
+    pins = (_REQUIREMENTS / "test.lock").read_text(encoding="utf-8")
+    return frozenset("-".join(pin) for pin in re.findall(r"^([\w.-]+)==(\S+)", pins, re.MULTILINE))

@@ -1,0 +1,61 @@
+"""What the adapters ask of the SDK beneath them: that it is there, and of a version they know."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from typing import NoReturn
+
+from quiesce.errors import SdkMissing, SdkUnknown
+
+__all__: list[str] = []
+
+Version = tuple[int, ...]
+
+
+def parsed(text: str) -> Version:
+    """Give the numbers of a version, without what follows them (`rc1`, `.dev0`, `+local`)."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def require(distribution: str, *, extra: str, oldest: str) -> Version:
+    """Give the version of an installed SDK.
+
+    Args:
+        distribution: its name on PyPI.
+        extra: the extra of quiesce that installs it.
+        oldest: the oldest version that the adapter is tested with.
+
+    Raises:
+        SdkMissing: it is not installed, or is older than that.
+    """
+    wanted = f"{distribution} {oldest} or newer"
+    advice = f"pip install 'quiesce[{extra}]'"
+    try:
+        version = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        message = f"quiesce.integrations.{extra} needs {wanted}, and it is not installed: {advice}"
+        raise SdkMissing(message, name=distribution) from None
+    if parsed(version) < parsed(oldest):
+        message = (
+            f"quiesce.integrations.{extra} needs {wanted}, and {version} is installed:"
+            f" {advice} --upgrade"
+        )
+        raise SdkMissing(message, name=distribution)
+    return parsed(version)
+
+
+def unknown(distribution: str, what: str) -> NoReturn:
+    """Refuse to guess: the installed version lacks something that the tested ones have.
+
+    Raises:
+        SdkUnknown: always.
+    """
+    version = metadata.version(distribution)
+    message = (
+        f"{distribution} {version} has no {what}, which quiesce needs: it is newer than the versions"
+        " that this quiesce was tested with (docs/reference/compatibility.md). Install one of those,"
+        " or a newer quiesce."
+    )
+    raise SdkUnknown(message)
