@@ -34,15 +34,19 @@ group() {
     tell "$output"
 }
 
-# subject NAME-VERSION: pin what a test subject needs on top of the tests' own packages. With a line
-# `# shares: OTHER` in its .in it stands on that subject's packages too (see tests/integration/subjects.py).
+# shared NAME-VERSION: the locks of the subjects that a subject stands on, by the lines
+# `# shares: OTHER` in its .in (see tests/integration/subjects.py).
+shared() {
+    for other in $(sed -n 's/^# shares: //p' "requirements/subjects/$1.in"); do
+        printf '%s ' "requirements/subjects/$other.lock"
+        shared "$other"
+    done
+}
+
+# subject NAME-VERSION: pin what a test subject needs on top of the tests' own packages.
 subject() {
     output=requirements/subjects/$1.lock
-    other=$(sed -n 's/^# shares: //p' "requirements/subjects/$1.in")
-    have=requirements/test.lock
-    if [ -n "$other" ]; then
-        have="$have requirements/subjects/$other.lock"
-    fi
+    have="requirements/test.lock $(shared "$1")"
     # Kept where they fit are the versions that are there: then the subject shares those packages ...
     cat $have > "$output"
     compile "$output" --emit-build-options "requirements/subjects/$1.in"
@@ -59,9 +63,10 @@ if [ $# -eq 0 ]; then
     # The same versions in all three.
     group test --constraint requirements/dev.lock
     group run --constraint requirements/dev.lock
-    # Those that others share come first.
-    set -- $(cd requirements/subjects && grep -L '^# shares: ' ./*.in | sed 's,^\./,,; s,\.in$,,') \
-        $(cd requirements/subjects && grep -l '^# shares: ' ./*.in | sed 's,^\./,,; s,\.in$,,')
+    # Those that others stand on come first: by the number of those that each stands on.
+    set -- $(cd requirements/subjects && ls ./*.in | sed 's,^\./,,; s,\.in$,,' | while read -r name; do
+        echo "$(cd ../.. && shared "$name" | wc -w) $name"
+    done | sort -n | cut -d' ' -f2)
 fi
 for name; do
     subject "$name"
