@@ -14,19 +14,18 @@ import json
 import os
 import sys
 import threading
-import types
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from benchmarks import _orphan_census as census
 from benchmarks._orphan_ways import PROGRAMS, WAYS, StartFailed, Visit
+from quiesce.testing.sweeps.driver import Points, drive
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine
 
 HUNG_SECONDS = 2.0  # then its processes are killed, which frees most that hang
 WEDGED_SECONDS = 1.0  # more, then this whole program ends
@@ -116,26 +115,6 @@ class Canceller:
             await anyio.lowlevel.checkpoint()
 
 
-@types.coroutine
-def stepwise(
-    subject: Coroutine[Any, Any, Any], on_step: Callable[[], None]
-) -> Generator[Any, Any, Any]:
-    """Run a coroutine as a part of this task, and tell of each of its suspensions."""
-    step: Callable[[], Any] = partial(subject.send, None)
-    while True:
-        try:
-            wanted = step()
-        except StopIteration as end:
-            return end.value
-        on_step()
-        try:
-            value = yield wanted
-        except BaseException as error:  # noqa: BLE001 - the subject's, and given to it
-            step = partial(subject.throw, error)
-        else:
-            step = partial(subject.send, value)
-
-
 class TurningLoop(asyncio.SelectorEventLoop):
     """An event loop that tells of each of its turns."""
 
@@ -215,7 +194,8 @@ def _run(cell: Cell, by: str, seen: Seen, visit: Visit) -> None:
         canceller = Canceller(cell.kind, seen, visit)
         subject = WAYS[cell.way].run(visit)
         if by == "suspensions":
-            await canceller.run(stepwise(subject, canceller.step))
+            at_each = Points(range(1, sys.maxsize), lambda *_: canceller.step())
+            await canceller.run(drive(subject, at_each))
         else:
             on_turn.append(canceller.step)
             await canceller.run(subject)

@@ -6,6 +6,7 @@ puts work into it just before it is closed.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import quiesce
@@ -92,8 +93,9 @@ async def use_guarded(use: Work) -> None:
         print("  guard: nothing is left")
     except LeakError as error:
         for finding in error.findings:
+            line = Path(finding.where or "nowhere").name
             late = ", gone moments later" if finding.late else ""
-            print(f"  guard: a {finding.kind} is left, {finding.name}{late}")
+            print(f"  guard: a {finding.kind} is left, {finding.name}, started at {line}{late}")
 
 
 def sweep_through(use: Work) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -21,18 +20,17 @@ import uvloop
 from quiesce.core import node
 from quiesce.core.backends import asyncio as asyncio_backend
 from quiesce.core.roots import roots
-from quiesce.resources import lifeline
-from quiesce.testing import VirtualLoop
+from quiesce.testing import VirtualLoop, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from quiesce.testing.processes import Process
+
 __all__ = ["VirtualLoop"]  # which comes from elsewhere; all else is of this module
 
 BACKENDS = ("asyncio", "uvloop", "trio")
-PROC = os.path.exists("/proc/self/stat")  # noqa: PTH110 - elsewhere children cannot be listed
-foreign: set[int] = set()
-"""Processes of others: to look at each of them again after every test would take too long."""
+PROC = processes.has_proc()  # elsewhere children cannot be listed
 
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
@@ -62,36 +60,19 @@ def what_is_left() -> list[str]:
     return left
 
 
-def orphans(before: set[int]) -> list[str]:
-    """List the child processes that were not there before; also those that are only not reaped.
-
-    The watcher is none of them: it stays.
-    """
-    new = children() - before - {lifeline.watcher._pid}
-    return [f"child process {pid} {state_of(pid)[0]}" for pid in sorted(new)]
+def children() -> set[Process]:
+    """List the child processes of this one, and theirs; but not the watcher, which stays."""
+    return set(processes.present(()))
 
 
-def children() -> set[int]:
-    """List the child processes of this one."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return set()  # that is so in most tests, and costs nothing
-    names = os.listdir("/proc") if PROC else ()  # noqa: PTH208 - quick, as it is after each test
-    pids = {int(name) for name in names if name.isdigit()}
-    foreign.intersection_update(pids)
-    foreign.update(pid for pid in pids - foreign if state_of(pid)[1] != str(os.getpid()))
-    return pids - foreign
-
-
-def state_of(pid: int) -> tuple[str, str]:
-    """Give the state of a process, and its parent."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - likewise
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
-    except OSError:
-        return "gone", "nobody"
-    return f"({state.decode()})", parent.decode()
+def orphans(before: set[Process]) -> list[str]:
+    """List the child processes that were not there before; also those that are only not reaped."""
+    new = sorted(children() - before)
+    states = [processes.state_of(process.pid) for process in new]
+    return [
+        f"child process {process.pid} ({state.letter if state else 'gone'})"
+        for process, state in zip(new, states, strict=True)
+    ]
 
 
 def run_asyncio(

@@ -8,7 +8,7 @@ hits a task that stays suspended while a close goes on around it.
 from __future__ import annotations
 
 import asyncio
-import types
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ import uvloop
 from quiesce.core.backends.asyncio import owners
 from quiesce.core.node import graveyards
 from quiesce.core.roots import roots
+from quiesce.testing.sweeps.driver import Points, drive
 from tests.loops import VirtualLoop, children, orphans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 
     Subject = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -83,7 +84,7 @@ class Canceller:
                 else:
                     self._scope.cancel()
 
-    async def run(self, subject: Coroutine[Any, Any, Any]) -> None:
+    async def run(self, subject: Awaitable[Any]) -> None:
         """Run the subject, and see how it ends."""
         if self._kind == "native":
             self._task = asyncio.current_task()
@@ -103,26 +104,6 @@ class Canceller:
             self._run.outcome = f"raised {error!r}"
         if self._scope.cancelled_caught:
             self._run.outcome = "cancelled"
-
-
-@types.coroutine
-def drive(
-    subject: Coroutine[Any, Any, Any], on_suspension: Callable[[], None]
-) -> Generator[Any, Any, Any]:
-    """Run a coroutine inside another one, and tell of each of its suspensions."""
-    value: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            wanted = subject.send(value) if error is None else subject.throw(error)
-        except StopIteration as end:
-            return end.value
-        on_suspension()
-        value = error = None
-        try:
-            value = yield wanted
-        except BaseException as thrown:
-            error = thrown
 
 
 class RealTurningLoop(asyncio.SelectorEventLoop):
@@ -175,7 +156,8 @@ def run_once(
     async def main() -> None:
         canceller = Canceller(plan.kind, at, run)
         if plan.by == "suspensions":
-            await canceller.run(drive(subject(), canceller.step))
+            at_each = Points(range(1, sys.maxsize), lambda *_: canceller.step())
+            await canceller.run(drive(subject(), at_each))
             return
         turning = watch if backend == "trio" else asyncio.get_running_loop()
         assert isinstance(turning, Turning | RealTurningLoop)

@@ -41,11 +41,16 @@ venv_of() {
     fi
 }
 
-# The programs of the documentation, the benchmarks' own tests and the type checker's are the same with
-# every interpreter, and take long: where there is a usual one, it alone runs them.
+# The programs of the documentation and the examples, the benchmarks' own tests, the type checker's and
+# what is asked of the source and of settings are the same with every interpreter, and take long:
+# where there is a usual one, it alone runs them, and the tests that are marked so.
 left_out() {
     if [ -n "${USUAL:-}" ] && [ "$1" != "$USUAL" ]; then
-        echo "--ignore=tests/test_readme.py --ignore=tests/typing --ignore-glob=tests/test_benchmarks*"
+        for path in test_readme.py test_tidy.py typing integration/test_demo.py \
+            integration/test_examples.py integration/test_pytest_plugin_settings.py; do
+            printf '%s ' "--ignore=tests/$path"
+        done
+        echo "--ignore-glob=tests/test_benchmarks* -m 'not usual'"
     fi
 }
 

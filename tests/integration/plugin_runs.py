@@ -83,8 +83,8 @@ def run(
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def line(source: str, mark: str = "# HERE") -> str:
+def line(source: str, mark: str = "# HERE", module: str = "test_it") -> str:
     """Give the place of a marked line in the module that is run."""
     lines = textwrap.dedent(source).splitlines()
     (number,) = [place for place, text in enumerate(lines, 1) if mark in text]
-    return f"test_it.py:{number}"
+    return f"{module}.py:{number}"

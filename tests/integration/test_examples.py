@@ -45,7 +45,7 @@ forwarded: ['short: event 0', 'hung up: event 0', 'short: event 1', 'hung up: ev
 """,
     "leak_hunt.py": """\
 Careless:
-  guard: a task is left, listen, gone moments later
+  guard: a task is left, listen, started at leak_hunt.py:41, gone moments later
   sweep: 2 runs, 2 failed
     asyncio:task:undisturbed: late:task:listen
     asyncio:task:native:1: leak:task:listen

@@ -52,11 +52,11 @@ async def tidy_on_trio():
 
 WAYS = {
     "asyncio.run": """
-        def test_leaves(): asyncio.run({leave}())
+        def test_leaves_{kind}(): asyncio.run({leave}())
         def test_is_tidy(): asyncio.run(tidy())
     """,
     "uvloop.run": """
-        def test_leaves(): uvloop.run({leave}())
+        def test_leaves_{kind}(): uvloop.run({leave}())
         def test_is_tidy(): uvloop.run(tidy())
     """,
     "a loop of its own": """
@@ -65,32 +65,32 @@ WAYS = {
             loop.run_until_complete(coroutine)
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
-        def test_leaves(): run({leave}())
+        def test_leaves_{kind}(): run({leave}())
         def test_is_tidy(): run(tidy())
     """,
     "pytest-asyncio": """
         @pytest.mark.asyncio
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         @pytest.mark.asyncio
         async def test_is_tidy(): await tidy()
     """,
     "pytest-asyncio, one loop for all": """
         pytestmark = pytest.mark.asyncio(loop_scope="session")
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         async def test_is_tidy(): await tidy()
     """,
     "anyio on asyncio": """
         pytestmark = pytest.mark.anyio
         @pytest.fixture
         def anyio_backend(): return "asyncio"
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         async def test_is_tidy(): await tidy()
     """,
     "anyio on uvloop": """
         pytestmark = pytest.mark.anyio
         @pytest.fixture
         def anyio_backend(): return "asyncio", {{"use_uvloop": True}}
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         async def test_is_tidy(): await tidy()
     """,
     "anyio, one loop for all": """
@@ -102,21 +102,21 @@ WAYS = {
             task = asyncio.create_task(forever())
             yield
             task.cancel()
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         async def test_is_tidy(): await tidy()
     """,
     "unittest": """
         class Test(unittest.IsolatedAsyncioTestCase):
-            async def test_leaves(self): await {leave}()
+            async def test_leaves_{kind}(self): await {leave}()
             async def test_is_tidy(self): await tidy()
     """,
     "trio.run": """
-        def test_leaves(): trio.run({leave})
+        def test_leaves_{kind}(): trio.run({leave})
         def test_is_tidy(): trio.run(tidy_on_trio)
     """,
     "pytest-trio": """
         @pytest.mark.trio
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         @pytest.mark.trio
         async def test_is_tidy(nursery): await tidy_on_trio()
     """,
@@ -124,36 +124,37 @@ WAYS = {
         pytestmark = pytest.mark.anyio
         @pytest.fixture
         def anyio_backend(): return "trio"
-        async def test_leaves(): await {leave}()
+        async def test_leaves_{kind}(): await {leave}()
         async def test_is_tidy(): await tidy_on_trio()
     """,
 }
 USES = {"pytest-asyncio": PYTEST_ASYNCIO, "pytest-trio": PYTEST_TRIO, "anyio": "anyio"}
 
 
-def suite(way: str, leave: str) -> str:
+def suite(way: str, kind: str) -> str:
     """Write a suite of two tests: one leaves something, the other does not."""
-    lines = WAYS[way].format(leave=leave).splitlines()
+    lines = WAYS[way].format(leave=f"leave_{kind.lower()}", kind=kind).splitlines()
     return LEAKS + "\n".join(text.removeprefix("        ") for text in lines)
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"),
-    [(way, "TASK") for way in WAYS if "trio" not in way] + [(way, "GENERATOR") for way in WAYS],
-)
-def test_what_is_left_is_found_with_its_line(tmp_path: Path, way: str, kind: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_left_is_found_with_its_line(tmp_path: Path, way: str) -> None:
     """However a test is run, it fails if it leaves something, and the one after it does not."""
-    source = suite(way, f"leave_{kind.lower()}")
+    kinds = ["GENERATOR"] if "trio" in way else ["GENERATOR", "TASK"]
+    sources = {kind: suite(way, kind) for kind in kinds}
+    files = {f"test_{kind}": source for kind, source in sources.items()}
     uses = tuple(package for word, package in USES.items() if way.startswith(word))
-    outcome = run(tmp_path, source, uses=uses)
-    name = "Test.test_leaves" if way == "unittest" else "test_leaves"
-    found = outcome.lines(name)
-    assert len(found) == 1, outcome.text
-    called = "forever" if kind == "TASK" else "numbers"
-    assert found[0].startswith(f"{kind.lower()} '{called}', started at "), outcome.text
-    assert line(source, f"# {kind}") in found[0]
-    assert "moments later" not in found[0]
-    assert outcome.counts() | {"warning": 0} == {"passed": 2, "error": 1, "warning": 0}
+    outcome = run(tmp_path, "", uses=uses, **files)
+    for kind, source in sources.items():
+        name = f"Test.test_leaves_{kind}" if way == "unittest" else f"test_leaves_{kind}"
+        found = outcome.lines(name)
+        assert len(found) == 1, outcome.text
+        called = "forever" if kind == "TASK" else "numbers"
+        assert found[0].startswith(f"{kind.lower()} '{called}', started at "), outcome.text
+        assert line(source, f"# {kind}", f"test_{kind}") in found[0]
+        assert "moments later" not in found[0]
+    count = len(kinds)
+    assert outcome.counts() | {"warning": 0} == {"passed": 2 * count, "error": count, "warning": 0}
     assert outcome.code == 1
 
 
@@ -169,24 +170,31 @@ THINGS = {
 }
 
 
-@pytest.mark.parametrize("thing", THINGS)
-def test_things_are_found_with_their_line(tmp_path: Path, thing: str) -> None:
+def test_things_are_found_with_their_line(tmp_path: Path) -> None:
     """Each sort of thing that a plain test leaves is found, with the line that started it."""
-    source = f"""
-    import asyncio, quiesce, socket, subprocess, threading, time
-    kept = []
-    def work(): time.sleep(3)
-    async def nothing(): pass
-    async def opens(): await quiesce.Scope.open("left")  # SCOPE
-    def test_leaves():
-        {THINGS[thing]}  # HERE
-    def test_is_tidy(): pass
-    """
+    source = """
+import asyncio, quiesce, socket, subprocess, threading, time
+kept = []
+def work(): time.sleep(3)
+async def nothing(): pass
+async def opens(): await quiesce.Scope.open("left")  # SCOPE
+def test_is_tidy(): pass
+"""
+    for number, leave in enumerate(THINGS.values()):
+        source += f"""
+def test_leaves_{number}():
+    {leave}  # HERE {number}
+def test_is_tidy_after_{number}(): pass
+"""
     outcome = run(tmp_path, source, "-Wignore")
-    assert outcome.counts() == {"passed": 2, "error": 1}, outcome.text
-    found = [text for text in outcome.lines("test_leaves") if text.startswith(thing)]
-    assert len(found) == 1, outcome.text
-    assert line(source, "# SCOPE" if thing.startswith("scope") else "# HERE") in found[0]
+    count = len(THINGS)
+    assert outcome.counts() == {"passed": 2 * count + 1, "error": count}, outcome.text
+    for number, thing in enumerate(THINGS):
+        lines = outcome.lines(f"test_leaves_{number}")
+        found = [text for text in lines if text.startswith(thing)]
+        assert len(found) == 1, outcome.text
+        mark = "# SCOPE" if thing.startswith("scope") else f"# HERE {number}"
+        assert line(source, mark) in found[0]
 
 
 def test_handlers_that_are_not_restored_are_found(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """A harness starts a runner process for a conversation that is then deleted."""
 
 import asyncio
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
 
 import quiesce
 
@@ -14,31 +12,25 @@ class Harness:
     def __init__(self, scope: quiesce.Scope) -> None:
         """Make a harness without runners."""
         self.scope = scope
-        self.runners: dict[str, subprocess.Popen[bytes]] = {}
+        self.runners: dict[str, quiesce.Process] = {}
         self.started = asyncio.Event()
         self.bound = asyncio.Event()
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        """Start a runner process."""
-        runner = subprocess.Popen(["sleep", "60"])
+    async def has_bound(self, runner: quiesce.Process) -> None:
+        """Wait until a runner has bound its socket."""
         print(f"harness: started a runner, pid {runner.pid}")
         self.started.set()
-        return runner
-
-    @asynccontextmanager
-    async def runner(self) -> AsyncIterator[subprocess.Popen[bytes]]:
-        """Run a runner process for as long as the context lasts."""
-        with self.spawn() as runner:
-            try:
-                yield runner
-            finally:
-                runner.kill()
+        await self.bound.wait()  # takes from 1 to 30 seconds
 
     async def open(self, conversation: str) -> None:
         """Start a runner, and register it once it has bound its socket."""
-        runner = await self.scope.enter(self.runner())
-        await self.bound.wait()  # takes from 1 to 30 seconds
-        self.runners[conversation] = runner
+        self.runners[conversation] = await quiesce.start_process(
+            ["sleep", "60"],
+            scope=self.scope,
+            ready=self.has_bound,
+            ready_within=30,
+            stdin=sys.stdin.fileno(),  # like any child's: the demo sees by it who is left
+        )
 
     async def close(self) -> None:
         """End every runner."""

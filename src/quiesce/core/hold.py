@@ -90,6 +90,41 @@ class Held(Protocol):
         """Become a service, if the node has it among its services."""
 
 
+class Described:
+    """What a thing that a scope holds tells of itself, for those that keep it in these attributes.
+
+    `Hold` has its own: it is public, and each is documented for what it is there.
+    """
+
+    __slots__ = ()
+
+    _kind: str
+    _name: str
+    _since: float
+    _code: CodeType | None
+    _offset: int
+
+    @property
+    def kind(self) -> str:
+        """What sort of thing it is, in one word."""
+        return self._kind
+
+    @property
+    def name(self) -> str:
+        """Which one it is."""
+        return self._name
+
+    @property
+    def since(self) -> float:
+        """Since when it has been in flight, on the event loop's clock."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that made it."""
+        return sites.describe(self._code, self._offset)
+
+
 class Hold:
     """One thing in flight that is not a task, until `release()`.
 

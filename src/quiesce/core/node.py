@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from quiesce.core import report as reports
 from quiesce.core import sites
-from quiesce.core.hold import NOTHING, Fate
+from quiesce.core.hold import NOTHING, Described, Fate
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Node:
+class Node(Described):
     """One scope, as the tree sees it."""
 
     __slots__ = (
@@ -94,6 +94,7 @@ class Node:
         "_withdrawn",
     )
 
+    _kind = "scope"
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = False
     _backend: Backend
@@ -134,26 +135,6 @@ class Node:
         self._parts: dict[Node, reports.Report] = {}  # of the children that this scope closed
 
     # What it looks like to its own parent.
-
-    @property
-    def kind(self) -> str:
-        """The word for it in a frontier."""
-        return "scope"
-
-    @property
-    def name(self) -> str:
-        """The name it was given."""
-        return self._name
-
-    @property
-    def since(self) -> float:
-        """When it was opened, on the event loop's clock."""
-        return self._since
-
-    @property
-    def where(self) -> str | None:
-        """The file and line that opened it."""
-        return sites.describe(self._code, self._offset)
 
     @property
     def details(self) -> Mapping[str, object]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from quiesce.core import arguments, sites
 from quiesce.core.gate import Gate
+from quiesce.core.hold import Described, Fate
 from quiesce.core.job import Job
 from quiesce.core.node import State
 from quiesce.errors import ChannelClosed, ScopeClosed, UsageError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from quiesce.core.backends import Waiter
-    from quiesce.core.hold import Fate
     from quiesce.core.node import Node
     from quiesce.errors import QuiesceError
     from quiesce.resources.reading import Grip
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _OPEN = State.OPEN
 
 
-class Lane(Generic[T]):
+class Lane(Described, Generic[T]):
     """A queue that is read. It is a hold of its scope while there is anything in it.
 
     What a reader of `async for` has taken, and has not come back from, counts as well.
@@ -74,7 +74,7 @@ class Lane(Generic[T]):
 
     _fate: ClassVar[Fate] = "undelivered"
     _stops: ClassVar[bool] = False
-    _kind: ClassVar[str] = "channel"
+    _kind = "channel"
 
     def __init__(
         self,
@@ -343,26 +343,6 @@ class Lane(Generic[T]):
     # As a hold, and as a resource, of the scope.
 
     @property
-    def kind(self) -> str:
-        """What sort of hold it is."""
-        return self._kind
-
-    @property
-    def name(self) -> str:
-        """The name it was given."""
-        return self._name
-
-    @property
-    def since(self) -> float:
-        """Since when there has been something in it, on the event loop's clock."""
-        return self._since
-
-    @property
-    def where(self) -> str | None:
-        """The file and line that made it."""
-        return sites.describe(self._code, self._offset)
-
-    @property
     def details(self) -> Mapping[str, object]:
         """How much is in it, and what has been there longest."""
         found: dict[str, object] = {"depth": len(self._items)}
@@ -379,6 +359,8 @@ class Lane(Generic[T]):
         self._busy = True
         self._since = self._backend.clock()
         self._node._insert(self, self)
+        if self._node._state is not _OPEN:
+            self._node._ring_all()  # work in flight has sent it: a drain looks whether it is read
 
     def _turn_idle(self) -> None:
         if self._busy:

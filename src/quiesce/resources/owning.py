@@ -18,8 +18,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from quiesce.core import sites
 from quiesce.core.gate import Gate
+from quiesce.core.hold import Described, Fate
 from quiesce.core.node import logger
 from quiesce.errors import UsageError
 from quiesce.resources import lifeline, reaping, spawning
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import CodeType, FrameType
 
-    from quiesce.core.hold import Fate
+    from quiesce.core import sites
     from quiesce.core.node import Node
     from quiesce.resources.output import Sink
     from quiesce.resources.ready import Launch
@@ -47,9 +47,10 @@ _TICK_SECONDS_MAX = 0.1
 BY_THE_CLOSE = "the close of the scope"
 
 
-class OwnedProcess:
+class OwnedProcess(Described):
     """A child process, its owner, and the hold that the scope has of it."""
 
+    _kind = "process"
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = True
 
@@ -261,26 +262,6 @@ class OwnedProcess:
         return self._exited or self._gone.is_open or reaping.has_exited(self.pid, fd)
 
     # As a hold of the scope.
-
-    @property
-    def kind(self) -> str:
-        """What sort of hold it is."""
-        return "process"
-
-    @property
-    def name(self) -> str:
-        """The name it was given, or the program's."""
-        return self._name
-
-    @property
-    def since(self) -> float:
-        """When it was started, on the event loop's clock."""
-        return self._since
-
-    @property
-    def where(self) -> str | None:
-        """The file and line that started it."""
-        return sites.describe(self._code, self._offset)
 
     @property
     def details(self) -> Mapping[str, object]:

@@ -26,6 +26,7 @@ import anyio
 from quiesce.core import sites
 from quiesce.core.failures import is_fatal
 from quiesce.core.gate import Gate
+from quiesce.core.hold import Described, Fate
 from quiesce.core.node import Graveyard, State, logger
 from quiesce.errors import JobCancelled, ScopeClosed, UsageError
 from quiesce.resources import sources
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from quiesce.core.backends import Waiter
-    from quiesce.core.hold import Fate
     from quiesce.core.node import Node
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _OPEN = State.OPEN
 
 
-class Pump(Generic[T]):
+class Pump(Described, Generic[T]):
     """The job behind a stream, its queue, and who waits at either end."""
 
     __slots__ = (
@@ -81,6 +81,7 @@ class Pump(Generic[T]):
         "_wake_from",
     )
 
+    _kind = "stream"
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = True
 
@@ -411,26 +412,6 @@ class Pump(Generic[T]):
         self._node._unregister(self)
 
     # As a hold, and as a resource, of the scope.
-
-    @property
-    def kind(self) -> str:
-        """What sort of hold it is."""
-        return "stream"
-
-    @property
-    def name(self) -> str:
-        """The name it was given, or the generator's."""
-        return self._name
-
-    @property
-    def since(self) -> float:
-        """When it was first read, on the event loop's clock."""
-        return self._since
-
-    @property
-    def where(self) -> str | None:
-        """The file and line that called `stream()`."""
-        return sites.describe(self._code, self._offset)
 
     @property
     def details(self) -> Mapping[str, object]:

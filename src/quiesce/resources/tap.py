@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from quiesce.errors import TapOverflow
 from quiesce.resources.lane import Lane
@@ -30,7 +30,7 @@ class TapLane(Lane[T]):
 
     __slots__ = ("_channel", "_failed", "_slow", "dropped")
 
-    _kind: ClassVar[str] = "tap"
+    _kind = "tap"
 
     def __init__(
         self, channel: Channel[T], name: str, maxsize: int | None, slow: Slow, frame: FrameType

@@ -10,6 +10,7 @@ import os
 import resource
 import secrets
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ from quiesce.resources import lifeline
 from quiesce.testing.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from quiesce.testing.notes import Birth
 
@@ -58,14 +59,15 @@ def present(noted: Iterable[int]) -> dict[Process, Process]:
         return {Process(pid, 0): Process(pid, 0) for pid in noted if _is_child(pid)}
     found: dict[Process, Process] = {}
     kept = _kept()
-    unseen = [pid for pid in _children("self") if pid not in kept]
+    children_of = _listed if _are_listed() else _by_parent()
+    unseen = [pid for pid in children_of(os.getpid()) if pid not in kept]
     while unseen:
         pid = unseen.pop()
         state = state_of(pid)
         if state is None or Process(pid, state.started) in found:
             continue
         found[Process(pid, state.started)] = Process(pid, state.started)
-        unseen.extend(_children(str(pid)))
+        unseen.extend(children_of(pid))
     return found
 
 
@@ -98,14 +100,29 @@ def note(births: dict[int, Birth], pid: int, birth: Birth) -> None:
                 pass  # it is somebody else's by now, but there
 
 
-def _children(process: str) -> list[int]:
+def _are_listed() -> bool:
+    """Tell whether the kernel lists the children of a thread: it may have been built without."""
+    return Path(_PROC, "self", "task", str(threading.get_native_id()), "children").exists()
+
+
+def _listed(pid: int) -> list[int]:
     """List the children of every thread of a process."""
     found: list[int] = []
     with suppress(OSError):
-        for thread in Path(_PROC, process, "task").iterdir():
+        for thread in Path(_PROC, str(pid), "task").iterdir():
             with suppress(OSError):
                 found.extend(map(int, (thread / "children").read_bytes().split()))
     return found
+
+
+def _by_parent() -> Callable[[int], list[int]]:
+    """Ask every process for its parent, once, where nobody lists the children."""
+    found: dict[int, list[int]] = {}
+    for path in Path(_PROC).iterdir():
+        state = state_of(int(path.name)) if path.name.isdigit() else None
+        if state is not None:
+            found.setdefault(state.parent, []).append(int(path.name))
+    return lambda pid: found.get(pid, [])
 
 
 def _kept() -> set[int]:

@@ -6,8 +6,10 @@ import linecache
 import re
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.threads import by_thread
 from quiesce.testing.findings import Finding
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ _POOLED = re.compile(r"(?P<pool>ThreadPoolExecutor)-\d+_\d+|(?P<prefix>.*)_\d+")
 # Modules whose threads wait for work, and are kept for the next one who has some.
 _ANYIO = "anyio._backends._asyncio"
 _TRIO = "trio._core._thread_cache"
+_TO_THREAD = "run_in_thread.<locals>.call"
+_PAUSE_SECONDS = 0.001
+_PAUSES_MAX = 50  # to begin takes a moment, or more on a busy machine
 
 
 def present() -> dict[threading.Thread, threading.Thread]:
@@ -37,9 +42,9 @@ def _is_kept(thread: threading.Thread) -> bool:
     if module == "asyncio.unix_events":
         return True  # it waits for a process, and ends with it: the process is what is left
     if type(thread).__module__ == _ANYIO:
-        return _is_idle_in_anyio(thread)
+        return _is_idle_in_anyio(thread) or _has_done_its_work(thread)
     if module == _TRIO:
-        return _is_idle_in_trio(thread, target.__self__)
+        return _is_idle_in_trio(thread, target.__self__) or _has_done_its_work(thread)
     loop = getattr(thread, "_quiesce_loop", None)
     return loop is not None and not loop.is_closed()  # of its default executor
 
@@ -58,11 +63,24 @@ def _is_idle_in_anyio(thread: threading.Thread) -> bool:
 
 
 def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
-    """Tell whether a thread of trio's has no work, or only tells of what it has done."""
+    """Tell whether a thread of trio's has no work, or only tells of what it has done.
+
+    One that has not begun is let begin: what a scope's caller does not want any more, it does not do.
+    """
+    for _ in range(_PAUSES_MAX):
+        if worker._job is None:
+            break
+        time.sleep(_PAUSE_SECONDS)
     if worker in getattr(worker._thread_cache, "_idle_workers", ()):
         return True
     handles = any(frame.f_code.co_name == "_handle_job" for frame in _frames(thread))
     return worker._job is None and not handles
+
+
+def _has_done_its_work(thread: threading.Thread) -> bool:
+    """Tell whether a thread of a scope's has nothing to do any more but to tell the scope."""
+    names = (frame.f_code.co_qualname for frame in _frames(thread))
+    return thread.ident not in by_thread and _TO_THREAD in names
 
 
 def _frames(thread: threading.Thread) -> Iterator[FrameType]:

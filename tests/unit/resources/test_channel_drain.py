@@ -9,6 +9,8 @@ from quiesce import Channel, ChannelClosed, Report, Scope, WorkLost
 from tests.stress import turns
 from tests.sweeping import WakeUps
 
+SOON_SECONDS = 5  # sooner than a drain without a deadline looks by itself
+
 
 def filled(scope: Scope, count: int = 3, maxsize: int | None = 100) -> Channel[int]:
     """Make a channel with some items in it."""
@@ -95,13 +97,14 @@ async def test_a_drain_gives_up_when_the_last_reader_goes() -> None:
     assert sum(sender.outcome is not None for sender in senders) == 2
 
 
-async def test_a_drain_does_not_hang_when_work_sends_to_nobody() -> None:
-    """The reader is long gone, the channel was empty; then work fills it, and would wait for room."""
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_drain_notices_at_once_that_work_sends_to_nobody(count: int) -> None:
+    """The reader is long gone, the channel was empty; then work fills it, and may wait for room."""
     go = anyio.Event()
 
     async def send() -> None:
         await go.wait()
-        for item in range(5):
+        for item in range(count):
             await channel.send(item)
 
     scope = await Scope.open("a")
@@ -111,9 +114,12 @@ async def test_a_drain_does_not_hang_when_work_sends_to_nobody() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(scope.drain, None)
         await turns()
+        begin = anyio.current_time()
         go.set()
+    assert anyio.current_time() - begin < SOON_SECONDS
+    assert items(scope.report) == [0]
     assert sender.outcome is not None
-    assert isinstance(sender.outcome.error, ChannelClosed)
+    assert isinstance(sender.outcome.error, ChannelClosed) == (count > 1)
 
 
 async def test_a_drain_does_not_hang_when_work_sends_to_a_channel_that_nobody_ever_read() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import signal
 import socket
+import subprocess
 import threading
+import time
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +18,10 @@ import anyio
 import pytest
 import trio
 from anyio.lowlevel import checkpoint
+from trio._core._thread_cache import WorkerThread
 
 from quiesce import Scope, stream
+from quiesce.core.threads import ThreadHold
 from quiesce.errors import LeakError
 from quiesce.resources import lifeline
 from quiesce.testing import guard, processes, threads
@@ -24,6 +29,7 @@ from quiesce.testing.notes import Birth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 
 async def numbers() -> AsyncIterator[int]:
@@ -103,6 +109,29 @@ def test_a_worker_of_trio_that_tells_its_result_is_idle() -> None:
     go_on.set()
 
 
+def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thread of trio's that was given work it is seen what it is: perhaps nothing."""
+    go_on, told = threading.Event(), threading.Event()
+    handle = WorkerThread._handle_job
+
+    def slow(worker: WorkerThread[Any]) -> None:
+        go_on.wait()
+        handle(worker)
+
+    def pause(_: float) -> None:
+        go_on.set()
+        told.wait()
+
+    before = threads.present().keys()
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerThread, "_handle_job", slow)
+        patched.setattr(time, "sleep", pause)
+        trio.lowlevel.start_thread_soon(os.getpid, lambda _: told.set())
+        new = threads.present().keys() - before
+    go_on.set()
+    assert not new
+
+
 @pytest.mark.backends("asyncio")
 @pytest.mark.real_time
 async def test_a_worker_of_anyio_that_tells_its_result_is_idle(
@@ -122,6 +151,31 @@ async def test_a_worker_of_anyio_that_tells_its_result_is_idle(
             patched.setattr(loop, "call_soon_threadsafe", slow)
             await anyio.to_thread.run_sync(os.getpid)
     go_on.set()
+
+
+@pytest.mark.real_time
+async def test_a_worker_of_a_scope_that_tells_of_its_end_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread of a scope's that has done its work, and still tells the scope, is not left."""
+    told, go_on = threading.Event(), threading.Event()
+    release = ThreadHold.release
+
+    def slow(hold: ThreadHold) -> None:
+        release(hold)
+        if threading.current_thread() is not threading.main_thread():  # else it is what was told
+            told.set()
+            go_on.wait()
+
+    monkeypatch.setattr(ThreadHold, "release", slow)
+    before = threads.present().keys()
+    async with Scope("app") as scope:
+        scope.spawn(scope.to_thread, os.getpid)
+        while not told.is_set():
+            await checkpoint()
+        new = threads.present().keys() - before
+        go_on.set()
+    assert not new
 
 
 # --- of quiesce's own -----------------------------------------------------------------------------
@@ -179,6 +233,33 @@ def test_the_notes_of_processes_are_not_kept_for_ever() -> None:
         processes.note(births, pid, birth)
     assert births[os.getpid()] is notes[0][1]
     assert len(births) < 100
+
+
+@pytest.mark.skipif(not processes.has_proc(), reason="there is no /proc to do without")
+def test_processes_are_found_where_the_kernel_lists_no_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child, one that is not reaped, and a child's child are found by what each has for a parent."""
+    script = "sleep 60 & echo $!; exec sleep 60"
+    with (
+        subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE) as parent,
+        subprocess.Popen(["/bin/true"]) as dead,
+    ):
+        assert parent.stdout is not None
+        grandchild = int(parent.stdout.readline())
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        family = {parent.pid, dead.pid, grandchild}
+        (tmp_path / "self" / "task" / str(threading.get_native_id())).mkdir(parents=True)
+        for pid in (*family, os.getpid(), os.getppid()):
+            (tmp_path / str(pid)).mkdir()
+            (tmp_path / str(pid) / "stat").symlink_to(f"/proc/{pid}/stat")
+        monkeypatch.setattr(processes, "_PROC", str(tmp_path))
+        found = processes.present(())
+        os.kill(grandchild, signal.SIGKILL)
+        while (state := processes.state_of(grandchild)) is not None and state.letter != "Z":
+            pass  # dying takes a moment, and the guard sees who has not died
+        parent.kill()
+    assert {process.pid for process in found} == family
 
 
 # --- files ----------------------------------------------------------------------------------------
