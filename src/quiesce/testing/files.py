@@ -121,7 +121,8 @@ def _owners(numbers: Iterable[int]) -> dict[int, Any]:
     wanted = set(numbers)
     found: dict[int, Any] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, (socket.socket, io.FileIO)):
+        # By its type: a weak proxy claims the class of what it stands for, and raises if that is gone.
+        if issubclass(type(thing), (socket.socket, io.FileIO)):
             with suppress(Exception):
                 number = thing.fileno()
                 if number in wanted:

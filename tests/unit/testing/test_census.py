@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from quiesce import Scope, stream
 from quiesce.core.threads import ThreadHold
 from quiesce.errors import LeakError
 from quiesce.resources import lifeline
-from quiesce.testing import guard, processes, threads
+from quiesce.testing import files, guard, processes, threads
 from quiesce.testing.notes import Birth
 
 if TYPE_CHECKING:
@@ -299,3 +300,17 @@ async def test_the_same_file_of_somebodys_own_is_found() -> None:
             number = os.open(os.devnull, os.O_RDONLY)
     os.close(number)
     assert [finding.label for finding in caught.value.findings] == ["file:null"]
+
+
+def test_files_are_found_although_a_weak_proxy_stands_for_what_is_gone() -> None:
+    """Whoever asks such a proxy anything gets an exception."""
+
+    class Gone(list[int]):
+        """Something that weak references can be made to."""
+
+    gone = Gone()
+    proxies = [weakref.proxy(gone)]
+    del gone
+    with open("/dev/null") as file:  # noqa: PTH123 - any file
+        assert files._owners([file.fileno()]).keys() == {file.fileno()}
+    assert len(proxies) == 1
