@@ -21,6 +21,12 @@ DEMO_READY := $(VENV_DEMO)/.ready
 SUBJECTS := $(patsubst requirements/subjects/%.lock,$(VENV)/subjects/%/.ready,\
 	$(sort $(wildcard requirements/subjects/*.lock)))
 
+# The newest of each SDK, whose types the adapters' interfaces name.
+SDKS := $(patsubst %,$(VENV)/subjects/%/.ready,\
+	agent-client-protocol-0.12.1 claude-agent-sdk-0.2.182 mcp-2.3.0)
+empty :=
+space := $(empty) $(empty)
+
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check --no-input
 MODULES := src tests examples benchmarks
 
@@ -46,6 +52,10 @@ demo: $(DEMO_READY) ## Programs that lose work, and the same ones with quiesce
 test: $(READY) $(SUBJECTS) ## The whole test suite (ARGS="-k idle" goes to pytest)
 	$(PY) -m pytest $(ARGS)
 
+.PHONY: example
+example: $(READY) $(SUBJECTS) ## Run one of examples/, with the SDK it needs (NAME=mcp_sessions)
+	@$(PY) tools/example.py $(NAME)
+
 # --- the gates ----------------------------------------------------------------------------------
 
 .PHONY: check
@@ -69,9 +79,10 @@ format-check: $(READY) $(DEV_PACKAGES)
 	$(PY) -m ruff format --check
 
 .PHONY: types
-types: $(READY) $(DEV_PACKAGES) ## mypy --strict, and pyright on the public API
+types: $(READY) $(DEV_PACKAGES) $(SDKS) ## mypy --strict, and pyright on the public API
 	$(PY) -m mypy
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pyright --verifytypes quiesce --ignoreexternal
+	PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONPATH="$(subst $(space),:,$(SDKS:/.ready=))" \
+		$(PY) -m pyright --verifytypes quiesce --ignoreexternal
 
 .PHONY: layers
 layers: $(READY) $(DEV_PACKAGES) ## Imports point down only

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import core, process, resources, testing
+from benchmarks import adapters, core, process, resources, testing
 from benchmarks._command import run
 
 if TYPE_CHECKING:
     from benchmarks._command import Suite
 
-SUITES: list[Suite[Any]] = [core.SUITE, resources.SUITE, process.SUITE, testing.SUITE]
+SUITES: list[Suite[Any]] = [
+    core.SUITE,
+    resources.SUITE,
+    process.SUITE,
+    testing.SUITE,
+    adapters.SUITE,
+]
 
 if __name__ == "__main__":
     raise SystemExit(run(SUITES, program="benchmarks"))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from quiesce.errors import SdkMissing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -25,9 +28,21 @@ def modules_of(package: ModuleType) -> Iterator[ModuleType]:
             continue
         try:
             yield importlib.import_module(found.name)
+        except SdkMissing:
+            continue
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] == package.__name__:
                 raise
+
+
+def inner_modules(package: ModuleType) -> list[str]:
+    """Name the modules of the packages in a package, without importing any of them."""
+    return [
+        f"{package.__name__}.{found.name}.{inner.name}"
+        for found in pkgutil.iter_modules(package.__path__)
+        if found.ispkg
+        for inner in pkgutil.iter_modules([str(Path(package.__path__[0], found.name))])
+    ]
 
 
 def exported(module: ModuleType) -> list[str]:

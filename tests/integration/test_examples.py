@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import example
+
 FOLDER = Path(__file__).parents[2] / "examples"
 SECONDS_MAX = 60  # a guard against hangs
 
@@ -69,6 +71,42 @@ echo 0
 the process has ended with 0
 closed
 """,
+    "acp_websocket.py": """\
+bridge: listening
+idle client: connected
+busy client: connected
+operator: SIGTERM
+idle client: closed by the bridge, 1001 shutting down
+late client: refused, HTTP 503
+busy client: the prompt has ended: end_turn
+busy client: closed by the bridge, 1001 shutting down
+bridge: closed, nothing lost
+""",
+    "claude_query.py": """\
+query: You asked: What is the answer?
+        (the CLI has written its session)
+query: left; the CLI is gone
+client: Why? 42
+client: Really? 42
+        (the CLI has written its session)
+client: nothing lost
+""",
+    "mcp_sessions.py": """\
+two sessions, closed in the order of opening, by other tasks:
+  first: closed
+  second: closed
+a call that nobody waits for any more:
+  gave up waiting
+  the server has cancelled it, too
+a crash:
+  MCP server 'notes' is gone (exit code 3): call_tool crash has no answer
+    thinking was cancelled
+    out of memory, or so
+  the next call: 1 kept, after 2 starts
+while five tasks call:
+  5 calls in flight, 1 server
+nothing lost: True
+""",
     "registry.py": """\
 refused: a job with key 'ada' is still in flight in scope 'agents'
 stopped: True False
@@ -80,11 +118,18 @@ withdrawn: 1, cancelled: ['ada', 'cyd']
 """,
 }
 
+# What is told on stderr, where that is part of the story.
+COMPLAINTS = {
+    "acp_websocket.py": "quiesce: SIGTERM: draining.* request session/prompt .*nothing lost: .*\n",
+    "mcp_sessions.py": r"process notes \(\d+\), a service, has ended by itself: exit code 3\n",
+}
+
 
 def run(name: str) -> subprocess.CompletedProcess[str]:
     """Run an example as a reader does."""
     return subprocess.run(
         [sys.executable, "-W", "error", str(FOLDER / name)],
+        env=example.environment(name),
         capture_output=True,
         encoding="utf-8",
         timeout=SECONDS_MAX,
@@ -94,9 +139,10 @@ def run(name: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_an_example_prints_what_it_should(name: str) -> None:
-    """Each example ends with 0, says what it should, and complains of nothing."""
+    """Each example ends with 0, says what it should, and complains of nothing else."""
     done = run(name)
-    assert (done.stdout, done.stderr, done.returncode) == (OUTPUTS[name], "", 0)
+    assert (done.stdout, done.returncode) == (OUTPUTS[name], 0), done.stderr
+    assert re.fullmatch(COMPLAINTS.get(name, ""), done.stderr, re.DOTALL)
 
 
 def test_the_server_answers_whom_it_has_and_takes_nobody_more() -> None:
@@ -135,7 +181,31 @@ def test_the_harness_replaces_a_runner_and_answers_what_it_has() -> None:
     assert re.search("nothing lost: .*\n$", done.stderr)
 
 
+def test_the_agent_is_quiet_where_the_sdk_alone_is_not() -> None:
+    """The SDK leaves its tasks and its process, quiesce does not; a drain lets the prompt finish."""
+    done = run("acp_agent.py")
+    assert (done.stderr, done.returncode) == ("", 0)
+    alone, cancelled, drained = re.split("^(?=quiesce's)", done.stdout, flags=re.MULTILINE)
+    assert "has ended: False" in alone
+    assert "its process is gone: False" in alone
+    assert "has ended: True, with the cancellation: True" in cancelled
+    assert "tasks left: []" in cancelled
+    assert "its process is gone: True" in cancelled
+    assert "of request 2: The agent is shutting down" in drained
+    assert "of request 1: {'stopReason': 'end_turn'}" in drained
+    assert "nothing lost" in drained
+
+
 def test_every_example_is_tested() -> None:
     """There is no example that nobody runs."""
-    names = {path.name for path in FOLDER.glob("*.py")}
-    assert names == {*OUTPUTS, "server.py", "runner_harness.py"}
+    names = {f"{name}.py" for name in example.names()}
+    assert names == {*OUTPUTS, "server.py", "runner_harness.py", "acp_agent.py"}
+
+
+@pytest.mark.parametrize(("name", "code"), [("registry", 0), ("nothing", 2)])
+def test_an_example_is_run_by_its_name(name: str, code: int) -> None:
+    """With the SDK that it needs; a name that is none is told what there is."""
+    command = [sys.executable, str(FOLDER.parent / "tools" / "example.py"), name]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
+    assert done.returncode == code
+    assert code == 0 or "one of: acp_agent, " in done.stderr

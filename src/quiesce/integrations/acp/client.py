@@ -1,0 +1,220 @@
+"""The client side of ACP: connections to agents that end when they are closed.
+
+`connect_to_agent` has the SDK's name and signature, and gives the SDK's own connection object. What
+differs: every task that the SDK starts for it belongs to a scope, `close()` is bounded and may be called
+from any task, a request that its caller gives up is cancelled at the agent, and one whose agent is gone
+raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import arguments, sites
+from quiesce.core.current import current_scope
+from quiesce.core.node import current
+from quiesce.core.scope import Scope
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.integrations import sdk
+
+VERSION = sdk.require("agent-client-protocol", extra="acp", oldest="0.8.1")
+
+from quiesce.integrations.acp import client_binding  # noqa: E402 - imports the SDK
+from quiesce.integrations.acp.client_streams import StreamPeer  # noqa: E402 - likewise
+from quiesce.integrations.acp.client_wire import (  # noqa: E402 - likewise
+    Call,
+    Wire,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from types import FrameType
+
+    from acp.core import ClientSideConnection
+
+    from quiesce.integrations.acp.client_streams import Peer
+
+__all__ = ["connect_agent", "connect_to_agent", "scope_of"]
+
+_LOOPS = ("acp.Connection.receive", "acp.Sender.loop", "acp.Dispatcher.loop")
+_SCOPE = "_quiesce_scope"
+MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # as the SDK's own limit for agents
+
+
+def connect_to_agent(
+    client: Any,
+    input_stream: Any,
+    output_stream: Any = None,
+    *,
+    use_unstable_protocol: bool = False,
+    cancel_session: bool = False,
+    close_seconds: float = 5.0,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    **connection_kwargs: Any,
+) -> ClientSideConnection:
+    """Connect a client to an agent, over two streams or a message transport.
+
+    The connection belongs to the current scope, and is closed along with it at the latest. Without
+    one, it is for you to close: `await connection.close()`, from any task, or `async with`. The
+    streams stay open, as with the SDK; a message transport is closed.
+
+    Args:
+        client: The client, or a function that is given the connection and returns it.
+        input_stream: The stream to the agent, or a transport: `send`, `receive` and `close`.
+        output_stream: The stream from the agent; None with a transport.
+        use_unstable_protocol: As in the SDK.
+        cancel_session: Whether a `prompt` that its caller gives up is also told to the agent by
+            `session/cancel`, for agents that do not know `$/cancel_request`.
+        close_seconds: How long a close may take; what has not ended by then is in the report.
+        message_bytes_max: The longest message that is taken from a stream.
+        connection_kwargs: The SDK's other options: `observers`, `receive_timeout`.
+
+    Raises:
+        UsageError: There is no asyncio event loop.
+        ArgumentError: The streams are not asyncio's, or an option would bypass quiesce.
+        ScopeClosed: The current scope is being closed.
+    """
+    check_asyncio()
+    peer: Peer
+    if output_stream is None:
+        peer = _message_peer(input_stream)
+    elif isinstance(input_stream, asyncio.StreamWriter) and isinstance(
+        output_stream, asyncio.StreamReader
+    ):
+        peer = StreamPeer(
+            input_stream,
+            output_stream,
+            receive_timeout=connection_kwargs.pop("receive_timeout", None),
+            message_bytes_max=message_bytes_max,
+        )
+    else:
+        message = (
+            "connect_to_agent() takes the asyncio.StreamWriter to the agent, then the StreamReader"
+            f" from it, not {input_stream!r} and {output_stream!r}"
+        )
+        raise ArgumentError(message)
+    connection_kwargs["use_unstable_protocol"] = use_unstable_protocol
+    return connect(
+        client,
+        peer,
+        connection_kwargs,
+        cancel_session=cancel_session,
+        close_seconds=close_seconds,
+        frame=sys._getframe(1),
+    )
+
+
+connect_agent = connect_to_agent
+
+
+def connect(
+    client: Any,
+    peer: Peer,
+    options: dict[str, Any],
+    *,
+    cancel_session: bool,
+    close_seconds: float,
+    frame: FrameType,
+    name: str = "acp connection",
+    why_lost: Callable[[], str] = lambda: "",
+) -> ClientSideConnection:
+    """Connect a client over what carries its messages; what `connect_to_agent` does."""
+    seconds = arguments.seconds("close_seconds", close_seconds)
+    scope = Scope(name, adopt=True, services=_LOOPS, cleanup=seconds)
+    scope._open(current_scope(), frame)
+    wire = Wire(scope, peer, cancel_session=cancel_session, why_lost=why_lost)
+    try:
+        with _inside(scope):
+            connection = client_binding.bind(client, wire, options)
+            scope.spawn(_close_at_end, peer, name="transport", service=True)
+    except BaseException:
+        scope._close(grace=0.0, cleanup=seconds)
+        raise
+    _own(connection, scope, wire, seconds)
+    return connection
+
+
+def scope_of(connection: ClientSideConnection) -> Scope:
+    """Give the scope of a connection: its frontier has the requests, its report what became of them.
+
+    Raises:
+        ArgumentError: It is not a connection that was made by quiesce.
+    """
+    scope = getattr(connection, _SCOPE, None)
+    if not isinstance(scope, Scope):
+        message = (
+            f"{connection!r} was not made by quiesce's connect_to_agent or spawn_agent_process"
+        )
+        raise ArgumentError(message)
+    return scope
+
+
+def check_asyncio() -> None:
+    """Refuse to start where the SDK cannot run.
+
+    Raises:
+        UsageError: There is no asyncio event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        message = "agent-client-protocol is made for asyncio: no asyncio event loop is running here"
+        raise UsageError(message) from None
+
+
+def _message_peer(transport: Any) -> Peer:
+    if not all(callable(getattr(transport, name, None)) for name in ("send", "receive", "close")):
+        message = (
+            "connect_to_agent() takes two asyncio streams, or one transport that has send(),"
+            f" receive() and close(), not {transport!r}"
+        )
+        raise ArgumentError(message)
+    peer: Peer = transport
+    return peer
+
+
+@contextmanager
+def _inside(scope: Scope) -> Iterator[None]:
+    """Have the tasks that are started in the block belong to the scope."""
+    token = current.set(scope)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+async def _close_at_end(peer: Peer) -> None:
+    """Close the transport when the scope stops its services; the scope's close bounds it."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await peer.close()
+
+
+def _own(connection: ClientSideConnection, scope: Scope, wire: Wire, seconds: float) -> None:
+    """Put our calls in front of the connection's own methods, on this one object."""
+
+    async def close() -> None:
+        await scope.aclose(within=seconds)
+
+    for name in dir(type(connection)):
+        method = getattr(connection, name)
+        if not name.startswith("_") and callable(method) and name != "on_connect":
+            setattr(connection, name, _through(wire, method))
+    setattr(connection, _SCOPE, scope)
+    connection.close = close  # type: ignore[method-assign]  # on this one object
+
+
+def _through(wire: Wire, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(method)
+    async def call(*args: Any, **options: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - the SDK runs on asyncio alone
+        place = sites.starter(sys._getframe(1), task)
+        return await wire.call(Call(task, place), method, *args, **options)
+
+    return call

@@ -1,0 +1,229 @@
+"""Connecting to a server: what is asked for, checked before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from quiesce.core import arguments, sites
+from quiesce.core.scope import Scope
+from quiesce.errors import ArgumentError
+from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.servers import HttpServer, StdioServer
+from quiesce.integrations.mcp.session import Session
+from quiesce.resources import output
+from quiesce.resources.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+    import mcp
+
+    from quiesce.integrations.mcp.servers import Handshake, Server
+    from quiesce.resources.output import Logs
+
+__all__ = ["connect_http", "connect_stdio"]
+
+_DEFAULT = Backoff()
+_LOOPS = ("mcp.*", "anyio.*", "httpx*", "httpcore*")  # tasks of the SDK, if a scope adopts them
+
+
+async def connect_stdio(
+    scope: Scope,
+    params: mcp.StdioServerParameters,
+    /,
+    *,
+    name: str | None = None,
+    connect_within: float = 30.0,
+    exit_seconds: float = 2.0,
+    grace: float = 2.0,
+    logs: Logs = "keep",
+    restarts_max: int | None = 5,
+    backoff: Backoff = _DEFAULT,
+    handshake: Handshake | None = None,
+    **options: Any,
+) -> Session:
+    """Start a server, and connect to it over its standard input and output.
+
+    Args:
+        scope: Whose it is: it closes the session, if nobody has before.
+        params: What to start, as for the SDK's `stdio_client`.
+        name: What it is called; the program's name by default.
+        connect_within: How many seconds the handshake may take.
+        exit_seconds: How many seconds the server has to exit when its standard input is closed.
+        grace: How many seconds it has then between SIGTERM and SIGKILL.
+        logs: Where its standard error goes, as for `start_process`; the last of it is kept.
+        restarts_max: How often it is started again after failures in a row (a crash, a failed
+            start); None: always.
+        backoff: How long to wait before that.
+        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
+
+    *Cancel safety*: cancelled, the server is stopped, and all of its process group is gone, before
+    the cancellation is passed on.
+
+    *Raises*: `SpawnFailed` if it cannot be started; `ServerLost` if it exits before the handshake is
+    made; `NotReady` at the deadline; what the handshake raises; `ScopeClosed`.
+    """
+    server = stdio_server(
+        params,
+        name=name,
+        connect_within=connect_within,
+        exit_seconds=exit_seconds,
+        grace=grace,
+        logs=logs,
+        handshake=handshake,
+        options=options,
+    )
+    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1))
+
+
+async def connect_http(
+    scope: Scope,
+    url: str,
+    /,
+    *,
+    name: str | None = None,
+    http_client: Any = None,
+    terminate_on_close: bool = True,
+    connect_within: float = 30.0,
+    exit_seconds: float = 2.0,
+    restarts_max: int | None = 5,
+    backoff: Backoff = _DEFAULT,
+    handshake: Handshake | None = None,
+    **options: Any,
+) -> Session:
+    """Connect to a server over streamable HTTP.
+
+    Args:
+        scope: Whose it is: it closes the session, if nobody has before.
+        url: Where the server is.
+        name: What it is called; the URL by default, without what may be a secret.
+        http_client: The HTTP client to use, as for the SDK's `streamable_http_client`; yours to
+            close.
+        terminate_on_close: Whether the server is told of the end.
+        connect_within: How many seconds the handshake may take.
+        exit_seconds: How many seconds of a close the SDK may take to tell the server of it.
+        restarts_max: How often to connect again after failures in a row; None: always.
+        backoff: How long to wait before that.
+        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
+
+    *Cancel safety*: cancelled, nothing of it is left when the cancellation is passed on.
+
+    *Raises*: `ServerLost` or `NotReady` if the server does not answer; what the SDK's HTTP client
+    raises; `ScopeClosed`.
+    """
+    server = http_server(
+        url,
+        name=name,
+        http_client=http_client,
+        terminate_on_close=terminate_on_close,
+        connect_within=connect_within,
+        exit_seconds=exit_seconds,
+        handshake=handshake,
+        options=options,
+    )
+    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1))
+
+
+async def _connected(
+    scope: Scope, server: Server, backoff: Backoff, restarts_max: int | None, frame: FrameType
+) -> Session:
+    arguments.instance("scope", scope, Scope)
+    session = make_session(scope, server, backoff, restarts_max, frame)
+    try:
+        await session.connect()
+    except BaseException:
+        await session.aclose()
+        raise
+    return session
+
+
+def make_session(
+    scope: Scope, server: Server, backoff: Backoff, restarts_max: int | None, frame: FrameType
+) -> Session:
+    """Give a session that is not connected, with a scope of its own."""
+    arguments.instance("backoff", backoff, Backoff)
+    if restarts_max is not None and restarts_max != 0:
+        arguments.size("restarts_max", restarts_max)
+    own = scope.child(f"mcp {server.name}", services=_LOOPS)
+    place = sites.starter(frame, own._backend.current())
+    return Session(own, server, place, backoff=backoff, restarts_max=restarts_max)
+
+
+async def _initialize(session: Any) -> Any:
+    return await session.initialize()
+
+
+def stdio_server(
+    params: Any,
+    *,
+    name: str | None = None,
+    connect_within: float = 30.0,
+    exit_seconds: float = 2.0,
+    grace: float = 2.0,
+    logs: Logs = "keep",
+    handshake: Handshake | None = None,
+    options: Mapping[str, Any],
+) -> StdioServer:
+    """Describe a program, checked.
+
+    *Raises*: `ArgumentError`.
+    """
+    if not isinstance(params, versions.StdioServerParameters):
+        message = f"params must be mcp.StdioServerParameters, not {params!r}"
+        raise ArgumentError(message)
+    if not params.command:
+        message = "params.command is empty: it must be the program to start"
+        raise ArgumentError(message)
+    if output.wiring(logs) != "pipe":
+        message = f"logs={logs!r} would take the server's standard output, which is for messages"
+        raise ArgumentError(message)
+    versions.check_options(options)
+    called = params.command.rpartition("/")[2] if name is None else arguments.text("name", name)
+    return StdioServer(
+        name=called,
+        params=params,
+        handshake=handshake or _initialize,
+        connect_within=arguments.seconds("connect_within", connect_within),
+        exit_seconds=arguments.seconds("exit_seconds", exit_seconds),
+        grace=arguments.seconds("grace", grace),
+        logs=logs,
+        options=options,
+    )
+
+
+def http_server(
+    url: str,
+    *,
+    name: str | None = None,
+    http_client: Any = None,
+    terminate_on_close: bool = True,
+    connect_within: float = 30.0,
+    exit_seconds: float = 2.0,
+    handshake: Handshake | None = None,
+    options: Mapping[str, Any],
+) -> HttpServer:
+    """Describe a server that somebody else runs, checked.
+
+    *Raises*: `ArgumentError`.
+    """
+    parts = urlsplit(arguments.text("url", url))
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        message = f"url must be like 'https://host/path', not {url!r}"
+        raise ArgumentError(message)
+    versions.check_options(options)
+    port = "" if parts.port is None else f":{parts.port}"
+    plain = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+    return HttpServer(
+        name=plain if name is None else arguments.text("name", name),
+        url=url,
+        transport={"http_client": http_client, "terminate_on_close": terminate_on_close},
+        handshake=handshake or _initialize,
+        connect_within=arguments.seconds("connect_within", connect_within),
+        exit_seconds=arguments.seconds("exit_seconds", exit_seconds),
+        options=options,
+    )

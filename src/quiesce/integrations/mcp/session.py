@@ -1,0 +1,295 @@
+"""The session: what users call, whoever they are, and whichever connection it has at the time.
+
+What holds:
+
+1. The session's scope owns everything: the server's process, the SDK's session (a context, left by
+   the task that has entered it), the calls in flight (holds), the next start (a job).
+2. One start at a time, for all who wait; it is the scope's, so that none of them can lose it.
+3. A call ends: with an answer, with an error, or with the connection or the session. How the SDK
+   ends it is not relied upon.
+4. A connection that was lost is not used again.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core.hold import Hold
+from quiesce.core.node import State
+from quiesce.core.sites import Place
+from quiesce.errors import JobCancelled, QuiesceError, ScopeClosed
+from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.connection import Call, no_call
+from quiesce.integrations.mcp.lost import ServerLost, why
+from quiesce.resources.backoff import Histories, History
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import FrameType
+
+    from quiesce.core.frontier import Frontier
+    from quiesce.core.job import Job
+    from quiesce.core.report import Report
+    from quiesce.core.scope import Scope
+    from quiesce.integrations.mcp.connection import Connection
+    from quiesce.integrations.mcp.servers import Server
+    from quiesce.resources.backoff import Backoff
+    from quiesce.resources.process import Process
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A session with an MCP server; made by `connect_stdio`, `connect_http` or a `SessionPool`.
+
+    It has the methods of the SDK's `ClientSession` (`call_tool`, `list_tools`, `read_resource` and so
+    on), with the same arguments, results and errors. They may be called from any task, side by side,
+    and the session may be closed from any task. Each call is a hold, named as in
+    `call_tool search`, until it has ended.
+
+    A call whose caller is cancelled, or that times out, is cancelled at the server, too
+    (`notifications/cancelled`). When the server is lost, the calls in flight raise `ServerLost`, and
+    the next one gets a new server, after a pause if that happens again and again.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        server: Server,
+        place: FrameType | Place,
+        *,
+        backoff: Backoff,
+        restarts_max: int | None,
+    ) -> None:
+        """Be a session that connects when it is first used; `scope` is its own."""
+        self._scope = scope
+        self._server = server
+        self._place = place
+        scope._code, scope._offset = place.f_code, place.f_lasti  # the line that matters
+        self._backoff = backoff
+        self._restarts_max = restarts_max
+        self._histories = Histories(backoff)
+        self._connection: Connection | None = None
+        self._opening: Job[Exception | None] | None = None
+        self._loss: Exception | None = None
+        self._starts = 0
+        self._crashes = 0
+        self._failed_starts = 0
+
+    # Asking.
+
+    @property
+    def name(self) -> str:
+        """What the server is called."""
+        return self._server.name
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that is not known to be lost."""
+        return self._connection is not None and not self._connection.lost
+
+    @property
+    def process(self) -> Process | None:
+        """The server's process, if it is ours and runs; another one after a restart."""
+        return self._connection.process if self.connected and self._connection else None
+
+    @property
+    def starts(self) -> int:
+        """How often a connection was made; more than once: it was lost in between."""
+        return self._starts
+
+    @property
+    def raw(self) -> Any:
+        """The SDK's own session, for what is not a call; another one after a restart.
+
+        *Raises*: `ServerLost` if there is none.
+        """
+        if self._connection is None or self._connection.lost:
+            message = f"MCP server {self.name!r} is not connected"
+            raise ServerLost(message, server=self.name)
+        return self._connection.session
+
+    @property
+    def state(self) -> str:
+        """Where it is in its life: open, draining, closing or closed."""
+        return self._scope.state
+
+    @property
+    def report(self) -> Report | None:
+        """What became of its calls; None until it is closed."""
+        return self._scope.report
+
+    def frontier(self) -> Frontier:
+        """List what is in flight: calls, a start, the server's process."""
+        return self._scope.frontier()
+
+    def __repr__(self) -> str:
+        """Name the session and its state."""
+        words = "connected" if self.connected else "not connected"
+        return f"<Session {self.name!r} {self._scope.state}, {words}>"
+
+    # Calling.
+
+    async def initialize(self) -> Any:
+        """Give what the server has answered to the handshake, which was made already.
+
+        *Raises*: as a call does, if there is no connection and none can be made.
+        """
+        return (await self._live()).greeting
+
+    def __getattr__(self, name: str) -> Any:
+        """Give a method of the SDK's session as a call, and its other attributes as they are."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(versions.ClientSession, name)  # raises what is to be raised
+        if name in _PLAIN or not callable(found):
+            return getattr(self.raw, name)
+        return partial(self._begin, name)
+
+    def _begin(self, method: str, /, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+        frame = sys._getframe(1)
+        return self._call(Place(frame.f_code, frame.f_lasti), method, args, options)
+
+    async def _call(
+        self, place: Place, method: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        subject = args[0] if args else options.get("name", options.get("uri"))
+        label = method if subject is None else f"{method} {subject}"[:200]
+        call = Call(label)
+        scope = self._scope
+        scope._admit()
+        details = {"server": self.name}
+        hold = Hold(scope, "call", label, details, place.f_code, place.f_lasti, call.stop)
+        scope._insert(hold, hold)
+        try:
+            with call.cancel_scope:
+                connection = await self._live()
+                answer = await connection.call(call, method, args, options)
+                scope._completed += 1
+                return answer
+            if call.cut:
+                scope._job_cancelled(hold, service=False)  # the report names it
+        finally:
+            hold.release()
+        raise call.verdict(self.name)
+
+    # Connecting.
+
+    async def connect(self) -> None:
+        """Connect, unless it is connected; a call does so by itself.
+
+        *Cancel safety*: the start is the session's, and goes on.
+
+        *Raises*: `SpawnFailed`, `NotReady`, `ServerLost`, or what the handshake raises;
+        `ScopeClosed`.
+        """
+        with self._scope.hold("connect", self.name):
+            await self._live()
+
+    async def _live(self) -> Connection:
+        """Give a connection that is not lost, as far as anyone can know."""
+        while True:
+            connection = self._connection
+            if connection is not None and not connection.lost:
+                return connection
+            if self._opening is None:
+                self._check_restarts()
+                job: Any = self._scope.spawn(self._open, name=f"connect {self.name}")
+                job._code_started, job._offset_started = self._place.f_code, self._place.f_lasti
+                self._opening = job
+            try:
+                error = await self._opening
+            except JobCancelled:
+                message = f"MCP session {self.name!r} was closed while it was connecting"
+                raise ScopeClosed(message) from None
+            if error is not None:
+                raise error
+
+    def _history(self) -> History:
+        return self._histories._found.get(self.name, History())
+
+    def _check_restarts(self) -> None:
+        """Give up on a server that has failed too often in a row."""
+        history, now = self._history(), self._scope._backend.clock()
+        if self._restarts_max is None or history.failures <= self._restarts_max:
+            return
+        if now - history.fine_since() >= self._backoff.healthy_seconds:
+            return  # it might have changed its mind
+        times = "once" if history.failures == 1 else f"{history.failures} times in a row"
+        last = "" if self._loss is None else f": {why(self._loss)}"
+        message = f"MCP server {self.name!r} has failed {times}, and is not started again{last}"
+        raise ServerLost(message, server=self.name) from self._loss
+
+    async def _open(self) -> Exception | None:
+        """Make a connection; gives what went wrong. The body of a job."""
+        no_call()
+        scope = self._scope
+        try:
+            if self._connection is not None:
+                self._connection.end()
+                await self._bury(self._connection)
+                self._connection = None
+            wait = self._histories.not_before(self.name) - scope._backend.clock()
+            if wait > 0:
+                with scope.hold("back-off", self.name, seconds=round(wait, 3)):
+                    await anyio.sleep(wait)
+            connection = await scope.enter(self._server.connect(self._lost))
+        except Exception as error:  # noqa: BLE001 - given to those who wait
+            self._failed_starts += 1
+            self._fail(error)
+            return error
+        else:
+            self._connection = connection
+            self._starts += 1
+            if connection.ended:
+                self._lost(connection)  # before anybody could know that it was there
+            return None
+        finally:
+            self._opening = None
+
+    def _fail(self, error: Exception | None) -> None:
+        self._loss = error
+        self._histories.failed(self.name, self._scope._backend.clock())
+
+    def _lost(self, connection: Connection) -> None:
+        """Know that a connection has ended by itself; called in the step that sees it."""
+        if connection is not self._connection:
+            return  # it never was one
+        self._crashes += 1
+        self._fail(None)
+        if self._scope._state is State.OPEN:
+            with suppress(QuiesceError):  # a draining scope takes nothing; its close leaves all
+                self._scope.spawn(self._bury, connection, name=f"bury {self.name}", service=True)
+
+    async def _bury(self, connection: Connection) -> None:
+        """Leave what is lost, so that nothing of it is left when the next one starts."""
+        await connection.exited()  # the calls that it ends tell how
+        with suppress(QuiesceError):  # left already
+            await self._scope.exit(connection)
+        if connection.process is not None:
+            self._loss = connection._error("the last call")
+
+    # Closing.
+
+    async def drain(self, within: float | None = 30.0) -> Report:
+        """Refuse new calls, wait for those in flight, then close. As `Scope.drain`."""
+        return await self._scope.drain(within)
+
+    async def aclose(self, within: float = 5.0) -> Report:
+        """Close: end the calls in flight, and the server's process. As `Scope.aclose`.
+
+        It may be called from any task, any number of times.
+
+        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
+        on.
+        """
+        return await self._scope.aclose(within)
+
+
+_PLAIN = frozenset({"get_server_capabilities", "adopt", "add_response_router"})
+"""Methods of the SDK's session that are not async."""

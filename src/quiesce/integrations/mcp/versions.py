@@ -1,0 +1,109 @@
+"""What differs between mcp 1.x and 2.x, in one place. No private name of either is used."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from quiesce.errors import ArgumentError
+from quiesce.integrations import sdk
+
+VERSION = sdk.require("mcp", extra="mcp", oldest="1.30.0")
+
+import anyio  # noqa: E402 - the version first: its error says what to install
+import mcp  # noqa: E402 - the same
+from mcp import types  # noqa: E402 - the same
+from mcp.client.stdio import get_default_environment  # noqa: E402 - the same
+from mcp.client.streamable_http import streamable_http_client  # noqa: E402 - the same
+from mcp.shared.message import SessionMessage  # noqa: E402 - the same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["VERSION", "get_default_environment", "streamable_http_client"]
+
+SECOND = VERSION >= (2,)
+CANCELLED = "notifications/cancelled"
+_TIMED_OUT = {408, -32001}  # 1.x answers its own caller as HTTP would; 2.x has a code for it
+_ENDED = {"Connection closed", "Session terminated"}  # the SDK's own words, in both versions
+_GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
+
+ClientSession: Any = mcp.ClientSession
+StdioServerParameters: Any = mcp.StdioServerParameters
+Error: Any = mcp.MCPError if SECOND else mcp.McpError
+
+
+def _reader() -> Callable[[bytes | str], Any]:
+    if SECOND:
+        validate: Any = types.jsonrpc_message_adapter.validate_json
+        return lambda line: validate(line, by_name=False)
+    parse: Callable[[bytes | str], Any] = types.JSONRPCMessage.model_validate_json
+    return parse
+
+
+_read = _reader()
+
+
+def parsed(line: bytes | str) -> Any:
+    """Give the message of a line, as the session reads it; what is wrong with it, if it is none."""
+    try:
+        return SessionMessage(_read(line))
+    except ValueError as error:
+        return error
+
+
+def written(item: Any) -> str:
+    """Give the line of a message, without its end."""
+    text: str = item.message.model_dump_json(
+        by_alias=True, **({"exclude_unset": True} if SECOND else {"exclude_none": True})
+    )
+    return text
+
+
+def body(item: Any) -> Any:
+    """Give what is in a message: 1.x has a wrapper around it."""
+    return getattr(item.message, "root", item.message)
+
+
+def cancellation(request: Any, reason: str) -> Any:
+    """Give the message that tells a server that nobody waits for an answer any more."""
+    notice = types.JSONRPCNotification(
+        jsonrpc="2.0", method=CANCELLED, params={"requestId": request, "reason": reason}
+    )
+    return SessionMessage(notice if SECOND else types.JSONRPCMessage(notice))
+
+
+def code_of(error: BaseException) -> int | None:
+    """Give the code of an error that the SDK raises for an answer, or for the want of one."""
+    return error.error.code if isinstance(error, Error) else None
+
+
+def says_timeout(error: BaseException) -> bool:
+    """Tell whether the SDK has given up waiting for an answer."""
+    return code_of(error) in _TIMED_OUT
+
+
+def says_gone(error: BaseException) -> bool:
+    """Tell whether the SDK raises this because the connection has ended, or the server's session.
+
+    The codes alone do not tell: servers use them, too.
+    """
+    if isinstance(error, _GONE):
+        return True
+    return code_of(error) is not None and str(error) in _ENDED
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what the SDK's session would not take, before anything is started.
+
+    *Raises*: `ArgumentError`.
+    """
+    known = set(inspect.signature(ClientSession.__init__).parameters)
+    known -= {"self", "read_stream", "write_stream", "dispatcher"}
+    for name in options:
+        if name not in known:
+            message = (
+                f"{name!r} is no option of this function, nor of mcp's ClientSession, which has:"
+                f" {', '.join(sorted(known))}"
+            )
+            raise ArgumentError(message)

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Run the adapters' rows with every version of their SDKs, and write the table of the documentation.
+
+    python tools/compatibility.py [--only ADAPTER] [--page]
+
+Writes tests/adapters/outcomes.json, which the tests hold the next run against, and from it
+docs/reference/compatibility.md. With --page only the latter. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.adapters import runs  # noqa: E402 - the path first
+from tests.adapters.rows import ABSENT, CLEAN  # noqa: E402 - the same
+
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
+_HEAD = """\
+# What the adapters mend, in which version
+
+<!-- Written by tools/compatibility.py from a run of the tests' rows: do not edit. -->
+
+Each row is a program that the tests run with the SDK alone and with the adapter, in every version
+of the table, from the oldest supported to the newest; the versions between are the last before and
+the first after a change in the SDK. The cells tell what the SDK does alone. `tests/adapters` has the
+programs, and `python tools/compatibility.py` writes this page from what they did.
+
+*clean*: it ends, in time, with the right outcome, and nothing is left. *hangs*: it was ended by force.
+*tasks left*, *process left*, *files left*: still there after it has returned. *returns early*: gone
+moments after it has returned. *n/a*: this version has no such thing. `(trio)` or `(uvloop)` behind a row
+is the event loop; the others are asyncio's.
+"""
+
+
+def record(only: str | None) -> runs.Record:
+    """Run everything; the adapters that are left out keep what was recorded."""
+    found = runs.recorded() if runs.RECORD.exists() else {}
+    for adapter in runs.ADAPTERS.values():
+        if only not in {None, adapter.name}:
+            continue
+        rows: dict[str, dict[str, dict[str, str]]] = {}
+        for version in adapter.versions:
+            for way in runs.WAYS:
+                say(f"{adapter.package} {version}, {way}")
+                for row, outcome in runs.outcomes(adapter.name, version, way).items():
+                    rows.setdefault(row, {}).setdefault(version, {})[way] = outcome["outcome"]
+        found[adapter.name] = dict(sorted(rows.items()))
+    return found
+
+
+def page(found: runs.Record) -> str:
+    """Write the tables."""
+    parts = [_HEAD]
+    for name, rows in found.items():
+        adapter = runs.ADAPTERS[name]
+        head = ["", *adapter.versions, "with quiesce"]
+        lines = [head, ["---"] * len(head)]
+        for row, versions in rows.items():
+            alone = [_cell(versions[version]["bare"]) for version in adapter.versions]
+            kept = {versions[version]["quiesce"] for version in adapter.versions} - {ABSENT}
+            lines.append([row, *alone, ", ".join(sorted(kept))])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts.append(f"## {adapter.package}: `quiesce.integrations.{name}`\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _cell(outcome: str) -> str:
+    return outcome if outcome in {CLEAN, ABSENT} else f"**{outcome}**"
+
+
+def say(text: str) -> None:
+    """Print something for whoever runs this."""
+    print(text, flush=True)  # noqa: T201 - it is a program, and this is its output
+
+
+def main() -> int:
+    """Record, write, and tell what is not clean with its adapter."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=list(runs.ADAPTERS), help="run this adapter's rows alone")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    found = runs.recorded() if options.page else record(options.only)
+    if not options.page:
+        runs.RECORD.write_text(
+            json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    PAGE.write_text(page(found), encoding="utf-8")
+    wrong = [
+        f"{adapter} {version}: {row}: {ways['quiesce']}"
+        for adapter, rows in found.items()
+        for row, versions in rows.items()
+        for version, ways in versions.items()
+        if ways["quiesce"] not in {CLEAN, ABSENT}
+    ]
+    for line in wrong:
+        say(f"not clean with the adapter: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
