@@ -23,7 +23,7 @@ SUBJECTS := $(patsubst requirements/subjects/%.lock,$(VENV)/subjects/%/.ready,\
 
 # The newest of each SDK, whose types the adapters' interfaces name.
 SDKS := $(patsubst %,$(VENV)/subjects/%/.ready,\
-	agent-client-protocol-0.12.1 claude-agent-sdk-0.2.182 mcp-2.3.0)
+	agent-client-protocol-0.12.1 claude-agent-sdk-0.2.182 mcp-2.3.0 a2a-sdk-1.3.0)
 empty :=
 space := $(empty) $(empty)
 
@@ -51,6 +51,13 @@ demo: $(DEMO_READY) ## Programs that lose work, and the same ones with quiesce
 .PHONY: test
 test: $(READY) $(SUBJECTS) ## The whole test suite (ARGS="-k idle" goes to pytest)
 	$(PY) -m pytest $(ARGS)
+
+.PHONY: test-versions
+test-versions: $(READY) $(SUBJECTS) ## The adapters with every version of their SDKs (some minutes)
+	$(PY) -m pytest tests/integration/test_adapters.py -m every_version $(ARGS)
+
+.PHONY: subjects
+subjects: $(READY) $(SUBJECTS)
 
 .PHONY: example
 example: $(READY) $(SUBJECTS) ## Run one of examples/, with the SDK it needs (NAME=mcp_sessions)

@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "usual: the same with every interpreter, CI runs it with one"
     )
+    config.addinivalue_line("markers", "every_version: of an SDK; left out unless it is asked for")
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
 
 

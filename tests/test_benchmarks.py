@@ -181,7 +181,13 @@ def test_several_suites_print_one_document(capsys: pytest.CaptureFixture[str]) -
 
 def test_measures_have_their_own_names() -> None:
     """No two suites have a measure of the same name, so that --only is clear."""
-    assert {suite.name for suite in SUITES} == {"core", "resources", "process", "testing"}
+    assert {suite.name for suite in SUITES} == {
+        "core",
+        "resources",
+        "process",
+        "testing",
+        "adapters",
+    }
     names = [name for suite in SUITES for name in suite.measures]
     assert len(names) == len(set(names))
 

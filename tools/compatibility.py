@@ -66,7 +66,7 @@ def page(found: runs.Record) -> str:
             kept = {versions[version]["quiesce"] for version in adapter.versions} - {ABSENT}
             lines.append([row, *alone, ", ".join(sorted(kept))])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"## {adapter.package}: `quiesce.integrations.{name}`\n\n{table}\n")
+        parts.append(f"## {adapter.package}: `quiesce.integrations.{adapter.module}`\n\n{table}\n")
     return "\n".join(parts)
 
 

@@ -5,6 +5,7 @@
 set -u
 
 VERSIONS="3.11 3.12 3.13"
+ADAPTERS=tests/integration/test_adapters.py
 
 # A name on the path may be a shim that does not run, and a Python may lack venv or pip: only one
 # that has been seen to work counts.
@@ -50,11 +51,31 @@ left_out() {
             integration/test_examples.py integration/test_pytest_plugin_settings.py; do
             printf '%s ' "--ignore=tests/$path"
         done
-        echo "--ignore-glob=tests/test_benchmarks* -m 'not usual'"
+        echo "--ignore-glob=tests/test_benchmarks* -m 'not usual and not every_version'"
     fi
 }
 
-# They run side by side, each line with its version in front: a test uses one processor.
+make_it() {
+    "$MAKE" --no-print-directory PYTHON="$python" VENV="$(venv_of "$version")" "$@"
+}
+
+# tests NAME ARGUMENTS: run tests with the Python of $version, each line with the name in front.
+tests() {
+    {
+        make_it test ARGS="$2" 2>&1 && echo "passed" >"$outcomes/$1"
+    } | sed "s/^/[$1] /"
+}
+
+# The adapters' tests wait a lot, for SDKs that hang: beside the others they cost little.
+with_adapters_apart() {
+    echo "--- $python"
+    make_it subjects || return
+    tests "$version, adapters" "$ADAPTERS $(left_out "$version")" &
+    tests "$version" "--ignore=$ADAPTERS $(left_out "$version")"
+    wait
+}
+
+# They run side by side: a test uses one processor.
 outcomes=$(mktemp -d)
 trap 'rm -rf "$outcomes"' EXIT
 ran=0
@@ -73,18 +94,18 @@ for version in $VERSIONS; do
     fi
     ran=$((ran + 1))
     echo "FAILED" >"$outcome"
-    {
-        echo "--- $python"
-        "$MAKE" --no-print-directory test PYTHON="$python" VENV="$(venv_of "$version")" \
-            ARGS="${ARGS:-} $(left_out "$version")" 2>&1 &&
-            echo "passed" >"$outcome"
-    } | sed "s/^/[$version] /" &
+    if [ -n "${ARGS:-}" ]; then
+        tests "$version" "$ARGS $(left_out "$version")" &
+    else
+        echo "FAILED" >"$outcome, adapters"
+        with_adapters_apart &
+    fi
 done
 wait
 
 echo "make test-all:"
-for version in $VERSIONS; do
-    echo "  Python $version: $(cat "$outcomes/$version")"
+for outcome in "$outcomes"/*; do
+    echo "  Python ${outcome##*/}: $(cat "$outcome")"
 done
 if [ "$ran" -eq 0 ] && [ -z "${EXCEPT:-}" ]; then
     echo "No Python of $VERSIONS was found." >&2

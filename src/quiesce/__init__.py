@@ -23,6 +23,7 @@ from quiesce.errors import (
     DrainTimeout,
     DuplicateKey,
     JobCancelled,
+    LineTooLong,
     NotReady,
     ProcessLost,
     ProcessStuck,
@@ -46,6 +47,7 @@ from quiesce.resources.pool import RunnerPool
 from quiesce.resources.pool_stats import PoolStats
 from quiesce.resources.process import Process, start_process
 from quiesce.resources.program import Program
+from quiesce.resources.raw import RawOutput
 from quiesce.resources.ready import Fd, Line
 from quiesce.resources.statistics import ChannelStatistics
 from quiesce.resources.stream import Stream, stream
@@ -69,6 +71,7 @@ __all__ = [
     "Job",
     "JobCancelled",
     "Line",
+    "LineTooLong",
     "Listener",
     "NotReady",
     "Notify",
@@ -81,6 +84,7 @@ __all__ = [
     "ProcessStuck",
     "Program",
     "QuiesceError",
+    "RawOutput",
     "Report",
     "RunnerPool",
     "RunnerReleased",

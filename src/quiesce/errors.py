@@ -9,6 +9,7 @@ QuiesceError
 ├── SpawnFailed        the program could not be started
 ├── ProcessLost        it exited before it was ready, or before it had taken what was sent to it
 ├── NotReady           it was not ready in time
+├── LineTooLong        it has written a line that is longer than was allowed
 ├── ProcessStuck       it was killed, and has not ended
 ├── StartFailed        the runner of a key could not be started; carries the cause
 ├── RunnerReleased     you waited for a runner, and somebody has released its key
@@ -109,6 +110,10 @@ class ProcessLost(WithOutput):
 
 class NotReady(WithOutput):
     """The process was not ready in time, and has been stopped; carries its last output."""
+
+
+class LineTooLong(QuiesceError):
+    """A process has written a line that is longer than was allowed."""
 
 
 class ProcessStuck(QuiesceError):

@@ -30,15 +30,22 @@ class Adapter:
     package: str
     versions: tuple[str, ...]
     """From the oldest to the newest; those between are the last before and the first after a change."""
+    inside: str | None = None
+    """The subject that has the package among others, if it has none of its own."""
 
     @property
-    def ends(self) -> tuple[str, str]:
-        """The oldest and the newest."""
-        return self.versions[0], self.versions[-1]
+    def module(self) -> str:
+        """The module below `quiesce.integrations`."""
+        return self.name.partition("_")[0]
+
+    @property
+    def ends(self) -> list[str]:
+        """The oldest and the newest, if that is another."""
+        return list(dict.fromkeys((self.versions[0], self.versions[-1])))
 
     def subject(self, version: str) -> str:
         """Name a version as requirements/subjects does."""
-        return f"{self.package}-{version}"
+        return self.inside or f"{self.package}-{version}"
 
     @property
     def row_modules(self) -> list[str]:
@@ -61,6 +68,10 @@ ADAPTERS = {
         Adapter("acp", "agent-client-protocol", ("0.8.1", "0.10.1", "0.11.0", "0.12.1")),
         Adapter("claude", "claude-agent-sdk", ("0.1.50", "0.1.51", "0.1.66", "0.1.68", "0.2.182")),
         Adapter("mcp", "mcp", ("1.30.0", "2.3.0")),
+        Adapter("a2a", "a2a-sdk", ("0.3.22", "0.3.26", "1.0.0", "1.1.0", "1.2.3", "1.3.0")),
+        Adapter("asgi_uvicorn", "uvicorn", ("0.54.0",), inside="mcp-2.3.0"),
+        Adapter("asgi_hypercorn", "hypercorn", ("0.18.0",)),
+        Adapter("asgi_granian", "granian", ("2.8.7",)),
     )
 }
 

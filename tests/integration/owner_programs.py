@@ -87,14 +87,14 @@ async def in_the_first_fork() -> None:
     """Be killed after the fork of the very first process, before anything else was done."""
     spawn = spawning.spawn
 
-    def fork_and_stop(*args: Any) -> spawning.Child:
-        child = spawn(*args)
+    def fork_and_stop(*args: Any, **options: Any) -> spawning.Child:
+        child = spawn(*args, **options)
         sys.stdout.write(f"0 {child.pid}\n")
         sys.stdout.flush()
         signal.pause()
         return child
 
-    spawning.spawn = fork_and_stop  # type: ignore[assignment]  # it passes everything on
+    spawning.spawn = fork_and_stop
     await start_process(["sh", "-c", FAMILY])
 
 

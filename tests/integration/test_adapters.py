@@ -31,17 +31,23 @@ def _rows() -> Iterator[object]:
         for row, versions in rows.items():
             for version in versions:
                 for way in runs.WAYS:
-                    # That the SDK alone fails, and what is between the ends, is the same with every
-                    # interpreter: one will do.
-                    rare = way == "bare" or version not in runs.ADAPTERS[adapter].ends
                     yield pytest.param(
                         adapter,
                         version,
                         way,
                         row,
                         id=f"{adapter}-{version}-{way}-{row}",
-                        marks=[pytest.mark.usual] if rare else [],
+                        marks=_marks(runs.ADAPTERS[adapter], version, way),
                     )
+
+
+def _marks(adapter: runs.Adapter, version: str, way: Way) -> list[pytest.MarkDecorator]:
+    """Say when a row is run: the adapter with the newest SDK, always."""
+    if version not in adapter.ends:
+        return [pytest.mark.every_version]  # `make test-versions`
+    # That the SDK alone fails is the same with every interpreter, and so is the oldest.
+    always = way == "quiesce" and version == adapter.versions[-1]
+    return [] if always else [pytest.mark.usual]
 
 
 def _cases() -> Iterator[object]:
@@ -110,7 +116,7 @@ print(*exports.export_faults(package, inner), *exports.undocumented(package, inn
 def test_what_an_adapter_exports_is_documented(adapter: runs.Adapter) -> None:
     """As tests/test_tidy.py asks it of the package, which is looked at without the SDKs."""
     done = subprocess.run(
-        [sys.executable, "-c", _EXPORTS.format(name=adapter.name)],
+        [sys.executable, "-c", _EXPORTS.format(name=adapter.module)],
         cwd=runs.ROOT,
         env=subjects.environment(adapter.subject(adapter.versions[-1])),
         check=False,
@@ -121,6 +127,7 @@ def test_what_an_adapter_exports_is_documented(adapter: runs.Adapter) -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
 
 
+@pytest.mark.usual
 @pytest.mark.parametrize(("subject", "module"), list(_cases()))
 def test_cases(subject: str, module: str) -> None:
     """The other tests of an adapter pass with its oldest and its newest SDK."""

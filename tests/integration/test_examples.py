@@ -71,6 +71,17 @@ echo 0
 the process has ended with 0
 closed
 """,
+    "asgi_server.py": """\
+alone:
+  asked: accepted
+  exit code -15
+with quiesce:
+  asked: accepted
+  ready: 503, draining
+  a new request: 503, the server is shutting down
+  the report is written
+  exit code 0
+""",
     "acp_websocket.py": """\
 bridge: listening
 idle client: connected
@@ -196,10 +207,21 @@ def test_the_agent_is_quiet_where_the_sdk_alone_is_not() -> None:
     assert "nothing lost" in drained
 
 
+def test_no_task_is_left_working() -> None:
+    """The short task is completed in the drain, the long one gets an end, and both are pushed."""
+    done = run("a2a_agent.py")
+    assert done.returncode == 0, done.stderr
+    *_, short, long, last = done.stdout.splitlines()
+    assert short == "  webhook: the short task is completed"
+    assert long.startswith("  webhook: the long task is failed (The server was shut down")
+    assert last == "the server has ended; nobody is left waiting"
+    assert "WORK LOST" in done.stderr
+
+
 def test_every_example_is_tested() -> None:
     """There is no example that nobody runs."""
     names = {f"{name}.py" for name in example.names()}
-    assert names == {*OUTPUTS, "server.py", "runner_harness.py", "acp_agent.py"}
+    assert names == {*OUTPUTS, "server.py", "runner_harness.py", "acp_agent.py", "a2a_agent.py"}
 
 
 @pytest.mark.parametrize(("name", "code"), [("registry", 0), ("nothing", 2)])
@@ -208,4 +230,4 @@ def test_an_example_is_run_by_its_name(name: str, code: int) -> None:
     command = [sys.executable, str(FOLDER.parent / "tools" / "example.py"), name]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
     assert done.returncode == code
-    assert code == 0 or "one of: acp_agent, " in done.stderr
+    assert code == 0 or "one of: a2a_agent, " in done.stderr

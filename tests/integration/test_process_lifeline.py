@@ -198,11 +198,12 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
 async def test_without_a_watcher_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none can be started, processes can, and the frontier tells the difference."""
     watcher = lifeline.Watcher()
-    monkeypatch.setattr(lifeline, "watcher", watcher)
-    monkeypatch.setattr(sys, "executable", "")
-    async with Scope("a") as scope:
-        process = await start_process(["sleep", "60"])
-        (entry,) = scope.frontier()
-        assert entry.details["lifeline"] == "none"
-        await process.stop()
+    with monkeypatch.context() as patch:  # until here: the true one is nobody's to miss
+        patch.setattr(lifeline, "watcher", watcher)
+        patch.setattr(sys, "executable", "")
+        async with Scope("a") as scope:
+            process = await start_process(["sleep", "60"])
+            (entry,) = scope.frontier()
+            assert entry.details["lifeline"] == "none"
+            await process.stop()
     watcher.forget_everything()

@@ -24,6 +24,7 @@ from quiesce.core.node import logger
 from quiesce.errors import UsageError
 from quiesce.resources import lifeline, reaping, spawning
 from quiesce.resources.output import Outputs
+from quiesce.resources.raw import Input, RawOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +86,9 @@ class OwnedProcess(Described):
         self._settled = Gate(node._backend)  # gone, or stuck
         self._on_exit: list[Callable[[], None]] = []
         self._unwatch: Callable[[], None] | None = None
-        self._stop_sending: Callable[[], None] | None = None  # while somebody does
+        self._dismissed = False  # its input was closed: it may go
+        self._input = Input(node._backend, child.stdin)
+        self._raw = RawOutput(node._backend, child.raw)
         self._deadline = math.inf  # of the scope's close, and
         self._reserve = 0.0  # of the time until then, what killing and reaping may take
         self._lifeline = "none"
@@ -113,6 +116,7 @@ class OwnedProcess(Described):
         child, backend = self._child, self._backend
         self._lifeline = lifeline.guard(child.pid)
         self._outputs.begin(child, sink)
+        self._raw.begin()
         self._unwatch = reaping.watch_exit(backend, child.pid, child.exit_fd, self._saw_exit)
         if not backend.own(self._own, f"quiesce process {self._name}", self._interrupt):
             message = "the event loop is shutting down: nothing new may start"
@@ -216,7 +220,8 @@ class OwnedProcess(Described):
 
     def _release_files(self) -> None:
         self._outputs.finish()
-        self._close_stdin()
+        self._raw.finish()
+        self._input.close()
         if self._child.exit_fd is not None:
             os.close(self._child.exit_fd)
             self._child.exit_fd = None
@@ -240,7 +245,7 @@ class OwnedProcess(Described):
             node._job_cancelled(self, service=service)
         elif service:
             node._stopped += 1
-            if not told:
+            if not told and not self._dismissed:
                 logger.warning(
                     "process %s (%d), a service, has ended by itself: %s",
                     self._name, self.pid, spawning.exit_text(self._returncode),
@@ -248,14 +253,6 @@ class OwnedProcess(Described):
         else:
             node._completed += 1
         node._discard(self)
-
-    def _close_stdin(self) -> None:
-        """Close its standard input. Idempotent."""
-        fd, self._child.stdin = self._child.stdin, None
-        if self._stop_sending is not None:
-            self._stop_sending()
-        if fd is not None:
-            os.close(fd)
 
     def _has_exited(self) -> bool:
         fd = self._child.exit_fd

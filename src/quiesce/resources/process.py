@@ -19,7 +19,7 @@ from quiesce.errors import (
     SpawnFailed,
     UsageError,
 )
-from quiesce.resources import lifeline, output, reaping, spawning
+from quiesce.resources import lifeline, output, spawning
 from quiesce.resources.listening import Listener
 from quiesce.resources.owner import owner_of
 from quiesce.resources.owning import BY_THE_CLOSE, OwnedProcess, clean_up
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.scope import Scope
     from quiesce.resources.output import Logs, Output, Outputs
+    from quiesce.resources.raw import RawOutput
     from quiesce.resources.ready import Ready
 
 __all__ = ["Process", "start_process"]
@@ -71,6 +72,11 @@ class Process(OwnedProcess):
     def stderr(self) -> Output:
         """What it writes to its standard error: `async for line in process.stderr`."""
         return self._outputs.stderr
+
+    @property
+    def raw(self) -> RawOutput:
+        """What it writes, as bytes, if that was asked for by `stdout="bytes"`."""
+        return self._raw
 
     @property
     def lines(self) -> Outputs:
@@ -130,52 +136,59 @@ class Process(OwnedProcess):
     async def send(self, data: bytes) -> None:
         """Write all of `data` to its standard input, which was asked for by `stdin="pipe"`.
 
-        *Cancel safety*: some of it may have been written.
+        Many tasks may send at once: each one's data is written whole, in the order of the calls.
+
+        *Cancel safety*: all of it is written nevertheless, or nothing.
 
         *Raises*: `ProcessLost` if it does not read any more; `UsageError` without such a pipe.
         """
-        rest = memoryview(data)
-        while rest:
-            fd = self._child.stdin
-            if fd is None:
-                message = f"process {self._name!r} has no open standard input: use stdin='pipe'"
-                raise (ProcessLost if self._gone.is_open else UsageError)(message)
-            try:
-                rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:
-                await self._writable(fd)
-            except BrokenPipeError as error:
-                raise self._lost("does not read its standard input any more") from error
+        if not await self._input.written(self.post(data)):
+            raise self._deaf()
 
-    async def _writable(self, fd: int) -> None:
-        """Wait until its standard input takes more, or is closed."""
-        if self._stop_sending is not None:
-            message = f"another task is sending to process {self._name!r}"
-            raise UsageError(message)
-        waiter = self._backend.waiter()
+    def post(self, data: bytes) -> int:
+        """Send without waiting: what the pipe does not take now is written when it does.
 
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
+        There is no bound: whoever posts a lot awaits `room()` now and then. What it gives is for
+        `send()`.
 
-        unwatch = reaping.watch_writable(self._backend, fd, wake)
+        *Raises*: as `send()`.
+        """
+        self._check_here()
+        if not self._input.is_open:
+            raise self._deaf()
+        mark = self._input.post(data)
+        if self._input.broken:
+            raise self._deaf()
+        return mark
 
-        def stop() -> None:
-            self._stop_sending = None
-            unwatch()
-            wake()
+    async def room(self) -> None:
+        """Wait while more than 1 MiB of what was posted is unwritten.
 
-        self._stop_sending = stop
-        try:
-            await waiter
-        finally:
-            if self._stop_sending is stop:
-                stop()
+        *Cancel safety*: may be cancelled at any time.
+        """
+        await self._input.room()
+
+    def _deaf(self) -> ProcessLost | UsageError:
+        if self._input.broken:
+            return self._lost("does not read its standard input any more")
+        message = f"process {self._name!r} has no open standard input: use stdin='pipe'"
+        if self._gone.is_open:
+            return self._lost("has ended")
+        return UsageError(message)
+
+    @property
+    def reads(self) -> bool:
+        """Whether its standard input is a pipe that is open at both ends, as far as is known."""
+        return self._input.is_open
 
     def close_stdin(self) -> None:
-        """Close its standard input. Idempotent."""
+        """Close its standard input; what was not written so far is thrown away. Idempotent.
+
+        That it exits then is no surprise, also if it is a service.
+        """
         self._check_here()
-        self._close_stdin()
+        self._dismissed = True
+        self._input.close()
 
     def _check_here(self) -> None:
         if not self._backend.here():
@@ -247,7 +260,9 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     stdin: int | Literal["pipe"] | None = None,
+    stdout: Literal["lines", "bytes"] = "lines",
     logs: Logs = "keep",
+    user: str | int | None = None,
     pass_fds: Sequence[int] = (),
     listen: Listener | None = None,
     service: bool = False,
@@ -268,10 +283,13 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
         env: Its whole environment; None: that of this program.
         cwd: Where it runs; None: where this program does.
         stdin: `"pipe"`, for `send()`; a file descriptor; None: nothing to read.
+        stdout: `"bytes"`: what it writes is for `raw`, for a protocol that it speaks; then `logs` is
+            about its standard error alone.
         logs: Where its output goes: `"keep"` the last of it, to be read from `stdout` and
             `stderr`; likewise, and to a `pathlib.Path`, a logger, a function that is called with
             the stream's name and the line, or the logger `quiesce.process` (`"log"`). Or
             `"inherit"` this program's, or `"discard"` it.
+        user: As whom it runs, by name or number; this program has to be allowed to.
         pass_fds: File descriptors that it inherits.
         listen: A listener that it inherits.
         service: Whether it is a server rather than work: it does not keep the scope from being
@@ -290,19 +308,12 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
         place = sites.starter(sys._getframe(1), node._backend.current())
         await turns.take(node._backend)
         process = _start(
-            node,
-            Launch(spawning.words_of(argv)),
+            node, Launch(spawning.words_of(argv)),
             [part for part in (listen, probe) if part is not None],
-            name=name,
-            env=spawning.environment(env),
-            grace=arguments.seconds("grace", grace),
-            cwd=cwd,
-            stdin=stdin,
-            logs=logs,
-            pass_fds=pass_fds,
-            service=service,
-            frame=place,
-        )
+            name=name, env=spawning.environment(env), grace=arguments.seconds("grace", grace),
+            cwd=cwd, stdin=stdin, stdout=stdout, logs=logs, user=spawning.user_of(user),
+            pass_fds=pass_fds, service=service, frame=place,
+        )  # fmt: skip
     if probe is not None:
         await process._become_ready(probe, seconds)
     return process
@@ -318,7 +329,9 @@ def _start(  # noqa: PLR0913 - those of start_process
     grace: float,
     cwd: str | os.PathLike[str] | None,
     stdin: int | Literal["pipe"] | None,
+    stdout: Literal["lines", "bytes"],
     logs: Logs,
+    user: str | int | None,
     pass_fds: Sequence[int],
     service: bool,
     frame: FrameType | sites.Place,
@@ -326,6 +339,7 @@ def _start(  # noqa: PLR0913 - those of start_process
     """Fork, and hold what was forked, in one step."""
     called = os.path.basename(launch.argv[0]) if name is None else arguments.text("name", name)  # noqa: PTH119 - a plain string
     wiring = output.wiring(logs)
+    raw = arguments.one_of("stdout", stdout, ("lines", "bytes")) == "bytes"
     if wiring != "pipe" and any(isinstance(part, Line) for part in parts):
         message = f"ready=Line(…) has to read what the process writes: not with logs={logs!r}"
         raise ArgumentError(message)
@@ -336,7 +350,7 @@ def _start(  # noqa: PLR0913 - those of start_process
         _prepare(launch, parts)
         sink = output.sink_of(logs, called, launch.cleanup)
         lifeline.mark(launch.env)
-        child = spawning.spawn(launch, env, folder, reading, wiring)
+        child = spawning.spawn(launch, env, folder, reading, wiring, raw=raw, user=user)
     except BaseException:
         clean_up(launch)
         raise

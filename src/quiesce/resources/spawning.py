@@ -14,6 +14,7 @@ What holds:
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -48,6 +49,8 @@ class Child:
     stdin: int | None = None
     stdout: int | None = None
     stderr: int | None = None
+    raw: int | None = None
+    """Its standard output, if that is no text."""
 
 
 def words_of(argv: Sequence[Any]) -> list[str]:
@@ -98,6 +101,17 @@ def folder_of(cwd: Any) -> str | None:
     return name
 
 
+def user_of(user: Any) -> str | int | None:
+    """Check as whom a process is to run."""
+    if user is None or (isinstance(user, int) and not isinstance(user, bool) and user >= 0):
+        return user
+    if isinstance(user, str):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_uid
+    message = f"user must be the name or the number of a user of this system, not {user!r}"
+    raise ArgumentError(message)
+
+
 def open_fds(what: str, fds: Any) -> list[int]:
     """Check descriptors before anything else is opened, which could get the number of a closed one."""
     if not isinstance(fds, Iterable):
@@ -119,6 +133,9 @@ def spawn(
     cwd: str | None,
     stdin: int | Literal["pipe"],
     out: Wiring,
+    *,
+    raw: bool = False,
+    user: str | int | None = None,
 ) -> Child:
     """Start the program; when it returns, the program runs, or `SpawnFailed` was raised."""
     pipes = Pipes()
@@ -128,8 +145,9 @@ def spawn(
             env=_with(launch.env, env),
             cwd=cwd,
             stdin=pipes.into_child() if stdin == "pipe" else stdin,
-            stdout=_wire(pipes, out),
+            stdout=_wire(pipes, "pipe" if raw else out),
             stderr=_wire(pipes, out),
+            user=user,
             pass_fds=tuple(launch.pass_fds),
             close_fds=True,
             start_new_session=True,
@@ -146,7 +164,9 @@ def spawn(
     child = Child(popen.pid, None)
     ours = iter(pipes.ours)
     child.stdin = next(ours) if stdin == "pipe" else None
-    child.stdout, child.stderr = (next(ours), next(ours)) if out == "pipe" else (None, None)
+    child.raw = next(ours) if raw else None
+    child.stdout = next(ours) if out == "pipe" and not raw else None
+    child.stderr = next(ours) if out == "pipe" else None
     try:
         child.exit_fd = reaping.open_exit_fd(child.pid)
     except OSError as error:
@@ -203,7 +223,7 @@ def abort(child: Child) -> None:
     signal_group(child.pid, signal.SIGKILL)
     with suppress(ChildProcessError):
         os.waitpid(child.pid, 0)
-    for fd in (child.exit_fd, child.stdin, child.stdout, child.stderr):
+    for fd in (child.exit_fd, child.stdin, child.raw, child.stdout, child.stderr):
         if fd is not None:
             os.close(fd)
 

@@ -114,7 +114,9 @@ class PlantedProcess(Planted):
     async def _begun(self) -> None:
         with anyio.move_on_after(BEGIN_SECONDS):
             await readable(self._tell)
-            self.pid = int(os.read(self._tell, 100))
+            # On a busy machine it may have finished before it is listened to.
+            number, _, self._said = os.read(self._tell, 100).partition(b"\n")
+            self.pid = int(number)
             return
         message = (
             f"{self.about} was planted, and does not run after {BEGIN_SECONDS:.0f} s; "

@@ -73,12 +73,12 @@ def counted() -> Iterator[Census]:
     census = Census()
     spawn = spawning.spawn
 
-    def noting(*args: Any) -> spawning.Child:
-        child = spawn(*args)
+    def noting(*args: Any, **options: Any) -> spawning.Child:
+        child = spawn(*args, **options)
         census.pids.append(child.pid)
         return child
 
-    spawning.spawn = noting  # type: ignore[assignment]  # it passes everything on
+    spawning.spawn = noting
     try:
         yield census
     finally:

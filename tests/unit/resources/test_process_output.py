@@ -201,13 +201,12 @@ async def test_sending_to_one_that_does_not_read_ends_with_it() -> None:
             with pytest.raises(ProcessLost):
                 await process.send(b"x" * 1_000_000)
 
-        job = scope.spawn(send)
-        while process._stop_sending is None:
+        jobs = [scope.spawn(send), scope.spawn(send)]
+        while process._input._unwatch is None:
             await anyio.lowlevel.checkpoint()
-        with pytest.raises(UsageError, match="another task"):
-            await process.send(b"x" * 1_000_000)
         await process.stop()
-        await job
+        for job in jobs:
+            await job
         with pytest.raises(ProcessLost):
             await process.send(b"x")
 
@@ -222,21 +221,81 @@ async def test_a_sender_is_told_that_the_input_was_closed() -> None:
                 await process.send(b"x" * 1_000_000)
 
         job = scope.spawn(send)
-        while process._stop_sending is None:
+        while process._input._unwatch is None:
             await anyio.lowlevel.checkpoint()
         process.close_stdin()
         await job
         await process.stop()
 
 
-async def test_a_cancelled_sender_leaves_no_watch() -> None:
-    """The next one can send."""
+async def test_what_a_cancelled_sender_has_sent_is_written_whole() -> None:
+    """What others send comes behind it, not in the middle of it."""
+    first, second = b"x" * 999_999 + b"\n", b"y\n"
     async with Scope("a"):
-        process = await start_process(["sleep", "60"], stdin="pipe", grace=GRACE)
+        process = await start_process(
+            ["cat"], stdin="pipe", stdout="bytes", grace=GRACE, service=True
+        )
         with anyio.move_on_after(0.01):
-            await process.send(b"x" * 1_000_000)
-        assert process._stop_sending is None
+            await process.send(first)  # nobody reads what cat writes, so it does not read on
+        assert process._input._unwatch is not None
+        process.post(second)
+        assert await process.raw.line() == first[:-1]
+        assert await process.raw.line() == second[:-1]
+        process.close_stdin()
+        with pytest.raises(anyio.EndOfStream):
+            await process.raw.line()
+
+
+async def test_what_cannot_be_written_is_told_at_once() -> None:
+    """Whoever posts does not have to wait to learn that nobody reads it."""
+    async with Scope("a"):
+        process = await start_process(
+            ["sh", "-c", "exec 0<&-; echo shut; sleep 60"], stdin="pipe", grace=GRACE, service=True
+        )
+        assert await anext(aiter(process.stdout)) == "shut"
+        assert process.reads
+        with pytest.raises(ProcessLost, match="does not read"):
+            process.post(b"x")
+        assert not process.reads
+
+
+@pytest.mark.parametrize("dismissed", [True, False])
+async def test_a_service_that_exits_at_the_end_of_its_input_is_no_surprise(
+    dismissed: bool,  # noqa: FBT001 - a parameter
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that exits although nobody has told it to is complained of."""
+    async with Scope("a"):
+        process = await start_process(
+            ["sh", "-c", "read x; exit 3"], stdin="pipe", service=True, grace=GRACE
+        )
+        if dismissed:
+            process.close_stdin()
+        else:
+            await process.send(b"go\n")
+        assert await process.wait() == 3
+    assert ("has ended by itself" in caplog.text) is not dismissed
+
+
+async def test_those_who_post_a_lot_can_wait_for_room() -> None:
+    """There is room when most of it was written, or when there never will be."""
+    async with Scope("a") as scope:
+        process = await start_process(
+            ["cat"], stdin="pipe", stdout="bytes", grace=GRACE, service=True
+        )
+        process.post(b"x" * 2_000_000)
+        waiting = scope.spawn(process.room)
+        with anyio.move_on_after(0.01):
+            await process.room()
+        assert waiting.outcome is None
+        got = 0
+        while got < 2_000_000:
+            got += len(await process.raw.receive())
+        await waiting
+        process.post(b"x" * 2_000_000)
+        waiting = scope.spawn(process.room)
         await process.stop()
+        await waiting
 
 
 async def test_there_is_no_standard_input_by_default() -> None:

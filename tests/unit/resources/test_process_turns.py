@@ -22,9 +22,9 @@ async def test_others_run_between_the_forks(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[int] = []
     spawn = spawning.spawn
 
-    def noting(*args: object) -> spawning.Child:
+    def noting(*args: object, **options: object) -> spawning.Child:
         seen.append(steps)
-        return spawn(*args)  # type: ignore[arg-type]  # whatever it was given
+        return spawn(*args, **options)  # type: ignore[arg-type]  # whatever it was given
 
     monkeypatch.setattr(spawning, "spawn", noting)
 

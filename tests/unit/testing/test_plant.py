@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import os
+import termios
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,8 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
+from quiesce.resources.descriptors import readable
+from quiesce.testing import plant_process
 from quiesce.testing.plant_process import PlantedProcess
 from quiesce.testing.planting import PLANTS, Planted, plant
 from quiesce.testing.plants import PlantedLateStart
@@ -215,6 +220,26 @@ async def test_a_process_that_is_asked_to_stop_finishes_and_one_that_is_killed_i
         os.kill(planted.pid, number)
         await scope.idle()
         assert planted.state == state
+
+
+@pytest.mark.real_time
+async def test_a_process_that_finishes_before_it_is_listened_to_is_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it says comes in one piece then."""
+
+    async def late(fd: int) -> None:
+        await readable(fd)
+        waiting = array.array("i", [0])
+        while waiting[0] <= len(b"finished\n"):  # and the number, which is shorter
+            fcntl.ioctl(fd, termios.FIONREAD, waiting)
+            await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(plant_process, "readable", late)
+    async with Scope("app") as scope, plant(scope, "process", seconds=0.0) as planted:
+        while planted.alive():
+            await anyio.lowlevel.checkpoint()
+        assert planted.state == "finished"
 
 
 @pytest.mark.real_time

@@ -84,6 +84,7 @@ async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterato
         env={**versions.get_default_environment(), **(params.env or {})},
         cwd=params.cwd,
         stdin="pipe",
+        stdout="bytes",
         logs=server.logs,
         grace=server.grace,
         service=True,
@@ -128,7 +129,6 @@ def _encoded(encoding: str, errors: str, item: Any) -> bytes:
 async def _let_exit(process: Process, seconds: float) -> None:
     """Tell a server that its time has come, as the protocol wants it: by the end of its input."""
     if process.returncode is None:
-        process._asked = process._asked or "the end of its input"  # no surprise, if it exits now
         process.close_stdin()
         with anyio.move_on_after(seconds):
             await process.wait()

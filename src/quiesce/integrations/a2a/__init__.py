@@ -1,0 +1,27 @@
+"""A2A servers that drain, and lose neither tasks nor pushes.
+
+- `QuiescentRequestHandler(...)`: in the place of the SDK's `DefaultRequestHandler`; it can say when
+  it is idle and what is in flight, drain, and end what a crash has left.
+- `DurablePushSender(outbox)`: push notifications that arrive, in order, after a crash too.
+- `quiesce_app(agent, card)`: a whole Starlette app of these.
+
+For a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
+"""
+
+from quiesce.integrations.a2a.app import quiesce_app
+from quiesce.integrations.a2a.handler import QuiescentRequestHandler
+from quiesce.integrations.a2a.outbox import DeadLetter, MemoryOutbox, Outbox
+from quiesce.integrations.a2a.pushing import DurablePushSender
+from quiesce.integrations.a2a.recovering import Recovery
+from quiesce.integrations.a2a.sqlite_outbox import SqliteOutbox
+
+__all__ = [
+    "DeadLetter",
+    "DurablePushSender",
+    "MemoryOutbox",
+    "Outbox",
+    "QuiescentRequestHandler",
+    "Recovery",
+    "SqliteOutbox",
+    "quiesce_app",
+]

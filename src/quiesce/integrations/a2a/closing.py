@@ -1,0 +1,168 @@
+"""How a server ends: what may finish does, the rest is told to stop, and nothing is left unsaid."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from quiesce.core import arguments
+from quiesce.core.current import detached
+from quiesce.core.report import Ended
+from quiesce.integrations.a2a import versions
+from quiesce.integrations.a2a.executing import STOPPED
+
+if TYPE_CHECKING:
+    from quiesce.core.job import Job
+    from quiesce.core.report import Report
+    from quiesce.core.scope import Scope
+    from quiesce.integrations.a2a.executing import OwnedExecutor
+    from quiesce.integrations.a2a.pushing import Pushes
+    from quiesce.integrations.a2a.storing import TellingStore
+    from quiesce.integrations.a2a.tracking import Entry, Tracker
+
+__all__: list[str] = []
+
+_log = logging.getLogger("quiesce.a2a")
+_SHARE = 0.5  # of the cleaning up, for executors that were cut; the rest is for what they leave
+
+
+class End:
+    """The one end of a server; whoever asks for it joins it, and may only make it sooner."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        tracker: Tracker,
+        executor: OwnedExecutor,
+        store: TellingStore,
+        pushes: Pushes,
+        inner: Any,
+    ) -> None:
+        self._scope = scope
+        self._tracker = tracker
+        self._executor = executor
+        self._store = store
+        self._pushes = pushes
+        self._inner = inner
+        self._job: Job[Report] | None = None
+        self._deadline = math.inf
+        self._cleanup = math.inf
+        self._sooner = asyncio.Event()
+
+    async def join(self, within: float | None, cleanup: float) -> Report:
+        """Begin the end, or make it sooner, and wait for it."""
+        grace = math.inf if within is None else arguments.seconds("within", within)
+        self._cleanup = min(self._cleanup, arguments.seconds("cleanup", cleanup))
+        self._tighten(asyncio.get_running_loop().time() + grace)
+        if self._job is None:
+            self._job = self._scope.spawn(self._run, name="end", service=True)
+        job = self._job
+        try:
+            report = await job
+        except asyncio.CancelledError:
+            self._tighten(-math.inf)
+            await _until_done(job)
+            raise
+        finally:
+            await self._scope.aclose()  # it waits for the end of that very job, its last
+        return report
+
+    def _tighten(self, deadline: float) -> None:
+        if deadline < self._deadline:
+            self._deadline = deadline
+            self._sooner.set()
+
+    async def _run(self) -> Report:
+        self._pushes.drain()
+        await self._quiet()
+        until = asyncio.get_running_loop().time() + self._cleanup
+        cut = [self._described(entry) for entry in self._executor.cut()]
+        share = self._cleanup * _SHARE if cut else 0.0
+        await self._idle(share)
+        await self._answer_for_all(until)
+        await self._idle(until - asyncio.get_running_loop().time())
+        await self._end_inner(until)
+        left = max(0.1, until - asyncio.get_running_loop().time())
+        try:
+            report = await self._scope.aclose(within=left)
+        finally:
+            await self._pushes.close()
+        return dataclasses.replace(report, undelivered=(*report.undelivered, *cut))
+
+    def _described(self, entry: Entry) -> Ended:
+        """Say in the report what was cut short, although it was answered for."""
+        age = 0.0 if entry.hold is None else self._scope._backend.clock() - entry.hold.since
+        where = None if entry.hold is None else entry.hold.where
+        details = {"outcome": "cut short, and stored as failed"}
+        return Ended("a2a task", entry.task_id, self._scope.name, where, age, details)
+
+    async def _quiet(self) -> None:
+        """Wait for the work to end, up to the deadline, which may come nearer meanwhile."""
+        with detached():  # or the waiting would be what it waits for
+            idle = asyncio.ensure_future(self._scope.idle())
+        try:
+            while not idle.done():
+                self._sooner.clear()
+                left = self._deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    return
+                with detached():
+                    sooner = asyncio.ensure_future(self._sooner.wait())
+                timeout = None if left == math.inf else left
+                await asyncio.wait(
+                    {idle, sooner}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                sooner.cancel()
+        finally:
+            idle.cancel()
+
+    async def _idle(self, seconds: float) -> None:
+        if seconds > 0:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._scope.idle()
+            except TimeoutError:
+                _log.warning("still in flight: %s", self._scope.frontier())
+
+    async def _answer_for_all(self, until: float) -> None:
+        """Give a terminal state to what was accepted, and has none by now."""
+        for entry in list(self._tracker.entries.values()):
+            if not entry.owed:
+                continue
+            try:
+                async with asyncio.timeout_at(until):
+                    await end_task(self._store, entry.task_id, entry.context, STOPPED)
+            except Exception:  # noqa: BLE001 - logged; the others are to be answered for as well
+                _log.exception("task %s could not be ended in its store", entry.task_id)
+
+    async def _end_inner(self, until: float) -> None:
+        """Let the SDK end its own loops, if it can (1.1.2 and newer); the scope ends the rest."""
+        close = getattr(self._inner, "aclose", None)
+        if close is None:
+            return
+        try:
+            async with asyncio.timeout_at(until):
+                await close()
+        except Exception as error:  # noqa: BLE001 - the scope's close tells what is left
+            _log.warning("the SDK's aclose(): %r", error)
+
+
+async def end_task(store: TellingStore, task_id: str, context: Any, why: str) -> bool:
+    """Store FAILED for a task that has no terminal state; False if it has one, or waits."""
+    stored = await store.get(task_id, context)
+    task = getattr(stored, "task", stored)
+    if task is None or task.status.state in versions.ENDS:
+        return False
+    await store.put(versions.failed(task, why), stored, context)
+    return True
+
+
+async def _until_done(job: Job[Any]) -> None:
+    while not job.done():
+        try:
+            await asyncio.wait([cast("asyncio.Task[Any]", job)])  # on asyncio a job is one
+        except asyncio.CancelledError:
+            continue  # it is passed on when the end is there, which is soon

@@ -1,0 +1,141 @@
+"""The executor that is put around the user's: it knows what runs, and can cut it short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from quiesce.integrations.a2a import versions
+from quiesce.integrations.a2a.tracking import request
+
+if TYPE_CHECKING:
+    from quiesce.integrations.a2a.tracking import Entry, Tracker
+
+__all__: list[str] = []
+
+_log = logging.getLogger("quiesce.a2a")
+_CLOSE_SECONDS = 1.0
+STOPPED = "The server was shut down before the task had ended."
+BROKEN = "The agent failed: {error}"
+
+
+class CountingQueue:
+    """The SDK's queue, whose events are counted as they are enqueued."""
+
+    def __init__(self, queue: Any, tracker: Tracker, entry: Entry) -> None:
+        self._queue = queue
+        self._tracker = tracker
+        self._entry = entry
+
+    async def enqueue_event(self, event: Any) -> None:
+        """Enqueue, and count: before, because it may be stored by the time this returns."""
+        if versions.is_event(event):
+            self._entry.queued += 1
+            if versions.has_status(event):
+                self._entry.said = event.status.state
+            self._tracker.refresh(self._entry)
+        await self._queue.enqueue_event(event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+class OwnedExecutor:
+    """Runs the user's executor; a task is in flight from the first step of it."""
+
+    def __init__(self, executor: Any, tracker: Tracker) -> None:
+        self._executor = executor
+        self._tracker = tracker
+        self.closed: bool = False
+
+    def _queue(self, queue: Any, entry: Entry) -> Any:
+        # 0.3 looks for the queue's own class when it taps; its events need no count.
+        return CountingQueue(queue, self._tracker, entry) if versions.FIRST else queue
+
+    async def execute(self, context: Any, event_queue: Any) -> None:
+        """Run the user's `execute`, unless the server has been closed."""
+        entry = self._tracker.entry(context.task_id)
+        entry.context = context.call_context
+        entry.executing += 1
+        entry.runner = asyncio.current_task()
+        entry.cut = entry.cut or self.closed
+        entry.said = None
+        entry.fresh = entry.state is None and context.current_task is None
+        asked = request.get()
+        if asked is not None:
+            asked.task_ids.add(context.task_id)
+        self._tracker.refresh(entry)
+        queue = self._queue(event_queue, entry)
+        try:
+            if entry.cut:
+                await _fail(context, queue, entry, STOPPED)
+            else:
+                await self._execute(context, queue, entry)
+        finally:
+            entry.executing -= 1
+            entry.runner = None if not entry.executing else entry.runner
+            self._tracker.refresh(entry)
+
+    async def _execute(self, context: Any, queue: Any, entry: Entry) -> None:
+        try:
+            await self._executor.execute(context, queue)
+            if entry.cut and versions.FIRST and entry.said not in versions.ENDS:
+                await _fail(
+                    context, queue, entry, STOPPED
+                )  # it was told to stop, and did, without a word
+        except asyncio.CancelledError:
+            if not entry.cut or entry.ended:
+                if not versions.FIRST:
+                    await _close(queue)  # 0.3 does not, and the one who stores polls it for ever
+                raise
+            # Ours: its clients are told by the event that this is, like any other, and stored by.
+            if entry.runner is not None:
+                entry.runner.uncancel()
+            await _fail(context, queue, entry, STOPPED)
+        except Exception as error:
+            # 1.x stores FAILED by itself, after all that was enqueued, and answers with the error.
+            # 0.3 forgets the task, and whatever was still queued for it.
+            if versions.FIRST or entry.state is None:
+                entry.queued += versions.FIRST  # that FAILED
+                raise
+            _log.exception("the executor of task %s has failed", context.task_id)
+            await _fail(context, queue, entry, BROKEN.format(error=error))
+
+    async def cancel(self, context: Any, event_queue: Any) -> None:
+        """Pass on the wish of a client."""
+        entry = self._tracker.entry(context.task_id)
+        try:
+            await self._executor.cancel(context, self._queue(event_queue, entry))
+        finally:
+            self._tracker.refresh(entry)
+
+    def cut(self) -> list[Entry]:
+        """Tell every executor that runs to stop, and refuse to begin; gives their tasks."""
+        self.closed = True
+        cut = [entry for entry in self._tracker.entries.values() if entry.busy and not entry.ended]
+        for entry in cut:
+            entry.cut = True
+            if entry.runner is not None:
+                entry.runner.cancel()
+        return cut
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+async def _close(queue: Any) -> None:
+    """Close a queue of 0.3, when what is in it was read; or soon, if nobody reads."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await queue.close()
+    except TimeoutError:
+        await queue.close(immediate=True)
+
+
+async def _fail(context: Any, queue: Any, entry: Entry, why: str) -> None:
+    status = versions.failed_status(context.task_id, context.context_id, why)
+    if versions.FIRST and context.current_task is None and entry.said is None:
+        # 1.x wants to see a task before it hears of its states.
+        await queue.enqueue_event(versions.new_task(context))
+    await queue.enqueue_event(versions.status_event(context.task_id, context.context_id, status))

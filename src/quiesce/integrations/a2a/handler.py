@@ -1,0 +1,358 @@
+"""The request handler that is put around the SDK's: it can say when it is idle, and drain.
+
+1. The SDK runs in jobs of one scope, which adopts what it starts. A client that leaves ends its own
+   wait, and nothing else.
+2. What was accepted is answered for: each task reaches a state that is stored, and pushed.
+3. The end is made by a job of the scope, once, whoever asks for it, and however often.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Self
+
+from quiesce.core import arguments
+from quiesce.core.current import detached
+from quiesce.core.scope import Scope
+from quiesce.errors import ArgumentError, JobCancelled, ScopeClosed, UsageError
+from quiesce.integrations.a2a import closing, recovering, versions
+from quiesce.integrations.a2a.executing import OwnedExecutor
+from quiesce.integrations.a2a.feeding import Feed
+from quiesce.integrations.a2a.pushing import DurablePushSender, Pushes, Relay
+from quiesce.integrations.a2a.storing import Notified, telling
+from quiesce.integrations.a2a.tracking import Request, Tracker, request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
+
+    from quiesce.core.frontier import Frontier
+    from quiesce.core.job import Job
+    from quiesce.core.report import Report
+    from quiesce.integrations.a2a.recovering import Recovery
+
+__all__ = ["QuiescentRequestHandler"]
+
+_log = logging.getLogger("quiesce.a2a")
+_REFUSAL = "The server is shutting down; nothing was started. Send it again, to another server."
+
+
+class QuiescentRequestHandler:
+    """A request handler of the A2A SDK that drains, and loses neither tasks nor pushes.
+
+    It takes what the SDK's `DefaultRequestHandler` takes, and is used in its place:
+
+    ```python
+    handler = QuiescentRequestHandler(
+        agent_executor=agent, task_store=store, agent_card=card,
+        push_config_store=configs, push_sender=DurablePushSender("pushes.db"),
+    )
+    async with handler:  # in the lifespan of the app
+        ...
+    ```
+
+    Args:
+        args: As the SDK's handler takes them.
+        handler_class: The SDK's handler, or one with the same arguments.
+        drain_seconds: How long the end of an `async with` waits for tasks to end.
+        cleanup_seconds: How long what was cut short may take to clean up, and the last pushes to
+            be sent.
+        options: As the SDK's handler takes them.
+
+    *Raises*: `ArgumentError` if the SDK's handler would not take the arguments.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        handler_class: Callable[..., Any] | None = None,
+        drain_seconds: float = 30.0,
+        cleanup_seconds: float = 5.0,
+        **options: Any,
+    ) -> None:
+        """Put everything around the SDK's handler; nothing is opened before the first request."""
+        self._drain_seconds = arguments.seconds("drain_seconds", drain_seconds)
+        self._cleanup_seconds = arguments.seconds("cleanup_seconds", cleanup_seconds)
+        factory = handler_class or versions.Default
+        try:
+            given = inspect.signature(factory).bind(*args, **options).arguments
+        except TypeError as error:
+            message = f"{getattr(factory, '__name__', factory)}: {error}"
+            raise ArgumentError(message) from None
+        given |= given.pop("kwargs", {})
+        self._tracker = Tracker()
+        self._pushes = Pushes(_sender(given), given.get("push_config_store"))
+        self._executor = OwnedExecutor(given["agent_executor"], self._tracker)
+        self._store = telling(given["task_store"], self._tracker, self._pushes)
+        wrapped = {
+            "agent_executor": self._executor,
+            "task_store": self._store,
+            "push_sender": Notified(self._tracker, self._pushes),
+        }
+        self._inner = factory(**(given | wrapped))
+        self._scope: Scope | None = None
+        self._opening: Job[None] | None = None
+        self._end: closing.End | None = None
+        self.recovered: recovering.Recovery = recovering.Recovery()
+        """What a process before this one has left, once the handler is open."""
+        self.draining: bool = False
+        """Whether new messages are refused."""
+
+    # Opening.
+
+    async def open(self) -> Self:
+        """Open the outbox, and end what a process before this one has left; see `recover`.
+
+        The first request does it, if nobody has; it may be called any number of times.
+
+        *Cancel safety*: cancelled, it is closed again.
+
+        *Raises*: `UsageError` if another process has the outbox; what the store raises.
+        """
+        try:
+            await self._opened()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def _opened(self) -> Scope:
+        if self._scope is None:
+            with detached():  # it outlives the request that happens to be the first
+                self._scope = await Scope.open("a2a", adopt=True, services=versions.SERVICES)
+            self._tracker.scope = self._scope
+            self._opening = self._scope.spawn(self._open, name="open")
+        if self._opening is not None:
+            await self._opening
+        return self._scope
+
+    async def _open(self) -> None:
+        if self._scope is None:
+            return
+        await self._pushes.open(self._scope)
+        self.recovered = await recovering.recover(self._store, self._pushes)
+
+    async def recover(self) -> Recovery:
+        """Give what a process before this one has left, and what became of it.
+
+        It is done when the handler is opened: tasks that the process had accepted, and that are
+        neither ended nor waiting for their client, are FAILED now, and pushed; pushes that were not
+        delivered are on their way.
+        """
+        await self._opened()
+        return self.recovered
+
+    async def __aenter__(self) -> Self:
+        """Open."""
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drain; the report is logged."""
+        report = await self.drain(within=self._drain_seconds, cleanup=self._cleanup_seconds)
+        _log.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
+
+    # Asking, and closing.
+
+    def frontier(self) -> Frontier:
+        """List what is in flight: each task with its state, age, and what it waits on."""
+        if self._scope is None:
+            message = "the handler was not opened yet: open() it, or enter it"
+            raise UsageError(message)
+        self._tracker.look()
+        return self._scope.frontier()
+
+    async def idle(self) -> None:
+        """Wait until no task is busy, all events are stored, and all pushes are delivered.
+
+        A task that waits for its client (input-required, auth-required) is not busy.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+        if self._scope is not None:
+            await self._scope.idle()
+
+    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+        """Refuse new messages, let the accepted tasks end, and close.
+
+        What has not ended after `within` seconds (None: never) is cancelled, and FAILED: stored,
+        pushed, and told to whoever is waiting for it. All that has `cleanup` seconds. The report
+        names these tasks as `undelivered`.
+
+        *Cancel safety*: the drain then turns into a close, which is waited for before the
+        cancellation is passed on.
+        """
+        end = await self._ending()
+        return await end.join(within, cleanup)
+
+    async def aclose(self, within: float = 5.0) -> Report:
+        """Cancel all that is in flight; what was queued is stored, what was cut is FAILED.
+
+        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
+        """
+        end = await self._ending()
+        return await end.join(0.0, within)
+
+    async def _ending(self) -> closing.End:
+        self.draining = True
+        scope = self._scope
+        if scope is None:
+            with detached():
+                scope = self._scope = await Scope.open("a2a")
+        if self._end is None:
+            self._end = closing.End(
+                scope, self._tracker, self._executor, self._store, self._pushes, self._inner
+            )
+        return self._end
+
+    # Requests.
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise versions.refusal(_REFUSAL)
+
+    async def on_message_send(self, params: Any, context: Any = None) -> Any:
+        """Handle a message, as the SDK does, in a job (1)."""
+        self._check_open()
+        scope = await self._opened()
+        await self._refuse_ended(params, context)
+        return await self._run(scope, "send", self._inner.on_message_send, params, context)
+
+    async def on_cancel_task(self, params: Any, context: Any = None) -> Any:
+        """Cancel a task, as the SDK does, in a job (1); also while it drains."""
+        scope = await self._opened()
+        task = await self._run(scope, "cancel", self._inner.on_cancel_task, params, context)
+        state = self._tracker.ends.get(params.id)
+        if state is not None and task is not None and task.status.state != state:
+            raise versions.not_cancelable(params.id, state)  # it had ended in the meantime
+        return task
+
+    async def _run(self, scope: Scope, name: str, call: Any, params: Any, context: Any) -> Any:
+        async def attempt() -> tuple[Any, Exception | None]:
+            request.set(asked)
+            try:
+                return await call(params, context), None
+            except Exception as error:  # noqa: BLE001 - the client's, if it is still there
+                self._tracker.gave_up(asked)
+                return None, error
+
+        asked = _asked(params)
+        try:
+            result, error = await scope.spawn(attempt, name=name)
+        except (JobCancelled, ScopeClosed):
+            raise versions.refusal(_REFUSAL) from None
+        if error is not None:
+            raise error
+        return result
+
+    async def _refuse_ended(self, params: Any, context: Any) -> None:
+        """Refuse a message to a task that has ended: in 1.x each would leave two tasks behind."""
+        task_id = params.message.task_id
+        if not task_id or not versions.FIRST:
+            return
+        task = await self._store.get(task_id, context)
+        task = getattr(task, "task", task)
+        if task is not None and task.status.state in versions.TERMINAL:
+            raise versions.is_terminal_error(task)
+
+    async def on_message_send_stream(
+        self, params: Any, context: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Handle a message, and give its events, as the SDK does, through a job (1)."""
+        self._check_open()
+        scope = await self._opened()
+        await self._refuse_ended(params, context)
+        call = self._inner.on_message_send_stream
+        async with aclosing(self._read(scope, call, params, context, work=True)) as events:
+            async for event in events:
+                yield event
+
+    async def on_subscribe_to_task(
+        self, params: Any, context: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Give the events of a task, as 1.x does, through a job (1)."""
+        scope = await self._opened()
+        call = self._inner.on_subscribe_to_task
+        async with aclosing(self._read(scope, call, params, context)) as events:
+            async for event in events:
+                yield event
+
+    async def on_resubscribe_to_task(
+        self, params: Any, context: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """Give the events of a task, as 0.3 does, through a job (1)."""
+        scope = await self._opened()
+        call = self._inner.on_resubscribe_to_task
+        async with aclosing(self._read(scope, call, params, context)) as events:
+            async for event in events:
+                yield event
+
+    async def _read(
+        self, scope: Scope, call: Any, params: Any, context: Any, *, work: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        feed = Feed()
+        try:
+            # One who only listens, or listens to a parked task, is not in the way of being idle.
+            # In 0.3 it is the reading of a stream that stores.
+            service = versions.FIRST or not work
+            scope.spawn(self._pump, call, params, context, feed, name="stream", service=service)
+            if work and versions.FIRST:
+                feed.hold = scope.hold("a2a stream", params.message.message_id)
+        except ScopeClosed:
+            raise versions.refusal(_REFUSAL) from None
+        try:
+            async for event in feed:
+                yield event
+        finally:
+            feed.leave()
+
+    async def _pump(self, call: Any, params: Any, context: Any, feed: Feed) -> None:
+        error: BaseException | None = versions.refusal(_REFUSAL)
+        asked = _asked(params)
+        request.set(asked)
+        try:
+            async for event in call(params, context):
+                feed.put(event)
+                if feed.hold is not None and versions.parks(event):
+                    feed.hold.release()
+            error = None
+        except Exception as raised:  # noqa: BLE001 - the client's, if it is still there
+            self._tracker.gave_up(asked)
+            error = raised
+        finally:
+            feed.end(error)
+            if feed.hold is not None:
+                feed.hold.release()
+
+    async def on_delete_task_push_notification_config(
+        self, params: Any, context: Any = None
+    ) -> None:
+        """Take a receiver away, as the SDK does."""
+        await self._inner.on_delete_task_push_notification_config(params, context)
+        await self._pushes.forget_targets(getattr(params, "task_id", None) or params.id)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what the SDK's handler has: all other requests go to it as they are."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def _asked(params: Any) -> Request:
+    return Request(getattr(getattr(params, "message", None), "task_id", None) or None)
+
+
+def _sender(given: dict[str, Any]) -> DurablePushSender | Relay | None:
+    sender = given.get("push_sender")
+    if sender is None or isinstance(sender, DurablePushSender):
+        return sender
+    return Relay(sender)
+
+
+versions.Handler.register(QuiescentRequestHandler)

@@ -1,0 +1,281 @@
+"""What differs between a2a-sdk 0.3 and 1.x, in one place. No private name of either is used."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from quiesce.integrations import sdk
+
+VERSION = sdk.require("a2a-sdk", extra="a2a", oldest="0.3.22")
+
+from a2a import types  # noqa: E402 - the version first: its error says what to install
+from a2a.server.context import ServerCallContext  # noqa: E402 - the same
+from a2a.server.request_handlers import DefaultRequestHandler, RequestHandler  # noqa: E402 - same
+from a2a.utils import errors  # noqa: E402 - the same
+
+FIRST = VERSION >= (1,)
+"""Whether it is 1.x: messages of protobuf, one active task with its own loops for each task."""
+
+Default: Any = DefaultRequestHandler
+Handler: Any = RequestHandler
+
+SERVICES = (
+    (
+        "producer:*",
+        "consumer:*",
+        "idle-release:*",
+        "ActiveTask._run_*",
+        "EventQueueSource.*",
+        "EventQueueSink.*",
+        "OwnedExecutor.execute",
+    )
+    if FIRST
+    else ()
+)
+"""The tasks of 1.x that live as long as a task does, busy or parked; 0.3 has none of that kind."""
+
+_TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105 - the name of the header
+
+if FIRST:
+    from google.protobuf.json_format import MessageToDict
+
+    _STATE: Any = types.TaskState
+    TERMINAL = frozenset(
+        _STATE.Value(f"TASK_STATE_{name}")
+        for name in ("COMPLETED", "CANCELED", "FAILED", "REJECTED")
+    )
+    PARKED = frozenset(
+        _STATE.Value(f"TASK_STATE_{name}") for name in ("INPUT_REQUIRED", "AUTH_REQUIRED")
+    )
+    _FAILED = _STATE.Value("TASK_STATE_FAILED")
+else:
+    _STATE = types.TaskState
+    TERMINAL = frozenset((_STATE.completed, _STATE.canceled, _STATE.failed, _STATE.rejected))
+    PARKED = frozenset((_STATE.input_required, _STATE.auth_required))
+    _FAILED = _STATE.failed
+ENDS = TERMINAL | PARKED
+
+
+def state_name(state: Any) -> str:
+    """Name a state as people do: `working`, `input-required`."""
+    name = _STATE.Name(state) if FIRST else state.value
+    return str(name).removeprefix("TASK_STATE_").replace("_", "-").lower()
+
+
+def status_key(status: Any) -> bytes:
+    """Give what tells one status from another."""
+    if FIRST:
+        text: bytes = status.SerializeToString(deterministic=True)
+        return text
+    dumped: str = status.model_dump_json()
+    return dumped.encode()
+
+
+def status_mark(status: Any) -> str:
+    """Give what tells one status from another, also after a store that rounds its times."""
+    message = status.message
+    return f"{state_name(status.state)} {message.message_id if message else ''}"
+
+
+def is_event(event: Any) -> bool:
+    """Tell whether something that an agent has enqueued changes a task: it is no plain message."""
+    return isinstance(
+        event, types.Task | types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent
+    )
+
+
+def has_status(event: Any) -> bool:
+    """Tell whether an event tells of a state."""
+    return isinstance(event, types.Task | types.TaskStatusUpdateEvent)
+
+
+def copied(task: Any) -> Any:
+    """Give a copy of a task, or of anything else of the protocol."""
+    if FIRST:
+        copy = type(task)()
+        copy.CopyFrom(task)
+        return copy
+    return task.model_copy(deep=True)
+
+
+def failed_status(task_id: str, context_id: str, why: str) -> Any:
+    """Give a status that says why a task has failed."""
+    if FIRST:
+        message = types.Message(
+            message_id=uuid4().hex,
+            role=types.Role.Value("ROLE_AGENT"),
+            task_id=task_id,
+            context_id=context_id,
+            parts=[types.Part(text=why)],
+        )
+        status = types.TaskStatus(state=_FAILED, message=message)
+        status.timestamp.FromDatetime(datetime.now(UTC))
+        return status
+    message = types.Message(
+        message_id=uuid4().hex,
+        role=types.Role.agent,
+        task_id=task_id,
+        context_id=context_id,
+        parts=[types.Part(root=types.TextPart(text=why))],
+    )
+    return types.TaskStatus(state=_FAILED, message=message, timestamp=datetime.now(UTC).isoformat())
+
+
+def status_event(task_id: str, context_id: str, status: Any) -> Any:
+    """Give the event that tells of a status."""
+    options = {} if FIRST else {"final": status.state in TERMINAL}
+    return types.TaskStatusUpdateEvent(
+        task_id=task_id, context_id=context_id, status=status, **options
+    )
+
+
+def failed(task: Any, why: str) -> Any:
+    """Give a copy of a task that has failed, and says why."""
+    copy = copied(task)
+    status = failed_status(task.id, task.context_id, why)
+    if FIRST:
+        copy.status.CopyFrom(status)
+    else:
+        copy.status = status
+    return copy
+
+
+def payload(event: Any) -> bytes:
+    """Give the body of a push, as the SDK's own sender has it."""
+    if not FIRST:
+        return json.dumps(event.model_dump(mode="json", exclude_none=True)).encode()
+    kinds = {
+        types.Task: "task",
+        types.TaskStatusUpdateEvent: "status_update",
+        types.TaskArtifactUpdateEvent: "artifact_update",
+    }
+    response = types.StreamResponse(**{kinds[type(event)]: event})
+    return json.dumps(MessageToDict(response)).encode()
+
+
+def told_of(task: Any, *, new: bool) -> Any:
+    """Give what a push tells of a task whose status has changed: all of it, or the status."""
+    if new or not FIRST:
+        return task
+    return status_event(task.id, task.context_id, task.status)
+
+
+async def configs(store: Any, task_id: str, context: Any) -> list[Any]:
+    """Give the push configurations of a task, those of all its owners."""
+    if hasattr(store, "get_info_for_dispatch"):
+        found = await store.get_info_for_dispatch(task_id)
+    elif FIRST:
+        found = await store.get_info(task_id, context)
+    else:
+        found = await store.get_info(task_id)
+    return list(found or ())
+
+
+def push_headers(config: Any) -> dict[str, str]:
+    """Give the headers by which a push is known to its receiver, as its configuration says."""
+    headers = {_TOKEN_HEADER: config.token} if config.token else {}
+    found = config.authentication
+    if found is not None and found.credentials:
+        scheme = found.scheme if FIRST else next(iter(found.schemes), "")
+        if scheme:
+            headers["Authorization"] = f"{scheme} {found.credentials}"
+    return headers
+
+
+class _Owner:
+    """The user to whom a task belongs, as far as it is known after a restart."""
+
+    def __init__(self, name: str) -> None:
+        self.user_name = name
+        self.is_authenticated = bool(name)
+
+
+def _user_class() -> Any:
+    from a2a.auth.user import User  # noqa: PLC0415 - only needed after a crash
+
+    return type("RecoveredUser", (_Owner, User), {"user_name": "", "is_authenticated": False})
+
+
+def owner_of(context: Any) -> tuple[str, str]:
+    """Give the names of the user and the tenant of a call."""
+    user = getattr(context, "user", None)
+    return getattr(user, "user_name", "") or "", getattr(context, "tenant", "") or ""
+
+
+def context_of(user: str, tenant: str) -> Any:
+    """Give the context of a call by a user who is known by name only."""
+    options: dict[str, Any] = {"tenant": tenant} if FIRST else {}
+    if user:
+        options["user"] = _user_class()(user)
+    return ServerCallContext(**options)
+
+
+def refusal(why: str) -> Exception:
+    """Give the error that says that a request is not taken."""
+    if FIRST:
+        error: Exception = errors.InternalError(message=why)
+        return error
+    wrapped: Exception = errors.ServerError(error=types.InternalError(message=why))
+    return wrapped
+
+
+def is_terminal_error(task: Any) -> Exception:
+    """Give the error for a message to a task that has ended, as the SDK words it."""
+    why = f"Task {task.id} is in terminal state: {_wording(task.status.state)}"
+    if FIRST:
+        kind = errors.UnsupportedOperationError if VERSION >= (1, 2) else errors.InvalidParamsError
+        error: Exception = kind(message=why)
+        return error
+    wrapped: Exception = errors.ServerError(error=types.InvalidParamsError(message=why))
+    return wrapped
+
+
+def not_cancelable(task_id: str, state: Any) -> Exception:
+    """Give the error for a wish to cancel a task that has ended."""
+    why = f"Task {task_id} cannot be canceled: it is {state_name(state)}"
+    if FIRST:
+        error: Exception = errors.TaskNotCancelableError(message=why)
+        return error
+    wrapped: Exception = errors.ServerError(error=types.TaskNotCancelableError(message=why))
+    return wrapped
+
+
+def _wording(state: Any) -> str:
+    return str(_STATE.Name(state) if FIRST else state.value)
+
+
+def new_task(context: Any) -> Any:
+    """Give the task of a request, as it is at its beginning."""
+    return types.Task(
+        id=context.task_id,
+        context_id=context.context_id,
+        status=types.TaskStatus(state=_STATE.Value("TASK_STATE_SUBMITTED")),
+        history=[context.message] if context.message else [],
+    )
+
+
+def versioned_store() -> Any:
+    """Give the class of the stores that several servers share, if this version has them."""
+    try:
+        from a2a.server.cluster.task_store import VersionedTaskStore  # noqa: PLC0415 - not in all
+    except ImportError:
+        return None
+    return VersionedTaskStore
+
+
+def parks(event: Any) -> bool:
+    """Tell whether an event says that a task waits for its client."""
+    return has_status(event) and event.status.state in PARKED
+
+
+def concurrent(task_id: str) -> Exception:
+    """Give the error of a shared store for a task that has changed meanwhile."""
+    from a2a.server.cluster.task_store import (  # noqa: PLC0415 - not in all
+        ConcurrentTaskModificationError,
+    )
+
+    error: Exception = ConcurrentTaskModificationError(task_id)
+    return error

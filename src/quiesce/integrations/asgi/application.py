@@ -1,0 +1,256 @@
+"""One run of an app, in one event loop: its scopes, what is open, and how it is stopped.
+
+Below the app's scope are two: *requests* has one scope a request, and what requests have left behind;
+*lifespan* has the app's own startup and shutdown, and what those have started, which is never in the way
+of a drain: ending it is for the app's shutdown to do.
+
+Stopping goes in this order, once, however often it is asked for: not ready · new requests are still
+served, for the grace · new requests are refused, what is open is drained · each response is ended ·
+the report is logged · the server may stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core import callers
+from quiesce.core import report as reports
+from quiesce.core.current import detached
+from quiesce.core.gate import Gate
+from quiesce.core.node import State
+from quiesce.core.scope import Scope
+from quiesce.integrations.asgi import exits
+from quiesce.integrations.asgi.signals import HeldSignal
+
+if TYPE_CHECKING:
+    from quiesce.core.job import Job
+    from quiesce.core.report import Ended, Report
+    from quiesce.integrations.asgi.exchange import Exchange
+    from quiesce.integrations.asgi.settings import Settings
+
+__all__: list[str] = []
+
+logger: logging.Logger = logging.getLogger("quiesce.asgi")
+
+_FAILED_MAX = 64  # failures from before the drain that are kept: each has been logged
+_CUT_MAX = 1000
+_CUT_SECONDS = 1.0  # before the shutdown: a server that cuts requests shuts down right after
+_SECOND, _THIRD = 2, 3
+
+
+class Application:
+    """What one app has in flight."""
+
+    def __init__(self, settings: Settings, root: Scope, *, lives: bool) -> None:
+        backend = root._backend
+        self.lives: bool = lives
+        """Whether a lifespan opens and closes it; else it is open while there is work."""
+        self.settings: Settings = settings
+        self.root: Scope = root
+        self.adopts: bool = backend.name == "asyncio"
+        self.requests: Scope = root.child(
+            "requests", adopt=self.adopts, services=settings.services, on_error=self.failed
+        )
+        self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
+        self.exchanges: dict[Exchange, None] = {}
+        self.draining: bool = False
+        self.report: Report | None = None
+        self._refusing = False
+        self._signals = 0
+        self._closing_when_idle = False
+        self._hurry = Gate(backend)
+        self._vacant = Gate(backend)
+        self._stopping: Job[None] | None = None
+        self._failures: list[Ended] = []
+        self._cut_by_server: deque[tuple[float, Ended]] = deque(maxlen=_CUT_MAX)
+        self._signal = HeldSignal(root, self._on_signal)
+
+    @classmethod
+    async def open(cls, settings: Settings, *, lives: bool) -> Application:
+        """Open the scopes, and hold SIGTERM back from the server from now on."""
+        with detached():  # its life is the server's to end, not that of a scope around the server
+            root = await Scope.open(settings.name)
+        app = cls(settings, root, lives=lives)
+        if settings.hold_signal and not app._signal.take():
+            logger.info("not in the main thread: the drain begins when the server shuts down")
+        return app
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes new requests, in this event loop."""
+        return (
+            self.requests._state is State.OPEN and not self._refusing and self.root._backend.here()
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is of the event loop that runs, and not over."""
+        return self.root._backend.here() and self.root._state is not State.CLOSED
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses a new request: when it is drained, and its life is not over.
+
+        Not one that comes from a request which is being drained: that may need it to finish.
+        """
+        if not (self.is_open or (self._refusing and not self.lives and self.root._backend.here())):
+            return False
+        return self.requests._state is not State.DRAINING or not (
+            self.requests._asked_by_running_work()
+        )
+
+    @property
+    def cut(self) -> bool:
+        """Whether the deadline has passed, and what was left is cancelled."""
+        return self.requests._state in {State.CLOSING, State.CLOSED}
+
+    # What becomes of requests and their tasks.
+
+    def failed(self, job: Any, error: BaseException) -> None:
+        """Tell of a job whose failure nobody else hears of; in a drain it is in the report."""
+        logger.error("%s %s failed", job.kind, job.name, exc_info=error)
+        if self._refusing:
+            now = self.root._backend.clock()
+            self._failures.append(reports.ended(job, self.requests.name, now, error))
+
+    def left(self, exchange: Exchange, report: Report | None) -> None:
+        """See the end of a request: what its scope reports, and whether it was the last."""
+        self.exchanges.pop(exchange, None)
+        failed = () if report is None else report.failed
+        for item in failed:
+            logger.error("left by a request, and nobody has asked for its result: %s", item)
+        if self._refusing:
+            self._failures += failed
+        elif len(self.requests._failed) > _FAILED_MAX:
+            self.requests._failed.clear()
+        if not self.exchanges and self._refusing:
+            self._vacant.open()
+
+    def lose(self, lost: Ended) -> None:
+        """Count a response that was ended before the app had completed it."""
+        self._failures.append(lost)
+
+    def cut_by_server(self, lost: Ended) -> None:
+        """Remember a request whose task the server has cancelled: perhaps it is shutting down."""
+        self._cut_by_server.append((self.root._backend.clock(), lost))
+
+    # Stopping.
+
+    def _on_signal(self) -> None:
+        if self.root._state is not State.OPEN:  # and the loop had the server's handler: gone
+            self._signal.let_go()
+            return
+        self._signals += 1
+        if self._signals == 1:
+            self.stop("SIGTERM", grace=self.settings.grace)
+        elif self._signals == _SECOND:
+            self.hurry("a second SIGTERM")
+        elif self._signals == _THIRD:
+            logger.warning("a third SIGTERM: the server is told to stop at once")
+            self._signal.let_go()
+
+    def stop(self, why: str, *, grace: float) -> Job[None]:
+        """Begin to stop, in this step; gives the job that does it, the same for all."""
+        if self._stopping is None:
+            self.draining = True
+            settings = self.settings
+            logger.info(
+                "%s: not ready from now on, new requests served for %g s, open ones for %g s\n%s",
+                why, grace, grace + settings.drain, self.requests.frontier(),
+            )  # fmt: skip
+            by_signal = self._signals > 0
+            self._stopping = self.root.spawn(
+                self._stop, grace, by_signal, name="drain", service=True
+            )
+        return self._stopping
+
+    def hurry(self, why: str) -> None:
+        """Cancel what is left, now."""
+        if not self._hurry.is_open:
+            logger.warning("%s: cancelling what is left\n%s", why, self.requests.frontier())
+            self._hurry.open()
+        if self._refusing:
+            callers.begin(self.requests, 0.0, self.settings.cleanup)
+
+    async def _stop(self, grace: float, by_signal: bool) -> None:  # noqa: FBT001 - spawn has no keywords
+        settings = self.settings
+        with anyio.move_on_after(grace):
+            await self._hurry.wait() if grace else None
+        self._refusing = True
+        self._failures += self._cut_lately()
+        self.requests._failed.clear()  # from before: told, and not this drain's
+        watch = self.root.spawn(self._hang_up, name="hang up", service=True)
+        within = 0.0 if self._hurry.is_open else settings.drain
+        report = await self.requests.drain(within, cleanup=settings.cleanup)
+        watch.cancel()
+        await self._see_out()
+        failed = (*report.failed, *(item for item in self._failures if item.error is not None))
+        cut = (*report.undelivered, *(item for item in self._failures if item.error is None))
+        self.report = replace(report, failed=failed, undelivered=cut)
+        self.tell(self.report)
+        if by_signal and not self._signal.let_go():
+            self.root.spawn(self._end_by_signal, name="end by the signal", service=True)
+        if not self.lives:
+            await self.close()
+
+    async def _end_by_signal(self) -> None:
+        """End the process, unless the server's parent tells the server to: then that is our end."""
+        await anyio.sleep(self.settings.cleanup)
+        self._signal.end()
+
+    def _cut_lately(self) -> list[Ended]:
+        """Give the requests that the server has cut on its own way down, before it told us."""
+        since = self.root._backend.clock() - _CUT_SECONDS
+        return [lost for at, lost in self._cut_by_server if at >= since]
+
+    async def _hang_up(self) -> None:
+        """Tell the apps of WebSockets that it is over, before the deadline says so."""
+        await anyio.sleep(self.settings.hang_up)
+        for exchange in tuple(self.exchanges):
+            exchange.hang_up()
+
+    async def _see_out(self) -> None:
+        """Wait until every response has been ended, also those of what is stuck."""
+        for exchange in tuple(self.exchanges):
+            exchange.over.open()
+        if self.exchanges:
+            with anyio.move_on_after(self.settings.cleanup):
+                await self._vacant.wait()
+
+    def tell(self, report: Report) -> None:
+        """Log a report, and remember for the exit code whether anything was lost."""
+        logger.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
+        # Elsewhere (in a test, say) the process is not a server's, and its exit code not ours.
+        ours = self._signals or multiprocessing.parent_process() is not None
+        if not report.ok and self.settings.exit_code and ours:
+            exits.lost()
+
+    async def close(self) -> None:
+        """End everything, after the stop; what has to be said then is said."""
+        try:
+            report = await self.root.aclose(self.settings.cleanup)
+        finally:
+            self._signal.give_back()
+        if report.stuck or report.failed:
+            self.tell(report)
+
+    async def close_if_idle(self) -> None:
+        """Close an app without a lifespan as soon as it has nothing in flight."""
+        if self.exchanges or self.draining or self._closing_when_idle:
+            return
+        if self.requests.frontier():
+            self._closing_when_idle = True
+            self.root.spawn(self._close_when_idle, name="close when idle", service=True)
+        else:
+            await self.close()
+
+    async def _close_when_idle(self) -> None:
+        await self.requests.idle()
+        self._closing_when_idle = False
+        await self.close_if_idle()

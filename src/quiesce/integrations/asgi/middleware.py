@@ -1,0 +1,182 @@
+"""The middleware itself: which call is for whom."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from quiesce.core.frontier import Frontier
+from quiesce.errors import UsageError
+from quiesce.integrations.asgi import answers, settings
+from quiesce.integrations.asgi.application import Application
+from quiesce.integrations.asgi.exchange import Exchange
+from quiesce.integrations.asgi.lifespan import Lifespan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quiesce.core.report import Report
+    from quiesce.core.scope import Scope
+    from quiesce.integrations.asgi.settings import App, AsgiScope, Receive, Send
+
+__all__ = ["Quiesce"]
+
+logger: logging.Logger = logging.getLogger("quiesce.asgi")
+
+_MARK = "quiesce"  # in the scope of a call: who handles it already
+_PROBES = {"GET", "HEAD"}
+
+
+class Quiesce:
+    """An ASGI app that is drained on SIGTERM, and says what was lost.
+
+    ```python
+    app = Quiesce(app, drain=30)
+    ```
+
+    Every request has a scope, which adopts (on asyncio) whatever its handler starts; what still runs
+    when the response is out goes on below the app's scope. On SIGTERM the readiness path answers 503 at
+    once; new requests are served for another `grace` seconds and refused then (503, `Retry-After`); open
+    requests, streams and background tasks have `drain` seconds, and what is left then is cancelled and
+    reported. Only after that the server hears of the signal. The report is logged (`quiesce.asgi`), and
+    the exit code is 1 if anything was lost. A handler may wait for the drain by
+    `await quiesce.current_scope().closing()`.
+
+    Args:
+        app: The ASGI application.
+        drain: How many seconds open requests, WebSockets and background tasks have.
+        cleanup: How many seconds what was cancelled may take to clean up.
+        grace: For how many seconds after SIGTERM new requests are still served, while load balancers
+            find out by the readiness path.
+        hang_up: How many seconds a WebSocket goes on in a drain before its app receives
+            `websocket.disconnect`, code 1001; None: shortly before the deadline.
+        services: Patterns (as in `fnmatch`) of names that are loops, not work: of requests that never
+            end by themselves (`"GET /events"`, `"WS /feed"`), and of adopted tasks. They do not hold up
+            a drain, and to end them is no loss.
+        retry_after: The seconds that `Retry-After` names.
+        ready: The path of the readiness probe; None: none.
+        frontier: The path that shows what is in flight, as JSON; True: `/quiesce/frontier`; None,
+            the default: none. It shows paths and source lines: keep it from the public.
+        hold_signal: Whether SIGTERM is held back from the server until the app is drained. Without it,
+            the drain begins when the server shuts its lifespan down.
+        exit_code: Whether the process exits with 1 if anything was lost.
+        name: What the app is called in frontiers and reports.
+
+    Raises:
+        ArgumentError: an option cannot be, or `app` cannot be an ASGI application.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is an option
+        self,
+        app: App,
+        drain: float = 30.0,
+        *,
+        cleanup: float = 5.0,
+        grace: float = 0.0,
+        hang_up: float | None = None,
+        services: Iterable[str] = (),
+        retry_after: int = 1,
+        ready: str | None = "/quiesce/ready",
+        frontier: str | bool | None = None,
+        hold_signal: bool = True,
+        exit_code: bool = True,
+        name: str = "app",
+    ) -> None:
+        """Wrap an application; nothing is opened before the server calls."""
+        settings.check_app(app)
+        self.app: App = app
+        self._settings = settings.checked(
+            name=name, drain=drain, cleanup=cleanup, grace=grace, hang_up=hang_up,
+            services=services, retry_after=retry_after, ready=ready, frontier=frontier,
+            hold_signal=hold_signal, exit_code=exit_code,
+        )  # fmt: skip
+        self._application: Application | None = None
+
+    # Asking.
+
+    @property
+    def scope(self) -> Scope | None:
+        """The scope of all requests and what they have left running; None before the startup."""
+        return None if self._application is None else self._application.requests
+
+    @property
+    def draining(self) -> bool:
+        """Whether the drain has begun: not ready any more."""
+        return self._application is not None and self._application.draining
+
+    @property
+    def report(self) -> Report | None:
+        """What became of everything; None until the drain is over."""
+        return None if self._application is None else self._application.report
+
+    async def drain(self) -> Report:
+        """Stop as on SIGTERM, the grace included, but leave the server running.
+
+        *Cancel safety*: the drain goes on.
+
+        *Raises*: `UsageError` if the app does not run here.
+        """
+        application = self._application
+        if application is None or not application.is_open:
+            message = "the app does not run in this event loop: there is nothing to drain"
+            raise UsageError(message)
+        await application.stop("drain()", grace=self._settings.grace)
+        assert application.report is not None  # noqa: S101 - that is what was waited for
+        return application.report
+
+    # Serving.
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Handle a call of the server: a lifespan, a request, a WebSocket.
+
+        *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
+        """
+        kind = scope["type"]
+        if _MARK in scope or kind not in {"lifespan", "http", "websocket"}:
+            await settings.awaitable(
+                self.app, scope, receive, send
+            )  # the outer one has done it all
+            return
+        scope[_MARK] = self
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+        elif kind == "http" and self._is_own(scope):
+            await self._answer(scope, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _live(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        application = self._application = await Application.open(self._settings, lives=True)
+        await Lifespan(application, self.app, scope).run(receive, send)
+
+    async def _serve(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        application = self._application
+        if application is not None and not application.serves and application.refuses:
+            await answers.refuse(scope, send, self._settings.retry_after)
+            return
+        if application is None or not application.is_open:
+            # Mounted below another app, or without a lifespan: open for as long as there is work.
+            application = await Application.open(self._settings, lives=False)
+            self._application = application
+        try:
+            await Exchange(application, self.app, scope, receive, send).run()
+        finally:
+            if not application.lives:
+                await application.close_if_idle()
+
+    def _is_own(self, scope: AsgiScope) -> bool:
+        """Tell whether something is asked of us and not of the app."""
+        own = self._settings
+        path = answers.path_of(scope)
+        return path in {own.ready, own.frontier} and scope.get("method") in _PROBES
+
+    async def _answer(self, scope: AsgiScope, send: Send) -> None:
+        if answers.path_of(scope) == self._settings.ready:
+            await answers.ready(scope, send, draining=self.draining)
+        else:
+            await answers.frontier(scope, send, self._in_flight())
+
+    def _in_flight(self) -> str:
+        if self._application is None:  # no request so far, and no lifespan
+            return Frontier("requests", "new", ()).to_json(indent=1)
+        return self._application.requests.frontier().to_json(indent=1)

@@ -1,0 +1,123 @@
+"""The options of the middleware, checked, and the types of the ASGI calling convention."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import arguments
+from quiesce.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__: list[str] = []
+
+Message = MutableMapping[str, Any]
+AsgiScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+# Frameworks and servers each have their own types for these three.
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+FRONTIER_PATH = "/quiesce/frontier"
+_TELL_SHARE = 0.1  # of the drain is left to a WebSocket's app that is told late
+_ASGI_PARAMETERS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of one middleware."""
+
+    name: str
+    drain: float
+    cleanup: float
+    grace: float
+    hang_up: float
+    services: tuple[str, ...]
+    retry_after: int
+    ready: str | None
+    frontier: str | None
+    hold_signal: bool
+    exit_code: bool
+    is_service: Callable[[str], object]
+
+
+def checked(  # noqa: PLR0913 - each is an option
+    *,
+    name: str,
+    drain: float,
+    cleanup: float,
+    grace: float,
+    hang_up: float | None,
+    services: Iterable[str],
+    retry_after: int,
+    ready: str | None,
+    frontier: str | bool | None,
+    hold_signal: bool,
+    exit_code: bool,
+) -> Settings:
+    """Check the options, each error saying what to do."""
+    drain = arguments.seconds("drain", drain)
+    hang_up = drain if hang_up is None else arguments.seconds("hang_up", hang_up)
+    patterns = tuple(arguments.patterns("services", services))
+    number: object = retry_after
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        message = f"retry_after must be a whole number of seconds, 0 or more, not {retry_after!r}"
+        raise ArgumentError(message)
+    found = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+    return Settings(
+        name=arguments.text("name", name),
+        drain=drain,
+        cleanup=arguments.seconds("cleanup", cleanup),
+        grace=arguments.seconds("grace", grace),
+        hang_up=min(hang_up, drain * (1 - _TELL_SHARE)),
+        services=patterns,
+        retry_after=retry_after,
+        ready=_path("ready", ready),
+        frontier=_path("frontier", FRONTIER_PATH if frontier is True else frontier or None),
+        hold_signal=hold_signal,
+        exit_code=exit_code,
+        is_service=found.fullmatch,
+    )
+
+
+def _path(what: str, value: str | None) -> str | None:
+    if value is not None and not arguments.text(what, value).startswith("/"):
+        message = f"{what} must be a path that begins with '/', or None, not {value!r}"
+        raise ArgumentError(message)
+    return value
+
+
+def check_app(app: object) -> None:
+    """Refuse what cannot be an ASGI application."""
+    if not callable(app):
+        hint = ": import it, and give the application itself" if isinstance(app, str) else ""
+        message = f"Quiesce() wraps an ASGI application, not {app!r}{hint}"
+        raise ArgumentError(message)
+    if isinstance(app, type):
+        message = f"Quiesce() wraps an ASGI application, not the class {app.__name__}: make one"
+        raise ArgumentError(message)
+    try:
+        inspect.signature(app).bind(*[None] * _ASGI_PARAMETERS)
+    except TypeError:
+        message = (
+            f"{app!r} is not an ASGI application: it is not called as app(scope, receive, send)"
+        )
+        raise ArgumentError(message) from None
+    except ValueError:
+        pass  # made in C: nothing is known of it
+
+
+def awaitable(app: App, scope: AsgiScope, receive: Receive, send: Send) -> Awaitable[None]:
+    """Call an application; what is not async is told."""
+    made: Any = app(scope, receive, send)
+    if not hasattr(made, "__await__"):
+        message = f"{app!r} is not an ASGI application: it gave {made!r}, which cannot be awaited"
+        raise ArgumentError(message)
+    called: Awaitable[None] = made
+    return called

@@ -1,0 +1,105 @@
+"""SIGTERM, held back from the server until the app is drained.
+
+Every server stops accepting as soon as it hears of SIGTERM, cuts WebSockets, and gives open requests
+its own time, not ours. So it does not hear of it: at startup its handler is replaced by ours, and when
+the drain is over the server is told to stop, each in its own words:
+
+- uvicorn: its handler belongs to an object with `should_exit`, its documented switch. (To repeat the
+  signal would end the process by it, with -15, however well everything went.)
+- hypercorn and granian have given theirs to the event loop, which does not give it back. They treat
+  SIGINT the same, and that they still have.
+- hypercorn on trio has none for SIGTERM at all; SIGINT, there, is a KeyboardInterrupt that it handles.
+- Others that have set a handler get it back, and the signal once more.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.core.scope import Scope
+
+__all__: list[str] = []
+
+_SIGNAL = signal.SIGTERM
+
+
+class HeldSignal:
+    """One event loop's SIGTERM: ours until it is let go."""
+
+    def __init__(self, scope: Scope, on_signal: Callable[[], None]) -> None:
+        self._backend = scope._backend
+        self._scope = scope
+        self._on_signal = on_signal
+        self._before: Any = None
+        self._by_loop = False
+        self._receiver = ExitStack()
+        self.held: bool = False
+
+    def take(self) -> bool:
+        """Begin to hold it; False where that is impossible: only a main thread has signals."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._before = signal.getsignal(_SIGNAL)
+        if self._backend.name == "trio":
+            signals = self._receiver.enter_context(anyio.open_signal_receiver(_SIGNAL))
+            self._scope.spawn(self._listen, signals, name="SIGTERM", service=True)
+        else:
+            loop: Any = self._backend.loop
+            try:
+                self._by_loop = loop.remove_signal_handler(_SIGNAL)
+                loop.add_signal_handler(_SIGNAL, self._on_signal)
+            except (NotImplementedError, RuntimeError, ValueError):  # no such loop (Windows)
+                return False
+        self.held = True
+        return True
+
+    async def _listen(self, signals: Any) -> None:
+        async for _ in signals:
+            self._on_signal()
+
+    def let_go(self) -> bool:
+        """Tell the server to stop; False if it has no handler: then only its parent can tell it."""
+        if not self.held:
+            return True
+        server: Any = getattr(self._before, "__self__", None)
+        if hasattr(server, "should_exit"):
+            server.should_exit = True
+        elif self._by_loop or (self._before is signal.SIG_DFL and _has_handler(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        elif callable(self._before):
+            self.give_back()
+            signal.raise_signal(_SIGNAL)
+        else:
+            return self._before is not signal.SIG_DFL  # ignored: then nobody wants to know
+        return True
+
+    def end(self) -> None:
+        """Be ended by the signal, as one is that nobody handles."""
+        self.give_back()
+        signal.raise_signal(_SIGNAL)
+
+    def give_back(self) -> None:
+        """Put the handler back that was there; not one of the loop's, which cannot be had again."""
+        if not self.held or self._by_loop:
+            return
+        self.held = False
+        if self._backend.name == "trio":
+            self._receiver.close()
+            return
+        loop: Any = self._backend.loop
+        with suppress(RuntimeError):  # the loop is closed, and has done so itself
+            loop.remove_signal_handler(_SIGNAL)
+        if self._before is not None:  # None: not one of Python's
+            signal.signal(_SIGNAL, self._before)
+
+
+def _has_handler(number: signal.Signals) -> bool:
+    return callable(signal.getsignal(number))

@@ -1,0 +1,487 @@
+"""The A2A adapter's pushes: in order, authenticated, kept through crashes, and only where allowed.
+
+Not collected by itself: tests/integration/test_adapters.py runs it with versions of the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import sqlite3
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
+
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.integrations.a2a import (
+    DurablePushSender,
+    MemoryOutbox,
+    QuiescentRequestHandler,
+    SqliteOutbox,
+)
+from quiesce.integrations.a2a.outbox import Note, Push, Target
+from quiesce.integrations.a2a.posting import Policy
+from quiesce.resources.backoff import Backoff
+from tests.adapters import a2a_kit as kit
+from tests.adapters.a2a_server import webhook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.backends("asyncio", "uvloop"),
+    pytest.mark.real_time,
+    # Names are looked up by threads of the event loop's own.
+    pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, "thread:asyncio_*"]),
+]
+SOON = Backoff(first_seconds=0.01, longest_seconds=0.05)
+LOCAL = ["127.0.0.0/8"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    for name in ("a2a", "quiesce.a2a"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    yield
+    for name in ("a2a", "quiesce.a2a"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+class House:
+    """A handler that pushes."""
+
+    def __init__(self, sender: Any = None, store: Any = None, **options: Any) -> None:
+        self.agent = kit.Agent()
+        self.store = store or InMemoryTaskStore()
+        self.configs = InMemoryPushNotificationConfigStore()
+        settings: dict[str, Any] = {"allow_private": LOCAL, "backoff": SOON} | options
+        self.sender = sender or DurablePushSender(MemoryOutbox(), **settings)
+        self.handler = QuiescentRequestHandler(
+            agent_executor=self.agent,
+            task_store=self.store,
+            push_config_store=self.configs,
+            push_sender=self.sender,
+            **({"agent_card": kit.card()} if kit.FIRST else {}),
+        )
+
+    async def send(self, text: str, **options: Any) -> Any:
+        """Send a message."""
+        return await self.handler.on_message_send(kit.request(text, **options), kit.call_context())
+
+    async def state(self, task_id: str) -> str:
+        """Give the state that is stored."""
+        return kit.state_of(await self.store.get(task_id, kit.call_context()))
+
+
+@pytest.mark.parametrize("statuses", [[], [503], [503, 200, 500, 429]], ids=str)
+async def test_the_states_of_a_task_arrive_in_order_each_once(statuses: list[int]) -> None:
+    """Also if the receiver fails now and then."""
+    async with webhook() as hook:
+        hook.statuses = list(statuses)
+        house = House()
+        await house.send("update turn complete", webhook=hook.url)
+        await house.handler.idle()
+        states = hook.states()
+        assert states[0] == "submitted"
+        assert states[-1] == "completed"
+        assert states.count("completed") == 1
+        assert states[1:-1] == ["working"] * len(states[1:-1])
+        assert (await house.handler.drain()).ok
+
+
+async def test_artifacts_are_pushed_between_the_states() -> None:
+    """They come after the state before them, and before the one after."""
+    async with webhook() as hook:
+        house = House()
+        await house.send("artifact complete", webhook=hook.url)
+        await house.handler.idle()
+        made = [
+            place
+            for place, body in enumerate(hook.heard)
+            if "artifactUpdate" in body or body.get("artifacts")
+        ]
+        assert made
+        assert 0 < made[0] < len(hook.heard) - (1 if kit.FIRST else 0)
+        await house.handler.drain()
+
+
+async def test_a_receiver_that_fails_does_not_hold_up_another() -> None:
+    """Each has its own order, and its own retries."""
+    async with webhook() as bad, webhook() as good:
+        bad.statuses = [500] * 1000
+        house = House(attempts_max=1000)
+        failing = await house.send("park", webhook=bad.url)
+        await house.send("complete", webhook=good.url)
+        assert await good.until("completed")
+        assert failing.id in str(house.handler.frontier())
+        bad.statuses = []
+        await house.handler.idle()
+        assert bad.states()[-1] == "input-required"
+        await house.handler.drain()
+
+
+async def test_a_push_that_is_given_up_is_a_dead_letter_and_the_next_is_tried() -> None:
+    """It says why."""
+    async with webhook() as hook:
+        hook.statuses = [500, 500]
+        house = House(attempts_max=2)
+        task = await house.send("complete", webhook=hook.url)
+        await house.handler.idle()
+        (letter,) = await house.sender.dead_letters()
+        assert (letter.task_id, letter.url, letter.attempts) == (task.id, hook.url, 2)
+        assert "500" in letter.why
+        assert hook.states()[-1] == "completed"
+        await house.handler.drain()
+
+
+@pytest.mark.parametrize(("status", "why"), [(302, "redirect"), (307, "redirect"), (410, "gone")])
+async def test_redirects_are_not_followed(status: int, why: str) -> None:
+    """They would lead past the check of the address; one that is gone is not asked again."""
+    async with webhook() as hook, webhook() as other:
+        hook.statuses = [status] * 100
+        hook.extra = f"location: {other.url}\r\n"
+        house = House()
+        await house.send("complete", webhook=hook.url)
+        await house.handler.idle()
+        letters = await house.sender.dead_letters()
+        assert letters
+        assert all(why in letter.why and letter.attempts == 1 for letter in letters)
+        assert not other.requests
+        await house.handler.drain()
+
+
+async def test_a_push_is_authenticated_as_its_configuration_says() -> None:
+    """The token, and the scheme with its credentials."""
+    async with webhook() as hook:
+        house = House()
+        params = kit.request("complete", webhook=hook.url)
+        if kit.FIRST:
+            config = params.configuration.task_push_notification_config
+            config.authentication.scheme = "Bearer"
+            config.authentication.credentials = "a secret"
+        else:
+            from a2a.types import PushNotificationAuthenticationInfo  # noqa: PLC0415 - not in 1.x
+
+            config = params.configuration.push_notification_config
+            config.authentication = PushNotificationAuthenticationInfo(
+                schemes=["Bearer"], credentials="a secret"
+            )
+        await house.handler.on_message_send(params, kit.call_context())
+        await house.handler.idle()
+        for headers in hook.headers:
+            assert headers["x-a2a-notification-token"] == "a token"
+            assert headers["authorization"] == "Bearer a secret"
+            assert headers["content-type"] == "application/json"
+        numbers = [headers["x-quiesce-push"] for headers in hook.headers]
+        assert len(set(numbers)) == len(numbers)
+        await house.handler.drain()
+
+
+PRIVATE = ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "169.254.169.254", "[::1]"]
+
+
+@pytest.mark.parametrize("host", [*PRIVATE, ".".join("0000")])
+async def test_private_addresses_are_refused(host: str) -> None:
+    """By default, by whatever name they are reached; nothing is connected to."""
+    async with webhook() as hook:
+        house = House(allow_private=False)
+        url = hook.url.replace("127.0.0.1", host)
+        task = await house.send("complete", webhook=url)
+        await house.handler.idle()
+        letters = await house.sender.dead_letters()
+        assert letters
+        assert all("not a public address" in letter.why for letter in letters)
+        assert not hook.requests
+        assert await house.state(task.id) == "completed"
+        await house.handler.drain()
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        ("10.1.2.3", False),
+        ("100.64.0.1", False),
+        ("192.168.0.1", False),
+        ("224.0.0.1", False),
+        ("::1", False),
+        ("fe80::1", False),
+        ("fd00::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a00:1", False),
+        ("2002:a00:1::", False),
+    ],
+)
+def test_only_public_addresses_are_permitted(address: str, public: bool) -> None:  # noqa: FBT001 - a parameter
+    """Also when an address has another inside; allowed networks are allowed, no more."""
+    assert Policy(allow=False).permits(ipaddress.ip_address(address)) is public
+    assert Policy(allow=True).permits(ipaddress.ip_address(address))
+    assert Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("10.9.9.9"))
+    assert not Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("127.0.0.1"))
+
+
+@pytest.mark.backends("asyncio")
+async def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name is looked up once: it cannot mean another address a moment later."""
+    async with webhook() as hook:
+        house = House(allow_private=["127.0.0.1/32"])
+        asked: list[str] = []
+        loop = asyncio.get_running_loop()
+
+        async def look_up(host: str, port: int, **_: Any) -> Any:
+            asked.append(host)
+            address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", look_up)
+        await house.send("complete", webhook=hook.url.replace("127.0.0.1", "rebound.test"))
+        await house.handler.idle()
+        assert hook.states()[-1] == "completed"
+        assert asked.count("rebound.test") == len(asked) == 1
+        await house.handler.drain()
+
+
+async def test_a_push_that_is_too_large_is_a_dead_letter() -> None:
+    """It is not tried."""
+    async with webhook() as hook:
+        house = House(bytes_max=10)
+        await house.send("complete", webhook=hook.url)
+        await house.handler.idle()
+        letters = await house.sender.dead_letters()
+        assert letters
+        assert "bytes" in letters[0].why
+        assert not hook.requests
+        await house.handler.drain()
+
+
+async def test_a_receiver_that_does_not_answer_is_given_up_in_time() -> None:
+    """And told again."""
+    async with webhook() as hook:
+        hook.gate = asyncio.Event()
+        house = House(seconds_max=0.1)
+        task = await house.send("complete", webhook=hook.url)
+        while hook.requests < 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        assert await house.state(task.id) == "completed"
+        hook.gate.set()
+        await house.handler.idle()
+        assert "completed" in hook.states()
+        await house.handler.drain()
+
+
+async def test_what_an_outbox_in_memory_could_not_deliver_is_in_the_report() -> None:
+    """The deadline of a drain holds for pushes too."""
+    async with webhook() as hook:
+        hook.gate = asyncio.Event()
+        house = House()
+        task = await house.send("complete", webhook=hook.url)
+        report = await house.handler.drain(within=0.1, cleanup=0.2)
+        assert not report.ok
+        assert task.id in str(report)
+        hook.gate.set()
+
+
+async def test_what_is_in_a_file_is_delivered_by_the_next_start(tmp_path: Path) -> None:
+    """In the order in which it was written; a drain does not wait for a receiver that is down."""
+    async with webhook() as hook:
+        hook.statuses = [503] * 1000
+        store = InMemoryTaskStore()
+        file = tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        await house.send("update complete", webhook=hook.url)
+        report = await house.handler.drain(within=20)
+        assert report.ok
+        assert report.seconds < 10
+        hook.statuses = []
+        again = House(DurablePushSender(file, allow_private=LOCAL), store)
+        async with again.handler:
+            assert (await again.handler.recover()).pushes
+            await again.handler.idle()
+        assert hook.states()[0] == "submitted"
+        assert hook.states()[-1] == "completed"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_what_comes_after_a_push_that_is_left_waits_behind_it(tmp_path: Path) -> None:
+    """A drain leaves one that has failed for the next start; the end must not overtake it."""
+    async with webhook() as hook:
+        hook.statuses = [503] * 2
+        store = InMemoryTaskStore()
+        sender = DurablePushSender(
+            tmp_path / "outbox.db", allow_private=LOCAL, backoff=Backoff(first_seconds=60)
+        )
+        house = House(sender, store)
+        await house.send("wait k complete", blocking=False, webhook=hook.url)
+        while hook.requests < 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        draining = asyncio.ensure_future(house.handler.drain(within=20))
+        await asyncio.sleep(0.05)
+        house.agent.release("k")
+        assert (await draining).ok
+        assert not hook.heard
+        again = House(DurablePushSender(tmp_path / "outbox.db", allow_private=LOCAL), store)
+        async with again.handler:
+            await again.handler.idle()
+        assert hook.states() == ["submitted", "working", "completed"]
+
+
+async def test_a_task_that_nobody_owns_is_failed_and_pushed_once(tmp_path: Path) -> None:
+    """With the receiver that the outbox remembers; a task that waits for its client is left."""
+    async with webhook() as hook:
+        store = kit.FileStore(tmp_path)
+        file = tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        parked = await house.send("park", webhook=hook.url)
+        lost = await house.send("complete", webhook=hook.url)
+        await house.handler.drain()
+        outbox = SqliteOutbox(file)  # as if the process had died in the midst of the second
+        await outbox.open()
+        await outbox.write(Note(lost.id, "", "", (Target(hook.url, {}),)), [])
+        await outbox.close()
+        working = kit.to_dict(await store.get(lost.id)) | {"status": {"state": _working()}}
+        await store.save(kit.from_dict(working))
+        hook.heard.clear()
+        again = House(DurablePushSender(file, allow_private=LOCAL), store)
+        async with again.handler:
+            found = await again.handler.recover()
+            assert found.failed == (lost.id,)
+            assert found.parked == (parked.id,)
+            await again.handler.idle()
+        assert hook.states() == ["failed"]
+        assert store.states() == {lost.id: "failed", parked.id: "input-required"}
+        third = House(DurablePushSender(file, allow_private=LOCAL), store)
+        async with third.handler:
+            assert not (await third.handler.recover()).failed
+
+
+def _working() -> str:
+    return "TASK_STATE_WORKING" if kit.FIRST else "working"
+
+
+async def test_a_push_of_a_state_that_was_never_stored_is_not_sent(tmp_path: Path) -> None:
+    """The process died between the writing of the push and the storing of the state."""
+    async with webhook() as hook:
+        store = kit.FileStore(tmp_path)
+        file = tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        task = await house.send("park", webhook=hook.url)
+        await house.handler.drain()
+        outbox = SqliteOutbox(file)
+        await outbox.open()
+        push = Push(task.id, hook.url, {}, b'{"status":{"state":"completed"}}', "completed ")
+        await outbox.write(Note(task.id, "", "", (Target(hook.url, {}),)), [push])
+        await outbox.close()
+        hook.heard.clear()
+        again = House(DurablePushSender(file, allow_private=LOCAL), store)
+        async with again.handler:
+            await again.handler.idle()
+        assert not hook.heard
+
+
+class FailingStore(InMemoryTaskStore):  # type: ignore[misc]  # the SDK has no types here
+    """Does not store the end."""
+
+    async def save(self, task: Any, context: Any = None) -> None:
+        """Save, unless it fails."""
+        if kit.state_of(task) == "completed":
+            raise OSError("the disk is full")
+        await super().save(kit.copied(task), context)  # that of 0.3 would keep the task itself
+
+
+async def test_a_state_that_could_not_be_stored_is_not_pushed() -> None:
+    """What is pushed is what is stored."""
+    async with webhook() as hook:
+        house = House(store=FailingStore())
+        with pytest.raises(Exception, match=r".*"):
+            await house.send("complete", webhook=hook.url)
+        await house.handler.idle()
+        await house.handler.drain()
+        assert "completed" not in hook.states()
+        assert hook.states()[-1] == "failed"
+
+
+class FullOutbox(MemoryOutbox):
+    """Takes nothing."""
+
+    async def write(self, *args: Any, **options: Any) -> None:
+        """Refuse."""
+        raise sqlite3.OperationalError("database or disk is full")
+
+
+async def test_an_outbox_that_fails_does_not_keep_a_state_from_being_stored() -> None:
+    """The push is sent all the same; it is only not safe from a crash."""
+    async with webhook() as hook:
+        house = House(DurablePushSender(FullOutbox(), allow_private=LOCAL))
+        task = await house.send("complete", webhook=hook.url)
+        await house.handler.idle()
+        assert await house.state(task.id) == "completed"
+        assert hook.states()[-1] == "completed"
+        await house.handler.drain()
+
+
+async def test_an_outbox_has_one_process(tmp_path: Path) -> None:
+    """The second waits for the first, and then says what to do."""
+    first = SqliteOutbox(tmp_path / "outbox.db")
+    second = SqliteOutbox(tmp_path / "outbox.db", lock_seconds=0.1)
+    await first.open()
+    with pytest.raises(UsageError, match="another process"):
+        await second.open()
+    await first.close()
+    await second.open()
+    await second.close()
+    with pytest.raises(UsageError, match="not open"):
+        await second.pending()
+
+
+async def test_a_handler_whose_outbox_is_taken_says_so(tmp_path: Path) -> None:
+    """When it is opened; and it leaves nothing open."""
+    first = SqliteOutbox(tmp_path / "outbox.db")
+    await first.open()
+    house = House(DurablePushSender(SqliteOutbox(tmp_path / "outbox.db", lock_seconds=0)))
+    with pytest.raises(UsageError, match="another process"):
+        await house.handler.open()
+    await first.close()
+
+
+class OwnSender:
+    """A sender of the user's own, with the SDK's interface."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def send_notification(self, *args: Any) -> None:
+        """Take note."""
+        event = args[-1]
+        self.told.append(kit.state_of(event) if hasattr(event, "status") else "artifact")
+        if self.told[-1] == "working":
+            raise RuntimeError("not that one")
+
+
+async def test_a_sender_of_ones_own_is_asked_for_each_state() -> None:
+    """Outside of the way of what is stored; what it raises harms nobody."""
+    sender = OwnSender()
+    house = House(sender)
+    await house.send("complete")
+    await house.handler.idle()
+    assert sender.told[0] == "submitted"
+    assert sender.told[-1] == "completed"
+    assert sender.told.count("completed") == 1
+    await house.handler.drain()
+
+
+async def test_wrong_arguments_are_refused() -> None:
+    """With words that say which."""
+    with pytest.raises(ArgumentError, match="networks"):
+        DurablePushSender(MemoryOutbox(), allow_private=["everywhere"])
+    with pytest.raises(ArgumentError, match="attempts_max"):
+        DurablePushSender(MemoryOutbox(), attempts_max=0)
+    with pytest.raises(ArgumentError, match="QuiescentRequestHandler"):
+        await DurablePushSender(MemoryOutbox()).send_notification("task", None)

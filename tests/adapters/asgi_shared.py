@@ -1,0 +1,198 @@
+"""Tests of the middleware that every server has to pass, each with a process and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import anyio
+import pytest
+
+from tests.adapters import asgi_kit
+from tests.adapters.asgi_kit import serve
+
+__all__ = [
+    "test_a_drain_with_nothing_in_flight_is_over_at_once",
+    "test_a_second_sigterm_cancels_what_is_left",
+    "test_a_stream_may_end_by_itself",
+    "test_a_websocket_is_refused_in_a_drain",
+    "test_an_interrupted_download_looks_interrupted",
+    "test_clients_that_leave_at_any_point_leave_nothing",
+    "test_ctrl_c_loses_no_background_work",
+    "test_what_is_lost_is_in_the_log",
+    "test_without_a_lifespan_nothing_is_lost_either",
+]
+
+SERVER = asgi_kit.installed()
+KINDS = [kind for kind in asgi_kit.kinds(SERVER) if not kind.endswith("worker")]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+one_kind = pytest.mark.parametrize("kind", KINDS[:1])
+here = pytest.mark.backends("asyncio")
+
+
+async def draining(server: asgi_kit.Server) -> None:
+    """Send SIGTERM, and wait until the app knows."""
+    server.terminate()
+    while (await server.get("/quiesce/ready")).status != 503:
+        await anyio.lowlevel.checkpoint()
+
+
+@here
+@pytest.mark.real_time
+@every_kind
+async def test_a_drain_with_nothing_in_flight_is_over_at_once(kind: str) -> None:
+    """An idle server exits with 0 right away, its app's own shutdown done."""
+    async with serve(kind, "quiesce", drain=600) as server:
+        assert (await server.get("/pid")).status == 200
+        server.terminate()
+        with anyio.fail_after(5):
+            assert await server.exit_code() == 0
+        assert server.notes == ["startup", "shutdown"]
+        assert "nothing lost" in server.errors()
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_a_second_sigterm_cancels_what_is_left(kind: str) -> None:
+    """Whoever is in a hurry sends the signal again; the stream still gets its end."""
+    async with serve(kind, "quiesce", drain=600) as server, server.connect() as client:
+        pid = int((await server.get("/pid")).body)  # granian's worker, not its main process
+        await client.ask("/endless")
+        _, headers = await client.head()
+        await server.noted("endless began")
+        await draining(server)
+        os.kill(pid, signal.SIGTERM)
+        assert (await client.rest(headers))[1]
+        assert await server.exit_code() == (0 if SERVER == "granian" else 1)
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
+    """SIGINT is the server's: it stops in its own way, and its lifespan's end drains the rest."""
+    async with serve(kind, "quiesce", drain=5) as server:
+        await server.get("/background?0.4")
+        await server.noted("background began")
+        server.process.send_signal(signal.SIGINT)
+        await server.exit_code()
+        assert server.notes[-2:] == ["background done", "shutdown"]
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_a_websocket_is_refused_in_a_drain(kind: str) -> None:
+    """A handshake gets 503 while another request runs to its end."""
+    async with (
+        serve(kind, "quiesce", drain=5) as server,
+        server.connect() as slow,
+        server.connect() as late,
+    ):
+        await slow.ask("/slow?1.5")
+        await server.noted("slow began")
+        await draining(server)
+        assert await late.upgrade("/ws") == 503
+        status, headers = await slow.head()
+        assert (status, await slow.rest(headers)) == (200, (b"slow", True))
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_a_stream_may_end_by_itself(kind: str) -> None:
+    """A handler that waits for the drain says goodbye, and nothing is lost."""
+    async with serve(kind, "quiesce", drain=600) as server, server.connect() as client:
+        await client.ask("/polite")
+        _, headers = await client.head()
+        await server.noted("polite began")
+        server.terminate()
+        body, complete = await client.rest(headers)
+        assert (body[-11:], complete) == (b"data: bye\n\n", True)
+        assert await server.exit_code() == 0
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_an_interrupted_download_looks_interrupted(kind: str) -> None:
+    """A body that is not a row of messages is cut at the deadline: its client can tell."""
+    async with serve(kind, "quiesce", drain=0.2) as server, server.connect() as client:
+        await client.ask("/download")
+        _, headers = await client.head()
+        await server.noted("download began")
+        server.terminate()
+        assert not (await client.rest(headers))[1]
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_what_is_lost_is_in_the_log(kind: str) -> None:
+    """The report names what was cut; a service is none of it."""
+    options = {"drain": 0.2, "services": ["WS /ws"]}
+    async with (
+        serve(kind, "quiesce", **options) as server,
+        server.connect() as slow,
+        server.connect() as socket,
+    ):
+        await socket.upgrade("/ws")
+        await slow.ask("/slow?600")
+        await server.noted("slow began")
+        await server.noted("websocket began")
+        server.terminate()
+        assert (await slow.head())[0] == 503
+        assert await socket.frame() == ("close", 1001)
+        assert await server.exit_code() == (0 if SERVER == "granian" else 1)
+        # The WebSocket has ended when it was told, or has been ended as a service just after.
+        lost = r"WORK LOST: 0 completed, (1 service stopped, )?1 cancelled"
+        assert re.search(lost, server.errors())
+        assert "cancelled: job GET /slow" in server.errors()
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_clients_that_leave_at_any_point_leave_nothing(kind: str) -> None:
+    """Requests, streams and WebSockets whose clients go, early or late, are gone soon after."""
+    async with serve(kind, "quiesce", drain=5, frontier=True) as server:
+        for path in ("/slow?0.1", "/stream?0.1", "/ws"):
+            for stage in range(4):
+                async with server.connect() as client:
+                    if stage == 1:
+                        await client.half("/slow")
+                    elif stage == 2 and path != "/ws":
+                        await client.ask(path)
+                    elif stage > 1 and path == "/ws":
+                        await client.upgrade(path)
+                    elif stage == 3:
+                        await client.ask(path)
+                        await client.head()
+        shown = {"in_flight": -1}
+        with anyio.fail_after(10):
+            while shown["in_flight"]:
+                shown = json.loads((await server.get("/quiesce/frontier")).body)
+        server.terminate()
+        assert await server.exit_code() == 0
+
+
+@here
+@pytest.mark.real_time
+@one_kind
+async def test_without_a_lifespan_nothing_is_lost_either(kind: str) -> None:
+    """With the server's lifespan off, SIGTERM is held while there is work, and drains it."""
+    arguments = {
+        "uvicorn": ("--lifespan", "off"),
+        "granian": ("--interface", "asginl"),
+    }.get(SERVER)
+    if arguments is None:
+        return  # hypercorn has no such switch
+    async with serve(kind, "quiesce", *arguments, drain=5) as server:
+        await server.get("/background?0.4")
+        await server.noted("background began")
+        server.terminate()
+        assert await server.exit_code() == 0
+        assert server.notes == ["background began", "background done"]

@@ -1,0 +1,125 @@
+"""`Quiesce` and what cannot work: each error says what to do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from quiesce import ArgumentError
+from quiesce.integrations.asgi import Quiesce
+from quiesce.testing import sweep
+from tests.unit.integrations.asgi_driver import (
+    Call,
+    Lifespan,
+    ask,
+    begin_events,
+    chat,
+    living,
+    plain,
+    wrapped,
+)
+
+
+def two(scope: Any, receive: Any) -> None:
+    """Take two arguments, as no ASGI app does."""
+
+
+def wsgi(environ: Any, start_response: Any, more: Any) -> list[bytes]:
+    """Answer without awaiting."""
+    return [b""]
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "message"),
+    [
+        ("main:app", {}, "import it, and give the application itself"),
+        (None, {}, "wraps an ASGI application, not None"),
+        (Quiesce, {}, "not the class Quiesce"),
+        (two, {}, "not called as app"),
+        (plain, {"drain": -1}, "drain must be a number of seconds"),
+        (plain, {"cleanup": "5"}, "cleanup must be a number of seconds"),
+        (plain, {"grace": -1}, "grace must be a number of seconds"),
+        (plain, {"hang_up": -1}, "hang_up must be a number of seconds"),
+        (plain, {"retry_after": 1.5}, "retry_after must be a whole number"),
+        (plain, {"retry_after": True}, "retry_after must be a whole number"),
+        (plain, {"services": "GET /"}, "services must be a list of patterns"),
+        (plain, {"ready": "ready"}, "ready must be a path that begins with '/'"),
+        (plain, {"frontier": "f"}, "frontier must be a path that begins with '/'"),
+        (plain, {"name": 3}, "name must be a string"),
+    ],
+)
+def test_a_wrong_argument_is_refused(app: Any, options: Any, message: str) -> None:
+    """It is refused when the middleware is made, not when the first request comes."""
+    with pytest.raises(ArgumentError, match=message):
+        Quiesce(app, **options)
+
+
+async def test_an_app_that_is_not_async_is_told() -> None:
+    """A function that is not async is named in the error of the first call."""
+    app = Quiesce(wsgi, hold_signal=False)  # type: ignore[arg-type]  # wrong on purpose
+    call = await ask(app)
+    assert isinstance(call.error, ArgumentError)
+    assert "cannot be awaited" in str(call.error)
+
+
+def test_what_is_made_in_c_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callable whose parameters nobody knows is not refused."""
+
+    def signature(_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(inspect, "signature", signature)
+    assert Quiesce(plain).app is plain
+
+
+# --- cancelled at every await -------------------------------------------------------------------
+
+
+async def request() -> None:
+    """Serve a request, without a lifespan, and one more."""
+    app = wrapped(plain)
+    await ask(app)
+    await ask(app)
+
+
+async def streamed() -> None:
+    """Serve a stream that waits in the middle."""
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        await begin_events(send)
+        await receive()
+        await send({"type": "http.response.body", "body": b""})
+
+    app = wrapped(handler)
+    async with living(app):
+        await ask(app)
+
+
+async def talked() -> None:
+    """Serve a WebSocket whose client leaves."""
+    app = wrapped(chat)
+    async with living(app):
+        call = Call(app, kind="websocket")
+        call.say("hello")
+        call._to_app.send_nowait({"type": "websocket.disconnect", "code": 1000})
+        await call.run()
+
+
+async def lived() -> None:
+    """Live and be shut down."""
+    life = Lifespan(wrapped(plain))
+    life.shut_down()
+    await life.run()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("where", ["task", "all"])
+@pytest.mark.parametrize("scenario", [request, streamed, talked, lived])
+def test_every_await_may_be_cancelled(scenario: Any, where: Any, backend: Any) -> None:
+    """A server that cancels its task, at any point, once or twice, leaves nothing behind."""
+    found = sweep(scenario, backend=backend, clock="mock", where=where, depth=2)
+    assert not found.failures, str(found)
+    assert found.points > 1
+    assert not found.not_covered

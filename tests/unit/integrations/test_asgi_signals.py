@@ -1,0 +1,305 @@
+"""`Quiesce` and SIGTERM: held back until the drain is over, then each server is told in its words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce.integrations.asgi import exits
+from tests.adapters.asgi_time import pause
+from tests.stress import turns
+from tests.unit.integrations.asgi_driver import (
+    SHORT,
+    Call,
+    ask,
+    events,
+    forever,
+    living,
+    lost,
+    plain,
+    wrapped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIGTERM, SIGINT = signal.SIGTERM, signal.SIGINT
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the tests' own exit code, and their signal handlers."""
+    before = {number: signal.getsignal(number) for number in (SIGTERM, SIGINT)}
+    signal.signal(SIGTERM, signal.SIG_DFL)
+    monkeypatch.setattr(exits, "_lost", False)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Server:
+    """Something with handlers, that sees what reaches it."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def handle(self, number: int, _: object) -> None:
+        """Handle a signal."""
+        self.seen.append(signal.Signals(number).name)
+
+
+class Uvicorn(Server):
+    """As uvicorn has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.should_exit = False
+
+
+async def until(fact: Any) -> None:
+    """Wait for what no event tells of, some real time at most."""
+    with anyio.fail_after(5):
+        while not fact():
+            await turns(1)
+
+
+async def stopped(server: Server, app: Any, told: Any) -> list[str]:
+    """Send SIGTERM with a request open that ends soon; gives what has happened, in order."""
+    order: list[str] = []
+    call = Call(app)
+
+    async def run() -> None:
+        await call.run()
+        order.append("response")
+
+    async with living(app), anyio.create_task_group() as group:
+        group.start_soon(run)
+        await turns()
+        signal.raise_signal(SIGTERM)
+        await until(lambda: app.draining)
+        assert server.seen == []
+        assert (await ask(app, "/quiesce/ready")).status == 503
+        assert (await ask(app, "/new")).status == 503
+        await until(told)
+        order.append("server")
+    return order
+
+
+async def brief(scope: Any, receive: Any, send: Any) -> None:
+    """Answer after some time."""
+    await pause(SHORT / 2)
+    await plain(scope, receive, send)
+
+
+@pytest.mark.real_time
+async def test_uvicorn_is_told_by_its_switch() -> None:
+    """A handler of an object with `should_exit` is not called: the switch is set, after the drain."""
+    server = Uvicorn()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(brief, hold_signal=True, drain=5)
+    assert await stopped(server, app, lambda: server.should_exit) == ["response", "server"]
+    assert server.seen == []
+    assert signal.getsignal(SIGTERM) == server.handle
+
+
+@pytest.mark.real_time
+async def test_another_server_gets_its_handler_back_and_the_signal() -> None:
+    """A plain handler is put back, and called with SIGTERM, after the drain."""
+    server = Server()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(brief, hold_signal=True, drain=5)
+    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
+    assert server.seen == ["SIGTERM"]
+
+
+@pytest.mark.real_time
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_server_with_a_handler_in_the_loop_is_told_by_sigint() -> None:
+    """What the event loop has cannot be had back; such servers have the same for SIGINT."""
+    server = Server()
+    loop = asyncio.get_running_loop()
+    for number in (SIGTERM, SIGINT):
+        loop.add_signal_handler(number, server.handle, number, None)
+    app = wrapped(brief, hold_signal=True, drain=5)
+    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
+    assert server.seen == ["SIGINT"]
+
+
+@pytest.mark.real_time
+async def test_a_server_without_a_handler_is_told_by_sigint() -> None:
+    """Where nobody handles SIGTERM (hypercorn on trio), SIGINT stops the server, after the drain."""
+    server = Server()
+    signal.signal(SIGINT, server.handle)
+    app = wrapped(brief, hold_signal=True, drain=5)
+    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
+    assert server.seen == ["SIGINT"]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_worker_that_only_its_parent_can_tell(told: bool) -> None:  # noqa: FBT001 - a parameter
+    """A worker with no handler waits for its parent's word, then ends as one does by the signal."""
+    ended: list[str] = []
+    signal.signal(SIGINT, signal.SIG_IGN)
+    app = wrapped(plain, hold_signal=True, cleanup=SHORT)
+    async with living(app) as life:
+        running = app._application
+        assert running is not None
+        running._signal.end = lambda: ended.append("by the signal")  # type: ignore[method-assign]  # or the tests end
+        signal.raise_signal(SIGTERM)
+        await until(lambda: app.report)
+        if told:
+            life.shut_down()
+        else:
+            await until(lambda: ended)
+    assert ended == ([] if told else ["by the signal"])
+
+
+@pytest.mark.real_time
+async def test_an_ignored_signal_stays_ignored_by_the_server() -> None:
+    """A server that ignores SIGTERM is not stopped; its app is drained."""
+    signal.signal(SIGTERM, signal.SIG_IGN)
+    app = wrapped(plain, hold_signal=True)
+    async with living(app):
+        signal.raise_signal(SIGTERM)
+        await until(lambda: app.report)
+        await turns()
+    assert signal.getsignal(SIGTERM) == signal.SIG_IGN
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("grace", [0.0, 1000.0])
+async def test_a_second_signal_cancels_what_is_left(grace: float) -> None:
+    """It ends the grace as well as the drain, and what is cut is reported."""
+    signal.signal(SIGTERM, Uvicorn().handle)
+    app = wrapped(events, hold_signal=True, drain=1000, grace=grace)
+    call = Call(app, "/long")
+    async with living(app), anyio.create_task_group() as group:
+        group.start_soon(call.run)
+        await call.answering.wait()
+        for _ in range(2):
+            signal.raise_signal(SIGTERM)
+            await until(lambda: app.draining)
+            await turns()
+        await call.over.wait()
+    assert (call.complete, lost(app)) == (True, {"cancelled": ["GET /long"]})
+
+
+@pytest.mark.real_time
+async def test_a_third_signal_stops_the_server_at_once() -> None:
+    """With an app that does not end, the server is told without waiting."""
+    server = Uvicorn()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(events, hold_signal=True, drain=1000, grace=1000)
+    async with living(app), anyio.create_task_group() as group:
+        call = Call(app)
+        group.start_soon(call.run)
+        await call.answering.wait()
+        running = app._application
+        assert running is not None
+        running._signals = 2
+        signal.raise_signal(SIGTERM)
+        await until(lambda: server.should_exit)
+        assert not app.draining
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.real_time
+async def test_a_shutdown_in_the_middle_of_a_drain_hurries_it() -> None:
+    """A server that shuts down by itself (Ctrl-C) while SIGTERM is being obeyed does not wait."""
+    signal.signal(SIGTERM, Uvicorn().handle)
+    app = wrapped(forever, hold_signal=True, drain=1000)
+    call = Call(app)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, living(app) as life:
+            group.start_soon(call.run)
+            await turns()
+            signal.raise_signal(SIGTERM)
+            await until(lambda: app.draining)
+            await turns()
+            life.shut_down()
+    assert (call.status, lost(app)) == (503, {"cancelled": ["GET /"]})
+
+
+@contextmanager
+def counting_exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """See what the process would exit with."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    yield codes
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("handler", "by_signal", "exit_code", "codes"),
+    [
+        (forever, True, True, [1]),
+        (plain, True, True, []),
+        (forever, True, False, []),
+        (forever, False, True, []),
+    ],
+    ids=["lost", "nothing lost", "not wanted", "not stopped by a signal"],
+)
+async def test_the_exit_code_tells_of_a_loss(
+    handler: Any,
+    by_signal: bool,  # noqa: FBT001 - a parameter
+    exit_code: bool,  # noqa: FBT001 - a parameter
+    codes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process exits with 1 if SIGTERM has cost something, and as it would otherwise if not."""
+    server = Uvicorn()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(handler, hold_signal=True, drain=SHORT / 4, exit_code=exit_code)
+    async with anyio.create_task_group() as group, living(app):
+        group.start_soon(Call(app).run)
+        await turns()
+        if by_signal:
+            signal.raise_signal(SIGTERM)
+            await until(lambda: server.should_exit)
+    with counting_exits(monkeypatch) as seen:
+        exits.leave()
+    assert seen == codes
+
+
+async def test_a_worker_of_a_server_tells_of_a_loss_without_a_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that multiprocessing has made is a server's worker: its exit code is ours to give."""
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    app = wrapped(forever)
+    async with anyio.create_task_group() as group, living(app):
+        group.start_soon(Call(app).run)
+        await turns()
+    assert exits._lost
+
+
+def test_elsewhere_than_in_the_main_thread_the_signal_is_the_servers() -> None:
+    """A server in a thread has no signals; its app is drained when it shuts down."""
+    server = Server()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(events, hold_signal=True)
+    found = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group, living(app):
+            call = Call(app)
+            group.start_soon(call.run)
+            await call.answering.wait()
+        found.append(call.complete)
+
+    thread = threading.Thread(target=anyio.run, args=(main,))
+    thread.start()
+    thread.join()
+    assert (found, lost(app)) == ([True], {"cancelled": ["GET /"]})
+    assert signal.getsignal(SIGTERM) == server.handle
