@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _SOURCE = Path(quiesce.__file__).parents[1]  # as it is tested here
 APP = "tests.adapters.asgi_app:app"
+# In the background of a shell script SIGINT is ignored, also by what is started here; the servers have
+# to begin as they do elsewhere.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _START_SECONDS = 8.0
 _LOOK_SECONDS = 0.01
 _END_SECONDS = 3.0
