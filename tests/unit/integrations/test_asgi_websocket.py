@@ -103,7 +103,7 @@ async def test_a_websocket_that_closes_itself_is_left_alone() -> None:
         await chat(scope, receive, send)
         await send({"type": "websocket.close", "code": 4000})
 
-    app = wrapped(tidy)
+    app = wrapped(tidy, drain=10, hang_up=0)
     call = Call(app, kind="websocket")
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)

@@ -269,4 +269,5 @@ def test_nothing_is_found_in_our_processes_and_threads(
     """A process that was started is gone when the cancellation comes out, wherever it came."""
     result = sweep(scenario, depth=2, where="all", backend=backend)
     assert result.ok, str(result)
-    assert result.points > 1
+    # How often it waits depends on how soon the system tells of an exit; once, in any case.
+    assert result.points > 0
