@@ -268,8 +268,7 @@ async def test_a_receiver_that_does_not_answer_is_given_up_in_time() -> None:
         hook.gate = asyncio.Event()
         house = House(seconds_max=0.1)
         task = await house.send("complete", webhook=hook.url)
-        while hook.requests < 2:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
+        await hook.asked(2)
         assert await house.state(task.id) == "completed"
         hook.gate.set()
         await house.handler.idle()
@@ -320,10 +319,10 @@ async def test_what_comes_after_a_push_that_is_left_waits_behind_it(tmp_path: Pa
         )
         house = House(sender, store)
         await house.send("wait k complete", blocking=False, webhook=hook.url)
-        while hook.requests < 2:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
+        await hook.asked(2)
         draining = asyncio.ensure_future(house.handler.drain(within=20))
-        await asyncio.sleep(0.05)
+        while not house.handler.draining:  # noqa: ASYNC110 - it is a matter of turns
+            await asyncio.sleep(0)
         house.agent.release("k")
         assert (await draining).ok
         assert not hook.heard

@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.to_thread
 import httpx
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
@@ -125,6 +127,12 @@ def consumers() -> list[asyncio.Task[Any]]:
         for task in asyncio.all_tasks()
         if "_continue_consuming" in getattr(task.get_coro(), "__qualname__", "")
     ]
+
+
+async def turns() -> None:
+    """Let all that is ready run, and what that makes ready."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 @rows("1. the task that stores what comes after the answer has an owner", seconds=4)
@@ -251,8 +259,7 @@ async def _destroyed(way: Way) -> str | None:
     complaints: list[str] = []
     thread = threading.Thread(target=_embedded, args=(way, complaints))
     thread.start()
-    while thread.is_alive():  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0.01)
+    await anyio.to_thread.run_sync(thread.join)
     gc.collect()
     destroyed = [text for text in complaints if "destroyed" in text]
     return "tasks destroyed while pending" if destroyed else None
@@ -296,7 +303,7 @@ async def _replaced(way: Way) -> str | None:
 async def _follow_ups(way: Way) -> str | None:
     subject = Subject(way)
     task = await subject.send("complete")
-    await asyncio.sleep(0.05)
+    await turns()
     before = len(asyncio.all_tasks())
     refused = 0
     for _ in range(20):
@@ -305,12 +312,12 @@ async def _follow_ups(way: Way) -> str | None:
         except Exception:
             refused += 1
     gc.collect()
-    await asyncio.sleep(0.05)
+    await turns()
     left = len(asyncio.all_tasks()) - before
     await subject.close()
     for one in asyncio.all_tasks() - {asyncio.current_task()}:
         one.cancel()
-    await asyncio.sleep(0.05)
+    await turns()
     return "tasks left of messages that were refused" if left or refused != 20 else None
 
 
@@ -341,7 +348,7 @@ async def _queued(way: Way) -> str | None:
     await store.reached.wait()
     while subject.agent.executed == 0:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+    await turns()
     asyncio.get_running_loop().call_later(0.1, store.gate.set)
     if way == "bare" and not hasattr(subject.handler, "aclose"):
         doomed = asyncio.all_tasks() - {asyncio.current_task()}

@@ -165,6 +165,11 @@ class Webhook:
             return False
         return True
 
+    async def asked(self, times: int) -> None:
+        """Wait until it was asked so often, whatever it has answered."""
+        async with asyncio.timeout(10), self.arrived:
+            await self.arrived.wait_for(lambda: self.requests >= times)
+
     async def serve(self, reader: Any, writer: Any) -> None:
         """Hear one connection."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -174,6 +179,8 @@ class Webhook:
                 raw = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.requests += 1
+                async with self.arrived:
+                    self.arrived.notify_all()
                 if self.gate is not None:
                     await self.gate.wait()
                 if self.delay:
