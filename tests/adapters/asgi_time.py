@@ -7,5 +7,4 @@ import anyio
 
 async def pause(seconds: float) -> None:
     """Take that long, or less if it is cancelled."""
-    with anyio.move_on_after(seconds):
-        await anyio.sleep_forever()
+    await anyio.sleep(seconds)
