@@ -63,7 +63,19 @@ make_it() {
 tests() {
     {
         make_it test ARGS="$2" 2>&1 && echo "passed" >"$outcomes/$1"
-    } | sed "s/^/[$1] /"
+    } | sed "s/^/[$1] /" | tee "$printed/$1"
+}
+
+# What failed, again at the very end: six runs print side by side, and a log is often kept only in part.
+failures() {
+    failed=$(grep -l FAILED "$outcomes"/*) || return 0
+    printf '%s\n' "$failed" | while IFS= read -r outcome; do
+        log=$printed/${outcome##*/}
+        echo "--- Python ${outcome##*/}"
+        [ -f "$log" ] || continue
+        grep -E '\] (E  |FAILED|ERROR|make:)' "$log" | tail -n 60
+        grep -qE '\] =+ .* in [0-9.]+s' "$log" || tail -n 60 "$log"
+    done
 }
 
 # The adapters' tests wait a lot, for SDKs that hang: beside the others they cost little.
@@ -76,8 +88,10 @@ with_adapters_apart() {
 }
 
 # They run side by side: a test uses one processor.
-outcomes=$(mktemp -d)
-trap 'rm -rf "$outcomes"' EXIT
+work=$(mktemp -d)
+outcomes=$work/outcomes printed=$work/printed
+mkdir "$outcomes" "$printed"
+trap 'rm -rf "$work"' EXIT
 ran=0
 for version in $VERSIONS; do
     outcome=$outcomes/$version
@@ -103,6 +117,7 @@ for version in $VERSIONS; do
 done
 wait
 
+failures
 echo "make test-all:"
 for outcome in "$outcomes"/*; do
     echo "  Python ${outcome##*/}: $(cat "$outcome")"
