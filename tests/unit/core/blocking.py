@@ -11,8 +11,12 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from quiesce.core import node
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from quiesce import Scope
 
 PATIENCE_SECONDS = 20.0  # a guard against hangs; nothing waits that long unless it is broken
 
@@ -66,3 +70,13 @@ async def settled() -> None:
     token = anyio.lowlevel.current_token()
     with thread(lambda: anyio.from_thread.run_sync(done.set, token=token)):
         await done.wait()
+
+
+async def buried(scope: Scope) -> None:
+    """Wait until what was stuck in a scope has ended, and the loop knows.
+
+    A thread has returned before it can say so: that its function has ended is not enough.
+    """
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while any(grave.name == scope.name for grave in node.graveyards):
+            await settled()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from quiesce import JobCancelled, Scope, ScopeClosed, UsageError, current_scope
-from tests.unit.core.blocking import PATIENCE_SECONDS, Blocking, settled, thread, until
+from tests.unit.core.blocking import PATIENCE_SECONDS, Blocking, buried, thread, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,8 +117,7 @@ async def test_a_thread_that_outlives_the_deadline_is_stuck_with_its_stack() -> 
     assert any(frame.endswith(" in Blocking.__call__") for frame in entry.stack)
     assert not report.ok
     blocking.gate.set()
-    await until(blocking.ended)
-    await settled()
+    await buried(scope)
 
 
 async def test_what_a_stuck_thread_raises_later_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,10 +129,7 @@ async def test_what_a_stuck_thread_raises_later_is_logged(caplog: pytest.LogCapt
     report = await scope.aclose(within=0.05)
     assert len(report.stuck) == 1
     blocking.gate.set()
-    await until(blocking.ended)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while "much later" not in caplog.text and time.monotonic() < deadline:
-        await settled()
+    await buried(scope)
     assert "much later" in caplog.text
     assert "'threads'" in caplog.text
 
