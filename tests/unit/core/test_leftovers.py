@@ -141,17 +141,18 @@ async def test_a_child_scope_that_was_handed_over_goes_on() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1], ids=["job", "job of a scope"])
 @pytest.mark.parametrize("end", ["drain", "aclose"])
+@pytest.mark.parametrize("other", ["hold", "job that cleans up"])
 async def test_what_is_handed_to_a_closing_parent_has_time_to_clean_up(
-    depth: int, end: str
+    depth: int, end: str, other: str
 ) -> None:
     """It is cancelled when it arrives, not at the deadline, whatever else the parent waits for."""
     parent = await Scope.open("parent")
-    hold = parent.hold("request", "released when the job has cleaned up")
     below = parent.child("child", leftovers="parent")
     for _ in range(depth):
         below = below.child("grandchild")
 
     gate, cleaned = anyio.Event(), anyio.Event()
+    in_time: list[bool] = []
 
     async def work() -> None:
         try:
@@ -161,22 +162,36 @@ async def test_what_is_handed_to_a_closing_parent_has_time_to_clean_up(
                 await steps()
             cleaned.set()
 
-    async def release() -> None:
-        with anyio.move_on_after(LONG_SECONDS / 2):
+    async def wait_for_it() -> None:
+        with anyio.move_on_after(LONG_SECONDS / 2, shield=True):
             await cleaned.wait()
-        hold.release()
+        in_time.append(cleaned.is_set())
         gate.set()  # or a job that was not cancelled would stay for ever
+
+    async def hold() -> None:
+        with parent.hold("request", "released when the job has cleaned up"):
+            await wait_for_it()
+
+    async def clean_up() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await wait_for_it()
 
     job = below.spawn(work)
     await steps()
     grace = SHORT_SECONDS if end == "drain" else 0
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(release)
+        if other == "hold":
+            tasks.start_soon(hold)
+        else:
+            parent.spawn(clean_up)
+        await steps()
         report = await parent.drain(grace, cleanup=LONG_SECONDS)
     with suppress(JobCancelled):
         await job
-    assert cleaned.is_set()
-    assert [item.name for item in report.cancelled] == [job.name]
+    assert in_time == [True]
+    assert job.name in [item.name for item in report.cancelled]
     assert report.stuck == ()
 
 
