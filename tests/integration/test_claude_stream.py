@@ -8,6 +8,7 @@ second to flush when its input has ended; the programs are in claude_programs.py
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Outcomes: TypeAlias = Callable[[str, str], "Outcome"]
 
 PROGRAMS = Path(__file__).with_name("claude_programs.py")
+_ENDS = {"terminated", "flushed"}
 PATIENCE_SECONDS = 60.0  # a guard against hangs, far above what anything takes
 
 OLD = "claude-agent-sdk-0.1.50"
@@ -52,10 +54,10 @@ class Outcome:
 
 
 def wait_for_cli(journal: Path) -> list[str]:
-    """Give what the CLI noted after its process id, when it has ended: it may outlive its program."""
+    """Give what the CLI noted of its end, when there is something: it may outlive its program."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
-        _, *events = journal.read_text().split()
+        events = [event for event in journal.read_text().split() if event in _ENDS]
         if events:  # one that is stubborn flushes although it was terminated: not waited for
             return events
         assert time.monotonic() < end, "the CLI does not end"
@@ -133,13 +135,19 @@ def test_without_quiesce_garbage_of_the_old_version_breaks_the_host(
     assert complaint in seen.complaints
 
 
+def leaves_tasks(seen: Outcome) -> bool:
+    """Tell whether tasks are left; how many the SDK has just then depends on when one looks."""
+    return re.fullmatch(r"tasks left: [1-9]\d*", seen.said[-1]) is not None
+
+
 @both_backends
 def test_without_quiesce_garbage_of_the_new_version_is_closed_by_nobody(
     outcomes: Outcomes, backend: str
 ) -> None:
     """The same `break` in the newest version leaves a task and the CLI behind, and a complaint."""
     seen = outcomes(NEW, f"collected:{backend}:bare")
-    assert seen.said == ["host goes on", "at the end: CLI alive", "tasks left: 1"]
+    assert seen.said[:-1] == ["host goes on", "at the end: CLI alive"]
+    assert leaves_tasks(seen)
     assert "aclose(): asynchronous generator is already running" in seen.complaints
 
 
@@ -164,7 +172,8 @@ def test_without_quiesce_aclosing_returns_too_early(
 ) -> None:
     """The end of `aclosing(query())` leaves the CLI running, and a task that nobody waits for."""
     seen = outcomes(version, f"closed:{backend}:bare")
-    assert seen.said == ["after aclosing: CLI alive", "at the end: CLI alive", "tasks left: 1"]
+    assert seen.said[:-1] == ["after aclosing: CLI alive", "at the end: CLI alive"]
+    assert leaves_tasks(seen)
 
 
 @both_backends
@@ -184,7 +193,8 @@ def test_a_program_that_ends_lets_the_cli_flush(
 def test_without_quiesce_a_program_that_ends_kills_the_cli(outcomes: Outcomes) -> None:
     """The newest version terminates the CLI at the end of the interpreter, before it has flushed."""
     seen = outcomes(NEW, "left:asyncio:bare")
-    assert seen.said == ["at the end: CLI alive", "tasks left: 1"]
+    assert seen.said[:-1] == ["at the end: CLI alive"]
+    assert leaves_tasks(seen)
     assert seen.cli == ["terminated"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,16 @@ def runs_in(group: int) -> list[str]:
             if int(of) == group and (state not in "ZX" or ours):
                 found.append(f"{folder.name} ({state}) of group {group}")
     return found
+
+
+def end(pid: int) -> None:
+    """End a process that is nobody's child here, and wait until it has ended."""
+    ended = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+        assert select.select([ended], [], [], 20)[0]
+    finally:
+        os.close(ended)
 
 
 def open_files() -> int:

@@ -138,7 +138,7 @@ async def test_the_exit_does_not_wait_for_pipes_in_other_hands() -> None:
             assert await process.wait() == 7
         finally:
             (escaped,) = [line async for line in process.stdout]
-            os.kill(int(escaped), signal.SIGKILL)
+            processes.end(int(escaped))
 
 
 async def test_many_are_stopped_at_the_same_time() -> None:
