@@ -1,0 +1,529 @@
+"""When has a cascade settled? States and transitions; no clock, no socket, no event loop.
+
+A node's detector is told what happens, and answers with effects, in order. What is to be written comes
+before what it allows: whoever carries the effects out makes every `Write` last before the next effect
+that is none. What holds:
+
+1. The id of an edge is written before its bytes leave, by the sender; and before its handler runs, by
+   the receiver. A receiver runs an id once, ever.
+2. A hop is closed when its own work has ended and every edge that was sent from it is closed. Only
+   then is there a receipt. A closed hop sends nothing.
+3. An edge is closed by its receiver's receipt; by its receiver's word, written before it was given,
+   that it never will run; by the sender's knowledge that not a byte left; or, never green, as opaque or
+   unknown. There are no counts of messages and no times in this.
+4. Whatever is said twice, late, or out of order changes nothing the second time.
+5. After a restart, what was running is lost: its process is dead, and it is on record what was sent
+   from it. Who keeps no journal says that it cannot know.
+6. Who keeps no journal would also run, after a restart, a copy of a message that comes late. So its
+   receipts say that they are volatile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from quiesce.errors import UsageError
+from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, Tally, mark, not_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__: list[str] = []
+
+
+class HopState(Enum):
+    """Where the receiving side of an edge stands; `ABSENT` and `OVER` are never a hop's own."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    WAITING = "waiting"
+    CLOSED = "closed"
+    OVER = "over"
+
+
+class EdgeState(Enum):
+    """Where the sending side of an edge stands."""
+
+    SENDING = "sending"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+HOP_MOVES: dict[tuple[HopState, str], HopState] = {
+    (HopState.ABSENT, "arrives"): HopState.RUNNING,
+    (HopState.ABSENT, "is refused"): HopState.OVER,
+    (HopState.ABSENT, "is asked for"): HopState.OVER,
+    (HopState.RUNNING, "ends, with edges open"): HopState.WAITING,
+    (HopState.RUNNING, "ends"): HopState.CLOSED,
+    (HopState.WAITING, "last edge is closed"): HopState.CLOSED,
+    (HopState.CLOSED, "receipt is taken"): HopState.OVER,
+    (HopState.CLOSED, "receipt is on the answer"): HopState.OVER,
+}
+EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
+    (EdgeState.SENDING, "is taken"): EdgeState.OPEN,
+    (EdgeState.SENDING, "is in doubt"): EdgeState.OPEN,
+    (EdgeState.SENDING, "is refused"): EdgeState.CLOSED,
+    (EdgeState.SENDING, "is refused, for now"): EdgeState.CLOSED,
+    (EdgeState.SENDING, "is not sent"): EdgeState.CLOSED,
+    (EdgeState.SENDING, "is opaque"): EdgeState.CLOSED,
+    **{
+        (state, event): EdgeState.CLOSED
+        for event in ("has a receipt", "never will run", "is not known there", "is given up")
+        for state in (EdgeState.SENDING, EdgeState.OPEN)
+    },
+}
+
+Sending = Literal[
+    "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque"
+]  # fmt: skip
+
+
+# What is written.
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A hop begins."""
+
+    edge: bytes
+    cascade: bytes
+    parent: str
+    reply: str | None
+    is_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An edge is about to be sent from a hop."""
+
+    hop: bytes
+    edge: bytes
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeClosed:
+    """An edge that was sent is closed."""
+
+    edge: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A hop's own work has ended; edges are open."""
+
+    edge: bytes
+    status: Status
+    seconds: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A hop has its receipt."""
+
+    edge: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """An edge never runs here, or not again; nobody will ask for its receipt."""
+
+    edge: bytes
+
+
+Record = Begun | Sent | EdgeClosed | Ended | Closed | Over
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Keep a record, so that it is there after a restart, before what comes next is done."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Send a receipt to whoever has sent the edge, until it is taken."""
+
+    edge: bytes
+    to: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Ask the receiver of an edge how it stands, from time to time, until it is closed."""
+
+    edge: bytes
+    to: str
+    in_doubt: bool = False
+    """Whether it is not known that the edge has arrived."""
+    cancel: bool = False
+    """Whether to ask at once, and to ask it to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """Ask no more: the edge is closed."""
+
+    edge: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel the work of a hop; it says when it has ended, as ever."""
+
+    edge: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Tell whoever waits for a cascade that began here."""
+
+    edge: bytes
+    cascade: bytes
+    receipt: Receipt
+
+
+Effect = Write | Post | Watch | Unwatch | Stop | Settle
+
+
+# What a receiver answers when an edge arrives, or is asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an edge stands with its receiver.
+
+    `run`: it has just begun. `working`: it has begun, and has not closed. `closed`: see the receipt.
+    `never`: it does not run, and never will. `not now`: it does not run, but a copy might after a
+    restart, for there is no journal. `unknown`: the receiver knows nothing of it, and keeps no journal.
+    """
+
+    kind: Literal["run", "working", "closed", "never", "not now", "unknown"]
+    receipt: Receipt | None = None
+
+
+RUN, WORKING, UNKNOWN = Answer("run"), Answer("working"), Answer("unknown")
+NEVER, NOT_NOW = Answer("never"), Answer("not now")
+
+
+class Edge:
+    """An edge that was sent from here, and is not closed."""
+
+    __slots__ = ("hop", "state", "to")
+
+    def __init__(self, hop: Hop, to: str) -> None:
+        self.hop = hop
+        self.to = to
+        self.state = EdgeState.SENDING
+
+
+class Hop:
+    """The receiving side of an edge, or the root of a cascade, which nobody has sent."""
+
+    __slots__ = (
+        "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "parent", "receipt", "reply",
+        "seconds", "state", "status", "tally", "why",
+    )  # fmt: skip
+
+    def __init__(self, begun: Begun) -> None:
+        self.edge = begun.edge
+        self.cascade = begun.cascade
+        self.parent = begun.parent
+        self.reply = begun.reply
+        self.is_root = begun.is_root
+        self.state = HopState.RUNNING
+        self.status: Status = "done"
+        self.seconds: float | None = None
+        self.why = ""
+        self.is_answered = False
+        self.is_cancelled = False
+        self.edges: dict[bytes, Edge] = {}
+        self.tally = Tally()
+        self.receipt: Receipt | None = None
+
+    def move(self, event: str) -> None:
+        """Go to the next state."""
+        self.state = HOP_MOVES[self.state, event]
+
+
+class Detector:
+    """All hops of one node, and the edges that were sent from them."""
+
+    def __init__(self, name: str, *, lasting: bool) -> None:
+        """Know nothing yet.
+
+        Args:
+            name: the node's, for people.
+            lasting: whether what is written is there after a restart.
+        """
+        self.name = name
+        self._lasting = lasting
+        self._hops: dict[bytes, Hop] = {}
+        self._edges: dict[bytes, Edge] = {}
+        self._over: dict[bytes, Receipt | None] = {}
+        self._effects: list[Effect] = []
+
+    def take(self) -> list[Effect]:
+        """Give what is to be done, in this order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _write(self, record: Record) -> None:
+        self._effects.append(Write(record))
+
+    # The receiving side.
+
+    def begin(self, edge: bytes, cascade: bytes) -> Hop:
+        """Begin a cascade; the edge is the root's, and is never sent."""
+        return self._begin(Begun(edge, cascade, "", None, is_root=True))
+
+    def _begin(self, begun: Begun) -> Hop:
+        self._write(begun)
+        hop = self._hops[begun.edge] = Hop(begun)
+        return hop
+
+    def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
+        """Take an edge that has arrived; to be run if the answer is `run`, and only then (1)."""
+        known = self._known(edge)
+        if known is None:
+            self._begin(Begun(edge, cascade, parent, reply))
+        return known or RUN
+
+    def refuse(self, edge: bytes) -> Answer:
+        """Take no edge that has arrived, now or later; unless it runs here already."""
+        known = self._known(edge)
+        if known is None:
+            self._end(edge, None)
+        return known or self._never()
+
+    def _never(self) -> Answer:
+        return NEVER if self._lasting else NOT_NOW
+
+    def _known(self, edge: bytes) -> Answer | None:
+        hop = self._hops.get(edge)
+        if hop is not None:
+            return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
+        if edge in self._over:
+            receipt = self._over[edge]
+            return self._never() if receipt is None else Answer("closed", receipt)
+        return None
+
+    def _end(self, edge: bytes, receipt: Receipt | None) -> None:
+        self._over[edge] = receipt
+        self._write(Over(edge))
+
+    def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
+        """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
+        known = self._known(edge)
+        if known is None:
+            if not self._lasting:
+                return UNKNOWN
+            self._end(edge, None)
+            return NEVER
+        if cancel and edge in self._hops:
+            self.cancel(self._hops[edge])
+        return known
+
+    def hop(self, edge: bytes) -> Hop:
+        """Give the hop of an edge that runs here."""
+        return self._hops[edge]
+
+    def end(self, hop: Hop, status: Status, *, seconds: float | None = None, why: str = "") -> None:
+        """Know that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
+        if status not in ENDS:
+            message = f"a hop ends as one of {', '.join(ENDS)}, not {status!r}"
+            raise UsageError(message)
+        hop.status, hop.seconds, hop.why = status, seconds, why
+        if hop.edges:
+            hop.move("ends, with edges open")
+            self._write(Ended(hop.edge, status, seconds, why))
+        else:
+            hop.move("ends")
+            self._close(hop)
+
+    def _close(self, hop: Hop) -> None:
+        own = Note(mark(hop.edge), hop.parent, self.name, hop.status, hop.seconds, hop.why)
+        volatile = (
+            not self._lasting and not hop.is_root
+        )  # a root never arrives, and never again (6)
+        hop.receipt = receipt = hop.tally.close(hop.status, own, volatile=volatile)
+        self._write(Closed(hop.edge, receipt))
+        self._tell(hop, receipt)
+
+    def _tell(self, hop: Hop, receipt: Receipt) -> None:
+        if hop.is_root:
+            del self._hops[hop.edge]
+            self._effects.append(Settle(hop.edge, hop.cascade, receipt))
+        elif hop.reply is not None and hop.is_answered:
+            self._effects.append(Post(hop.edge, hop.reply, receipt))
+
+    def taken(self, edge: bytes) -> None:
+        """Know that the receipt of an edge was taken, for good; or that nobody waits for it."""
+        hop = self._hops.get(edge)
+        if hop is not None and hop.state is HopState.CLOSED:
+            hop.move("receipt is taken")
+            del self._hops[edge]
+            self._end(edge, None)
+
+    def ride(self, edge: bytes) -> Answer:
+        """Give what the answer to an edge's message says; from then on, a receipt is posted.
+
+        To be asked for every edge that runs, also if nobody is there to be answered. One that has its
+        receipt by then is not posted: if the answer is lost, the receipt is there for whoever asks.
+        """
+        hop = self._hops.get(edge)
+        if hop is not None:
+            hop.is_answered = True
+            if hop.receipt is not None:
+                hop.move("receipt is on the answer")
+                del self._hops[edge]
+                self._over[edge] = hop.receipt
+        return self._known(edge) or self._never()
+
+    # The sending side.
+
+    def send(self, hop: Hop, edge: bytes, to: str) -> None:
+        """Know that an edge is about to be sent from a hop (1).
+
+        Raises:
+            UsageError: the hop has ended.
+        """
+        if hop.state is not HopState.RUNNING:
+            message = "the hop has ended: what is sent now would belong to nobody"
+            raise UsageError(message)
+        self._write(Sent(hop.edge, edge, to))
+        self._edges[edge] = hop.edges[edge] = Edge(hop, to)
+
+    def sent(self, edge: bytes, how: Sending) -> None:
+        """Know what became of the sending; no byte of it leaves any more."""
+        found = self._edges.get(edge)
+        if found is None or found.state is not EdgeState.SENDING:
+            return  # its receipt was faster than its answer
+        if EDGE_MOVES[found.state, how] is EdgeState.OPEN:
+            found.state = EdgeState.OPEN
+            self._effects.append(
+                Watch(edge, found.to, in_doubt=how == "is in doubt", cancel=found.hop.is_cancelled)
+            )
+        elif how == "is opaque":
+            self._close_edge(edge, found, how, "opaque", "it takes no part, or its proxy does not")
+        else:
+            status: Status = "unsent" if how == "is not sent" else "refused"
+            self._close_edge(edge, found, how, status, "", volatile=how == "is refused, for now")
+
+    def receive(self, edge: bytes, receipt: Receipt) -> None:
+        """Take a receipt; one for an edge that is not open here changes nothing (4)."""
+        found = self._edges.get(edge)
+        if found is not None:
+            self._closed(edge, found, "has a receipt", receipt)
+
+    def told(self, edge: bytes, answer: Answer) -> None:
+        """Take the answer of an edge's receiver to the question how it stands."""
+        found = self._edges.get(edge)
+        if found is None:
+            return
+        if answer.receipt is not None:
+            self._closed(edge, found, "has a receipt", answer.receipt)
+        elif answer.kind in {"never", "not now"}:
+            status: Status = "cancelled" if found.hop.is_cancelled else "lost"
+            volatile = answer.kind == "not now"
+            why = "it was not taken" if volatile else "it never arrived"
+            self._close_edge(edge, found, "never will run", status, why, volatile=volatile)
+        elif answer.kind == "unknown":
+            why = "its agent has no journal, and may have been started anew"
+            self._close_edge(edge, found, "is not known there", "unknown", why)
+
+    def give_up(self, edge: bytes, why: str) -> None:
+        """Know that the receiver of an edge was not heard of for too long."""
+        found = self._edges.get(edge)
+        if found is not None:
+            self._close_edge(edge, found, "is given up", "unknown", why)
+
+    def _close_edge(
+        self,
+        edge: bytes,
+        found: Edge,
+        event: str,
+        status: Status,
+        why: str,
+        *,
+        volatile: bool = False,
+    ) -> None:
+        note = Note(mark(edge), mark(found.hop.edge), found.to, status, None, why)
+        self._closed(edge, found, event, not_run(status, note, volatile=volatile))
+
+    def _closed(self, edge: bytes, found: Edge, event: str, receipt: Receipt) -> None:
+        hop, watched = found.hop, found.state is EdgeState.OPEN
+        found.state = EDGE_MOVES[found.state, event]
+        del self._edges[edge], hop.edges[edge]
+        self._write(EdgeClosed(edge, receipt))
+        if watched:
+            self._effects.append(Unwatch(edge))
+        hop.tally.add(receipt)
+        if not hop.edges and hop.state is HopState.WAITING:
+            hop.move("last edge is closed")
+            self._close(hop)
+
+    # Cancelling.
+
+    def cancel(self, hop: Hop) -> None:
+        """Have a hop end, and all that was handed on from it; it settles as it would anyway."""
+        if hop.is_cancelled or hop.receipt is not None:
+            return
+        hop.is_cancelled = True
+        if hop.state is HopState.RUNNING:
+            self._effects.append(Stop(hop.edge))
+        for edge, found in hop.edges.items():
+            if found.state is EdgeState.OPEN:
+                self._effects.append(Watch(edge, found.to, cancel=True))
+
+    # After a restart.
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Take up what a process before this one has written; it is known to be dead (5)."""
+        for record in records:
+            self._replay(record)
+        for hop in list(self._hops.values()):
+            if hop.state is HopState.RUNNING:
+                self.end(hop, "lost", why="its process stopped before it was done")
+            elif hop.state is HopState.WAITING and not hop.edges:
+                hop.move("last edge is closed")
+                self._close(hop)
+            elif hop.receipt is not None:
+                self._tell(hop, hop.receipt)
+        for edge, found in self._edges.items():
+            if found.state is EdgeState.SENDING:
+                found.state = EDGE_MOVES[found.state, "is in doubt"]
+            self._effects.append(Watch(edge, found.to, in_doubt=True))
+
+    def _replay(self, record: Record) -> None:
+        match record:
+            case Begun():
+                begun = self._hops[record.edge] = Hop(record)
+                begun.is_answered = True  # or nobody is there to be answered
+            case Sent(hop, edge, to):
+                sender = self._hops[hop]
+                self._edges[edge] = sender.edges[edge] = Edge(sender, to)
+            case EdgeClosed(edge, receipt):
+                found = self._edges.pop(edge)
+                del found.hop.edges[edge]
+                found.hop.tally.add(receipt)
+            case Ended(edge, status, seconds, why):
+                ended = self._hops[edge]
+                ended.status, ended.seconds, ended.why = status, seconds, why
+                ended.state = HopState.WAITING
+            case Closed(edge, receipt):
+                closed = self._hops[edge]
+                closed.receipt, closed.state = receipt, HopState.CLOSED
+            case Over(edge):
+                self._hops.pop(edge, None)
+                self._over[edge] = None

@@ -1,0 +1,173 @@
+"""A node without its sockets, its clock and its files: detector and courier, put together.
+
+Whoever drives it gives the time, and keeps this order: what `take_writes` gives is made to last before
+anything else is done with what the engine has answered. A handler runs, a message leaves, a call is made
+or answered, a verdict is told: all of it after the writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiesce.mesh.courier import Call, Courier, Patience, Reply
+from quiesce.mesh.detector import (
+    Detector,
+    Post,
+    Settle,
+    Stop,
+    Unwatch,
+    Watch,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quiesce.mesh.detector import Answer, Hop, Record, Sending
+    from quiesce.mesh.receipt import Receipt, Status
+
+__all__: list[str] = []
+
+
+class Engine:
+    """What a node knows, and what it is about to say to others."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lasting: bool,
+        patience: Patience,
+        jitter: Callable[[], float],
+        detector: type[Detector] = Detector,
+    ) -> None:
+        """Begin with nothing, or with what `restore` is given first."""
+        self.detector = detector(name, lasting=lasting)
+        self._courier = Courier(patience, jitter, self.detector.give_up)
+        self._writes: list[Record] = []
+        self._news: list[Stop | Settle] = []
+
+    def take_writes(self) -> list[Record]:
+        """Give what has to last before anything else is done."""
+        writes, self._writes = self._writes, []
+        return writes
+
+    def take_news(self) -> list[Stop | Settle]:
+        """Give which hops are to stop, and which cascades have settled."""
+        news, self._news = self._news, []
+        return news
+
+    def _absorb(self, now: float) -> None:
+        courier = self._courier
+        for effect in self.detector.take():
+            match effect:
+                case Write(record):
+                    self._writes.append(record)
+                case Post():
+                    courier.post(effect, now)
+                case Watch():
+                    courier.watch(effect, now)
+                case Unwatch(edge):
+                    courier.unwatch(edge)
+                case Stop() | Settle():
+                    self._news.append(effect)
+
+    def restore(self, records: Iterable[Record], now: float) -> None:
+        """Take up what a process before this one has written."""
+        self.detector.restore(records)
+        self._absorb(now)
+
+    # Hops.
+
+    def begin(self, edge: bytes, cascade: bytes, now: float) -> Hop:
+        """Begin a cascade."""
+        hop = self.detector.begin(edge, cascade)
+        self._absorb(now)
+        return hop
+
+    def arrive(
+        self, edge: bytes, cascade: bytes, parent: str, reply: str | None, now: float
+    ) -> Answer:
+        """Take an edge that has arrived; its handler is run if the answer is `run`."""
+        answer = self.detector.arrive(edge, cascade, parent, reply)
+        self._absorb(now)
+        return answer
+
+    def refuse(self, edge: bytes, now: float) -> Answer:
+        """Take no edge that has arrived."""
+        answer = self.detector.refuse(edge)
+        self._absorb(now)
+        return answer
+
+    def ride(self, edge: bytes, now: float) -> Answer:
+        """Give what the answer to an edge's message says of it."""
+        answer = self.detector.ride(edge)
+        self._absorb(now)
+        return answer
+
+    def end(
+        self, hop: Hop, status: Status, now: float, *, seconds: float | None = None, why: str = ""
+    ) -> None:
+        """Know that the work of a hop has ended."""
+        self.detector.end(hop, status, seconds=seconds, why=why)
+        self._absorb(now)
+
+    def cancel(self, hop: Hop, now: float) -> None:
+        """Have a hop end, and all that was handed on from it."""
+        self.detector.cancel(hop)
+        self._absorb(now)
+
+    # Edges.
+
+    def send(self, hop: Hop, edge: bytes, to: str, now: float) -> None:
+        """Know that an edge is about to be sent."""
+        self.detector.send(hop, edge, to)
+        self._absorb(now)
+
+    def sent(self, edge: bytes, how: Sending, now: float) -> None:
+        """Know what became of the sending."""
+        self.detector.sent(edge, how)
+        self._absorb(now)
+
+    def receive(self, edge: bytes, receipt: Receipt, now: float) -> None:
+        """Take a receipt that came on an answer."""
+        self.detector.receive(edge, receipt)
+        self._absorb(now)
+
+    # Calls from node to node.
+
+    def next_at(self) -> float:
+        """Tell when `due` has something to give."""
+        return self._courier.next_at()
+
+    def due(self, now: float) -> list[Call]:
+        """Give the calls that are to be made now."""
+        calls = self._courier.due(now)
+        self._absorb(now)
+        return calls
+
+    def replied(self, call: Call, reply: Reply, now: float) -> None:
+        """Take the answer to a call."""
+        self._courier.replied(call, reply, now)
+        posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
+        for edge in reply.taken:
+            if edge in posted:
+                self.detector.taken(edge)
+        for edge, answer in reply.answers:
+            if edge in asked:
+                self.detector.told(edge, answer)
+        self._absorb(now)
+
+    def failed(self, call: Call, now: float) -> None:
+        """Know that a call was not answered."""
+        self._courier.failed(call, now)
+
+    def called(self, call: Call, now: float) -> Reply:
+        """Answer a call of another node."""
+        for edge, receipt in call.receipts:
+            self.detector.receive(edge, receipt)
+        answers = tuple(
+            (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks
+        )
+        self._absorb(now)
+        return Reply(tuple(edge for edge, _ in call.receipts), answers)

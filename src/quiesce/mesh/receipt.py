@@ -1,0 +1,142 @@
+"""What became of an edge: its receipt, which is final, and counts all that was handed on from it.
+
+An *edge* is one message that was handed to one agent. Its id is a secret between the two: whoever
+knows it may end it. People, logs and other agents are shown its *mark*, from which it cannot be had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+__all__ = ["Note", "Receipt"]
+
+NOTES_MAX = 64
+"""How many notes a receipt carries; the counts are exact beyond it."""
+
+Status = Literal[
+    "done", "failed", "cancelled", "lost", "refused", "unsent", "opaque", "unknown"
+]  # fmt: skip
+ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
+"""How a hop ends, in the words of the agent that ran it."""
+
+
+def mark(edge: bytes) -> str:
+    """Give the name of an edge that everybody may see."""
+    return blake2b(edge, digest_size=6, person=b"quiesce mark").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One edge of a cascade, as people see it."""
+
+    mark: str
+    parent: str
+    """The mark of the edge from whose work it was sent; empty for those of the root."""
+    name: str
+    """The agent that ran it; if it is not known to have run, the one it was sent to."""
+    status: Status
+    seconds: float | None = None
+    """How long the agent itself was at work on it."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The final fact about an edge: it has ended, and so has all that was handed on from it.
+
+    `lost`, `opaque` and `unknown` are what a verdict is made of. A refused edge, and one that could
+    not be sent at all, is none of these: whoever sent it was told.
+    """
+
+    status: Status
+    hops: int = 1
+    """The edges that were run, this one included."""
+    failed: int = 0
+    cancelled: int = 0
+    lost: int = 0
+    """Edges whose agent stopped before it was done, and those that never reached theirs."""
+    opaque: int = 0
+    """Edges to agents that take no part: nobody knows when they have ended."""
+    unknown: int = 0
+    """Edges whose agent has not been heard of, or cannot tell."""
+    volatile: int = 0
+    """Edges to agents without a journal: a copy of the message that comes after a restart would run."""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is known to have ended by itself."""
+        return not (self.lost or self.opaque or self.unknown or self.volatile)
+
+
+def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
+    """Make the receipt of an edge whose agent gives none."""
+    return Receipt(
+        status,
+        hops=0,
+        cancelled=int(status == "cancelled"),
+        lost=int(status == "lost"),
+        opaque=int(status == "opaque"),
+        unknown=int(status == "unknown"),
+        volatile=int(volatile),
+        notes=() if status == "unsent" else (note,),
+    )
+
+
+class Tally:
+    """The receipts of a hop's children, added up as they come in."""
+
+    __slots__ = ("cancelled", "failed", "hops", "lost", "notes", "opaque", "unknown", "volatile")
+
+    def __init__(self) -> None:
+        self.hops = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.lost = 0
+        self.opaque = 0
+        self.unknown = 0
+        self.volatile = 0
+        self.notes: tuple[Note, ...] = ()
+
+    def add(self, receipt: Receipt) -> None:
+        """Count what a child's receipt says."""
+        self.hops += receipt.hops
+        self.failed += receipt.failed
+        self.cancelled += receipt.cancelled
+        self.lost += receipt.lost
+        self.opaque += receipt.opaque
+        self.unknown += receipt.unknown
+        self.volatile += receipt.volatile
+        if receipt.notes:
+            self.notes = _foremost((*self.notes, *receipt.notes))
+
+    def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
+        """Make the receipt of the hop itself."""
+        return Receipt(
+            status,
+            hops=self.hops + 1,
+            failed=self.failed + (status == "failed"),
+            cancelled=self.cancelled + (status == "cancelled"),
+            lost=self.lost + (status == "lost"),
+            opaque=self.opaque,
+            unknown=self.unknown,
+            volatile=self.volatile + volatile,
+            notes=_foremost((own, *self.notes)),
+        )
+
+
+def _foremost(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    """Leave out what is over the limit: first of what went well, from the end."""
+    if len(notes) <= NOTES_MAX:
+        return notes
+    room = NOTES_MAX - sum(note.status != "done" for note in notes)
+    kept = []
+    for note in notes:
+        if note.status == "done":
+            if room <= 0:
+                continue
+            room -= 1
+        kept.append(note)
+    return tuple(kept[:NOTES_MAX])

@@ -1,0 +1,1 @@
+"""A world of nodes, simulated: faults at every turn, and a ground truth that the nodes do not see."""

@@ -1,0 +1,208 @@
+"""Time, the network and the truth of a simulated world; everything follows from the seed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.mesh.receipt import Receipt
+    from tests.simulation.agent import Agent
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, until `end`; one is the mean time of a message on its way."""
+
+    loss: float = 0.0
+    twice: float = 0.0
+    late: float = 0.0
+    crashes: int = 0
+    restarts: float = 1.0
+    """How probable it is that a node which crashed comes back."""
+    torn: float = 0.0
+    """How probable a crash in the midst of a step is, before or after what it writes."""
+    partitions: int = 0
+    opaque: int = 0
+    """How many agents take no part."""
+    forgetful: int = 0
+    """How many nodes have no journal."""
+    cancels: bool = False
+    """Whether the cascade is cancelled at some time."""
+    refusals: float = 0.0
+    end: float = 80.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a world is."""
+
+    agents: int = 5
+    hops_max: int = 25
+    constant_delay: bool = False
+
+
+@dataclass
+class Work:
+    """The truth about a message that was run: when, and whether it could finish."""
+
+    agent: Agent
+    edge: bytes
+    begin: float
+    end: float | None = None
+    is_cut: bool = False
+
+
+@dataclass
+class Verdict:
+    """What the root was told, and when."""
+
+    receipt: Receipt
+    at: float
+
+
+@dataclass
+class Traffic:
+    """Messages that were sent: those of the agents, and those about them."""
+
+    messages: int = 0
+    controls: int = 0
+
+
+@dataclass(order=True)
+class _Due:
+    at: float
+    number: int
+    call: Callable[..., object] = field(compare=False)
+    args: tuple[Any, ...] = field(compare=False)
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, seed: int, faults: Faults, sizes: Sizes = Sizes()) -> None:  # noqa: B008 - frozen
+        """Be empty; agents are added by whoever builds the world."""
+        self.random = random.Random(seed)  # noqa: S311 - nothing to guess
+        self.faults = faults
+        self.sizes = sizes
+        self.now = 0.0
+        self.agents: dict[str, Agent] = {}
+        self.works: list[Work] = []
+        self.verdict: Verdict | None = None
+        self.traffic = Traffic()
+        self.planned = 0
+        self.ids = 0
+        self.depths: dict[bytes, int] = {}
+        self._due: list[_Due] = []
+        self._number = 0
+        self._cuts: list[tuple[float, float, frozenset[str]]] = []
+
+    def new_id(self, size: int) -> bytes:
+        """Give an id that nobody else has."""
+        self.ids += 1
+        return self.ids.to_bytes(size, "big")
+
+    def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
+        """Have something happen later."""
+        self._number += 1
+        heapq.heappush(self._due, _Due(self.now + delay, self._number, call, args))
+
+    def chance(self, probability: float) -> bool:
+        """Tell whether something goes wrong this time."""
+        return probability > 0 and self.now < self.faults.end and self.random.random() < probability
+
+    def cut(self, begin: float, end: float, some: frozenset[str]) -> None:
+        """Separate some agents from the others for a time."""
+        self._cuts.append((begin, end, some))
+
+    def _is_cut(self, one: str, other: str) -> bool:
+        return any(
+            begin <= self.now < end and (one in some) != (other in some)
+            for begin, end, some in self._cuts
+        )
+
+    def _delay(self) -> float:
+        if self.sizes.constant_delay:
+            return 1.0
+        delay = 0.3 + self.random.expovariate(1 / 0.7)
+        return delay + self.random.uniform(0, 60) if self.chance(self.faults.late) else delay
+
+    def carry(self, source: str, target: str, method: str, *args: Any) -> None:
+        """Bring something to an agent: once, twice, late or never."""
+        for _ in range(2 if self.chance(self.faults.twice) else 1):
+            if not self.chance(self.faults.loss) and not self._is_cut(source, target):
+                self.after(self._delay(), self._arrive, source, target, method, args)
+
+    def _arrive(self, source: str, target: str, method: str, args: tuple[Any, ...]) -> None:
+        if not self._is_cut(source, target):
+            agent = self.agents[target]
+            agent.step(getattr(agent, method), *args)
+
+    def run(self, until: float = 4000.0, watch: float = 200.0) -> None:
+        """Let time pass until the verdict, and some more to see whether it was true."""
+        while self._due:
+            due = heapq.heappop(self._due)
+            if due.at > until:
+                return
+            if self.verdict is not None:
+                until = min(until, self.verdict.at + watch)
+            self.now = due.at
+            due.call(*due.args)
+
+    def bound(self) -> float:
+        """Give the earliest time at which anybody could know: a message a level after the last work."""
+        return max((work.end or 0.0) + self.depths[work.edge] for work in self.works)
+
+    # What is wrong with the verdict.
+
+    def judge(self) -> list[str]:
+        """Compare the verdict with the truth; gives what is wrong."""
+        verdict = self.verdict
+        taking_part = [work for work in self.works if work.agent.takes_part]
+        once = [work.edge for work in taking_part if work.agent.lasting]
+        if len(set(once)) < len(once):
+            return ["an edge was run twice"]
+        if verdict is None:
+            nobody = not self.works or not self.agents["n0"].is_up
+            return [] if nobody else ["no verdict"]
+        receipt = verdict.receipt
+        if receipt.unknown:
+            return self._judge_unknown()
+        if receipt.volatile and len({work.edge for work in taking_part}) < len(taking_part):
+            return []  # that is what it warns of
+        wrong = [
+            "work in flight after the verdict"
+            for work in taking_part
+            if work.end is None or work.end > verdict.at or work.begin > verdict.at
+        ][:1]
+        cut = sum(work.is_cut for work in taking_part)
+        if receipt.lost < cut:
+            wrong.append(f"{cut} hops were cut, {receipt.lost} are said to be lost")
+        seen = len({work.edge for work in self.works if not work.agent.takes_part})
+        if receipt.opaque + receipt.lost < seen:
+            wrong.append(f"{seen} messages to opaque agents, {receipt.opaque} are told")
+        if not (receipt.lost or receipt.opaque) and receipt.hops != len(taking_part):
+            wrong.append(f"{len(taking_part)} hops were run, {receipt.hops} are told")
+        return wrong + self._judge_red()
+
+    def _judge_unknown(self) -> list[str]:
+        """Where everybody comes back, and has a journal, everything can be known."""
+        faults = self.faults
+        may_be = faults.forgetful or faults.opaque or (faults.crashes and faults.restarts < 1)
+        return [] if may_be else ["unknown, although all could be known"]
+
+    def _judge_red(self) -> list[str]:
+        """Without a fault, nothing is lost."""
+        faults = self.faults
+        harmless = Faults(
+            opaque=faults.opaque, forgetful=faults.forgetful, cancels=faults.cancels,
+            refusals=faults.refusals,
+        )  # fmt: skip
+        assert self.verdict is not None
+        if faults == harmless and self.verdict.receipt.lost:
+            return ["losses are told, and nothing went wrong"]
+        return []
