@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quiesce.mesh.courier import Call, Patience, Reply
-from quiesce.mesh.detector import Answer, Detector, Settle, Stop
+from quiesce.mesh.detector import Detector
 from quiesce.mesh.engine import Engine
+from quiesce.mesh.facts import Answer, Settle, Stop
 from quiesce.mesh.receipt import mark
 from tests.simulation.world import Verdict, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.detector import Hop, Record, Sending
+    from quiesce.mesh.detector import Hop, Sending
+    from quiesce.mesh.facts import Record
     from quiesce.mesh.receipt import Status
     from tests.simulation.world import World
 

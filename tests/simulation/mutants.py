@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.detector import NEVER, Answer, Begun, Detector, Edge, Hop, HopState
+from quiesce.mesh.detector import Detector, Edge, Hop, HopState
+from quiesce.mesh.facts import NEVER, Answer, Begun
 from quiesce.mesh.receipt import Receipt
 from tests.simulation.agent import Agent, Crashed, Task
 from tests.simulation.world import Verdict
@@ -12,7 +13,8 @@ from tests.simulation.world import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from quiesce.mesh.detector import Record, Sending
+    from quiesce.mesh.detector import Sending
+    from quiesce.mesh.facts import Record
     from quiesce.mesh.receipt import Status
 
 

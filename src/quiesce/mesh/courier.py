@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.mesh.detector import Answer, Post, Watch
+    from quiesce.mesh.facts import Answer, Post, Watch
     from quiesce.mesh.receipt import Receipt
 
 __all__ = ["Patience"]

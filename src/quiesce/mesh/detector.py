@@ -20,15 +20,37 @@ that is none. What holds:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from quiesce.errors import UsageError
-from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, Tally, mark, not_run
+from quiesce.mesh.facts import (
+    NEVER,
+    NOT_NOW,
+    RUN,
+    UNKNOWN,
+    WORKING,
+    Answer,
+    Begun,
+    Closed,
+    EdgeClosed,
+    Ended,
+    Over,
+    Post,
+    Sent,
+    Settle,
+    Stop,
+    Unwatch,
+    Watch,
+    Write,
+)
+from quiesce.mesh.receipt import ENDS, Note, Receipt, Tally, mark, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from quiesce.mesh.facts import Effect, Record
+    from quiesce.mesh.receipt import Status
 
 __all__: list[str] = []
 
@@ -78,142 +100,6 @@ EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
 Sending = Literal[
     "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque"
 ]  # fmt: skip
-
-
-# What is written.
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A hop begins."""
-
-    edge: bytes
-    cascade: bytes
-    parent: str
-    reply: str | None
-    is_root: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """An edge is about to be sent from a hop."""
-
-    hop: bytes
-    edge: bytes
-    to: str
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeClosed:
-    """An edge that was sent is closed."""
-
-    edge: bytes
-    receipt: Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A hop's own work has ended; edges are open."""
-
-    edge: bytes
-    status: Status
-    seconds: float | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A hop has its receipt."""
-
-    edge: bytes
-    receipt: Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """An edge never runs here, or not again; nobody will ask for its receipt."""
-
-    edge: bytes
-
-
-Record = Begun | Sent | EdgeClosed | Ended | Closed | Over
-
-
-# What is to be done.
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Keep a record, so that it is there after a restart, before what comes next is done."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Send a receipt to whoever has sent the edge, until it is taken."""
-
-    edge: bytes
-    to: str
-    receipt: Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Ask the receiver of an edge how it stands, from time to time, until it is closed."""
-
-    edge: bytes
-    to: str
-    in_doubt: bool = False
-    """Whether it is not known that the edge has arrived."""
-    cancel: bool = False
-    """Whether to ask at once, and to ask it to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unwatch:
-    """Ask no more: the edge is closed."""
-
-    edge: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Cancel the work of a hop; it says when it has ended, as ever."""
-
-    edge: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Tell whoever waits for a cascade that began here."""
-
-    edge: bytes
-    cascade: bytes
-    receipt: Receipt
-
-
-Effect = Write | Post | Watch | Unwatch | Stop | Settle
-
-
-# What a receiver answers when an edge arrives, or is asked for.
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How an edge stands with its receiver.
-
-    `run`: it has just begun. `working`: it has begun, and has not closed. `closed`: see the receipt.
-    `never`: it does not run, and never will. `not now`: it does not run, but a copy might after a
-    restart, for there is no journal. `unknown`: the receiver knows nothing of it, and keeps no journal.
-    """
-
-    kind: Literal["run", "working", "closed", "never", "not now", "unknown"]
-    receipt: Receipt | None = None
-
-
-RUN, WORKING, UNKNOWN = Answer("run"), Answer("working"), Answer("unknown")
-NEVER, NOT_NOW = Answer("never"), Answer("not now")
 
 
 class Edge:

@@ -10,20 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
-from quiesce.mesh.detector import (
-    Detector,
-    Post,
-    Settle,
-    Stop,
-    Unwatch,
-    Watch,
-    Write,
-)
+from quiesce.mesh.detector import Detector
+from quiesce.mesh.facts import Post, Settle, Stop, Unwatch, Watch, Write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.mesh.detector import Answer, Hop, Record, Sending
+    from quiesce.mesh.detector import Hop, Sending
+    from quiesce.mesh.facts import Answer, Record
     from quiesce.mesh.receipt import Receipt, Status
 
 __all__: list[str] = []
