@@ -19,6 +19,9 @@ QuiesceError
 ├── SdkMissing         the SDK that an adapter is for is not installed, or too old
 ├── SdkUnknown         the SDK has changed, and the adapter does not guess
 ├── PeerLost           the agent or server at the other end is gone
+├── ProtocolError      a message between nodes of a mesh is not as it should be
+│   ├── LocalProtocolError    …and this end was about to send it
+│   └── RemoteProtocolError   …and the other end has sent it
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started
 ├── SweepFailed        a scenario did not stand being cancelled; carries where
@@ -142,6 +145,18 @@ class SdkUnknown(QuiesceError):
 
 class PeerLost(QuiesceError):
     """The agent or server at the other end is gone, and what was asked of it has no answer."""
+
+
+class ProtocolError(QuiesceError):
+    """A message between nodes of a mesh is not as the protocol has it."""
+
+
+class LocalProtocolError(ProtocolError):
+    """What was to be sent cannot be written as the protocol has it."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """What another node has sent is not of the protocol; nothing was changed by it."""
 
 
 class JobCancelled(QuiesceError):

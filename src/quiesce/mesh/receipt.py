@@ -110,7 +110,7 @@ class Tally:
         self.unknown += receipt.unknown
         self.volatile += receipt.volatile
         if receipt.notes:
-            self.notes = _foremost((*self.notes, *receipt.notes))
+            self.notes = foremost((*self.notes, *receipt.notes))
 
     def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
         """Make the receipt of the hop itself."""
@@ -123,15 +123,15 @@ class Tally:
             opaque=self.opaque,
             unknown=self.unknown,
             volatile=self.volatile + volatile,
-            notes=_foremost((own, *self.notes)),
+            notes=foremost((own, *self.notes)),
         )
 
 
-def _foremost(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
     """Leave out what is over the limit: first of what went well, from the end."""
-    if len(notes) <= NOTES_MAX:
+    if len(notes) <= most:
         return notes
-    room = NOTES_MAX - sum(note.status != "done" for note in notes)
+    room = most - sum(note.status != "done" for note in notes)
     kept = []
     for note in notes:
         if note.status == "done":
@@ -139,4 +139,4 @@ def _foremost(notes: tuple[Note, ...]) -> tuple[Note, ...]:
                 continue
             room -= 1
         kept.append(note)
-    return tuple(kept[:NOTES_MAX])
+    return tuple(kept[:most])

@@ -1,0 +1,319 @@
+"""The wire: two headers and two JSON bodies, version 00. docs/protocol.md describes them for others.
+
+A parser takes anything and gives a value or raises `RemoteProtocolError`, which never quotes an edge's
+id. Everything has a limit. What a later version adds is ignored, what it changes is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+
+from quiesce.errors import LocalProtocolError, RemoteProtocolError
+from quiesce.mesh.courier import Call, Reply
+from quiesce.mesh.facts import Answer
+from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, foremost, mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__: list[str] = []
+
+T = TypeVar("T")
+
+REQUEST_HEADER, RESPONSE_HEADER = "Cascade", "Cascade-Receipt"
+VERSION = 0
+HEADER_BYTES_MAX = 4096
+BODY_BYTES_MAX = 4 * 1024 * 1024
+ITEMS_MAX = 1000
+NOTES_ON_HEADER = 8
+NAME_MAX, WHY_MAX, HOME_MAX = 200, 500, 512
+_COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly
+
+_STATUSES = frozenset(get_args(Status))
+_KINDS = frozenset(("working", "never", "not now", "unknown"))
+_FIRST = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<cascade>[0-9a-f]{32})-(?P<edge>[0-9a-f]{24})"
+    r"-(?P<parent>[0-9a-f]{12})-(?P<flags>[0-9a-f]{2})(?P<more>-[0-9a-f-]*)?"
+)
+_ANSWER = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<mark>[0-9a-f]{12})(?P<more>-[0-9a-f-]*)?")
+_MARK = re.compile(r"[0-9a-f]{12}|")
+_HOME = re.compile(r"https?://[!-+\--:<-~]+")  # visible ASCII, without comma and semicolon
+_COUNTS = {
+    "n": "hops", "f": "failed", "c": "cancelled", "l": "lost", "o": "opaque", "u": "unknown",
+    "v": "volatile",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What comes with a message: the edge that it is."""
+
+    cascade: bytes
+    edge: bytes
+    parent: str
+    home: str | None = None
+    """Where its receipt is to be posted; None: whoever sent it asks for it."""
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    message = f"{what}: {why}"
+    raise RemoteProtocolError(message)
+
+
+# Headers.
+
+
+def request_header(handed: Handed) -> str:
+    """Write the header of a message.
+
+    Raises:
+        LocalProtocolError: the address cannot be written there.
+    """
+    text = f"00-{handed.cascade.hex()}-{handed.edge.hex()}-{handed.parent}-00"
+    if handed.home is None:
+        return text
+    if len(handed.home) > HOME_MAX or not _HOME.fullmatch(handed.home):
+        message = f"not an address that fits into a header: {handed.home!r}"
+        raise LocalProtocolError(message)
+    return f"{text};h={handed.home}"
+
+
+def parse_request_header(text: str | bytes) -> Handed:
+    """Read the header of a message.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    found, options = _header(REQUEST_HEADER, text, _FIRST)
+    home = options.get("h")
+    if home is not None and (len(home) > HOME_MAX or not _HOME.fullmatch(home)):
+        _refuse(REQUEST_HEADER, "h is not an http address")
+    return Handed(
+        bytes.fromhex(found["cascade"]), bytes.fromhex(found["edge"]), found["parent"], home
+    )
+
+
+def _header(
+    what: str, text: str | bytes, pattern: re.Pattern[str]
+) -> tuple[re.Match[str], dict[str, str]]:
+    if len(text) > HEADER_BYTES_MAX:
+        _refuse(what, f"over {HEADER_BYTES_MAX} bytes")
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    head, *rest = text.strip(" \t").split(";")
+    found = pattern.fullmatch(head.strip(" \t"))
+    if found is None:
+        _refuse(what, "not of the form that it has in version 00")
+    if found["version"] == "ff" or (found["version"] == "00" and found["more"]):
+        _refuse(what, f"version {found['version']} has no such form")
+    options: dict[str, str] = {}
+    for part in rest:
+        name, equals, value = part.strip(" \t").partition("=")
+        if not equals or not name or name in options:
+            _refuse(what, "a parameter without a value, or twice")
+        options[name] = value
+    return found, options
+
+
+def response_header(edge: bytes, answer: Answer) -> str:
+    """Write the header of an answer to a message: how its edge stands."""
+    text = f"00-{mark(edge)}"
+    if answer.receipt is None:
+        return f"{text};s={answer.kind.replace(' ', '-')}"
+    receipt = replace(answer.receipt, notes=foremost(answer.receipt.notes, NOTES_ON_HEADER))
+    while len(body := _dumps(_receipt(receipt))) > HEADER_BYTES_MAX // 2:
+        receipt = replace(receipt, notes=receipt.notes[:-1])
+    return f"{text};s=closed;r={body.hex()}"
+
+
+def parse_response_header(text: str | bytes, edge: bytes) -> Answer:
+    """Read the header of the answer to a message.
+
+    Raises:
+        RemoteProtocolError: it is not one, or is about another edge.
+    """
+    found, options = _header(RESPONSE_HEADER, text, _ANSWER)
+    if found["mark"] != mark(edge):
+        _refuse(RESPONSE_HEADER, "it is about another message")
+    kind = options.get("s", "").replace("-", " ")
+    if kind != "closed":
+        return _answer(kind)
+    try:
+        body = bytes.fromhex(options.get("r", ""))
+    except ValueError:
+        _refuse(RESPONSE_HEADER, "r is not in hexadecimal")
+    return Answer("closed", _parse_receipt(_loads(RESPONSE_HEADER, body)))
+
+
+# Bodies.
+
+
+def call_body(call: Call) -> bytes:
+    """Write a call."""
+    receipts = [[edge.hex(), _receipt(receipt)] for edge, receipt in call.receipts]
+    asks = [[edge.hex(), cancel] for edge, cancel in call.asks]
+    return _dumps({"v": VERSION, "receipts": receipts, "asks": asks})
+
+
+def parse_call(body: bytes, to: str = "") -> Call:
+    """Read a call.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    found = _versioned("call", body)
+    receipts = _items(found, "receipts", _parse_receipt)
+    return Call(to, receipts, _items(found, "asks", _parse_ask))
+
+
+def reply_body(reply: Reply) -> bytes:
+    """Write the answer to a call."""
+    answers = [[edge.hex(), _answered(answer)] for edge, answer in reply.answers]
+    return _dumps({"v": VERSION, "taken": [edge.hex() for edge in reply.taken], "answers": answers})
+
+
+def parse_reply(body: bytes) -> Reply:
+    """Read the answer to a call.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    found = _versioned("reply", body)
+    taken = tuple(_edge(one) for one in _list(found, "taken"))
+    return Reply(taken, _items(found, "answers", _parse_answer))
+
+
+def _dumps(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _loads(what: str, body: bytes) -> Any:
+    if len(body) > BODY_BYTES_MAX:
+        _refuse(what, f"over {BODY_BYTES_MAX} bytes")
+    try:
+        return json.loads(body.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        _refuse(what, "not JSON")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _versioned(what: str, body: bytes) -> dict[str, Any]:
+    found = _loads(what, body)
+    if not isinstance(found, dict):
+        _refuse(what, "not a JSON object")
+    if found.get("v") != VERSION or isinstance(found["v"], bool):
+        _refuse(what, f"not of version {VERSION}")
+    return found
+
+
+def _list(found: dict[str, Any], name: str) -> list[Any]:
+    value = found.get(name, [])
+    if not isinstance(value, list) or len(value) > ITEMS_MAX:
+        _refuse(name, f"not a list of at most {ITEMS_MAX}")
+    return value
+
+
+def _items(
+    found: dict[str, Any], name: str, parse: Callable[[Any], T]
+) -> tuple[tuple[bytes, T], ...]:
+    items = []
+    for one in _list(found, name):
+        if not isinstance(one, list) or len(one) != 2:  # noqa: PLR2004 - a pair
+            _refuse(name, "not a pair")
+        items.append((_edge(one[0]), parse(one[1])))
+    return tuple(items)
+
+
+def _edge(value: Any) -> bytes:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}", value):
+        _refuse("edge", "not 24 hexadecimal digits")
+    return bytes.fromhex(value)
+
+
+def _parse_ask(value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse("asks", "neither true nor false")
+    return value
+
+
+def _answered(answer: Answer) -> object:
+    return answer.kind if answer.receipt is None else _receipt(answer.receipt)
+
+
+def _parse_answer(value: Any) -> Answer:
+    if isinstance(value, dict):
+        return Answer("closed", _parse_receipt(value))
+    return _answer(value)
+
+
+def _answer(kind: Any) -> Answer:
+    if not isinstance(kind, str) or kind not in _KINDS:
+        _refuse("answer", "not one of " + ", ".join(sorted(_KINDS)))
+    return Answer(kind)  # type: ignore[arg-type]  # one of those
+
+
+# Receipts.
+
+
+def _receipt(receipt: Receipt) -> dict[str, Any]:
+    made: dict[str, Any] = {"s": receipt.status}
+    for letter, name in _COUNTS.items():
+        if count := getattr(receipt, name):
+            made[letter] = count
+    if receipt.notes:
+        made["notes"] = [_note(note) for note in receipt.notes]
+    return made
+
+
+def _note(note: Note) -> list[Any]:
+    name, why = note.name[:NAME_MAX], note.why[:WHY_MAX]
+    return [note.mark, note.parent, name, note.status, note.seconds, why]
+
+
+def _parse_receipt(found: Any) -> Receipt:
+    if not isinstance(found, dict):
+        _refuse("receipt", "not a JSON object")
+    status = found.get("s")
+    if status not in ENDS:
+        _refuse("receipt", "s is not one of " + ", ".join(ENDS))
+    counts = {name: _count(found.get(letter, 0)) for letter, name in _COUNTS.items()}
+    if not counts["hops"] or not counts.get(status, 1):
+        _refuse("receipt", "it does not count itself")
+    notes = found.get("notes", [])
+    if not isinstance(notes, list) or len(notes) > ITEMS_MAX:
+        _refuse("notes", f"not a list of at most {ITEMS_MAX}")
+    kept = foremost(tuple(_parse_note(note) for note in notes))
+    return Receipt(status, notes=kept, **counts)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _COUNT_MAX:
+        _refuse("receipt", "a count that is none")
+    return value
+
+
+def _parse_note(found: Any) -> Note:
+    if not isinstance(found, list) or len(found) != 6:  # noqa: PLR2004 - as `_note` makes it
+        _refuse("note", "not a list of six")
+    own, parent, name, status, seconds, why = found
+    for one in (own, parent):
+        if not isinstance(one, str) or not _MARK.fullmatch(one):
+            _refuse("note", "a mark that is none")
+    if not isinstance(name, str) or len(name) > NAME_MAX or not isinstance(why, str):
+        _refuse("note", "a name that is too long, or none")
+    if len(why) > WHY_MAX or not isinstance(status, str) or status not in _STATUSES:
+        _refuse("note", "a status that is none, or a reason that is too long")
+    if seconds is not None and not _is_time(seconds):
+        _refuse("note", "seconds that are none")
+    return Note(own, parent, name, status, seconds, why)  # type: ignore[arg-type]  # a status
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _COUNT_MAX

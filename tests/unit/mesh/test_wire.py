@@ -1,0 +1,184 @@
+"""The wire: what is written is read again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiesce.errors import LocalProtocolError, RemoteProtocolError
+from quiesce.mesh import wire
+from quiesce.mesh.courier import Call, Reply
+from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
+from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
+from quiesce.mesh.wire import Handed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASCADE, EDGE = bytes(range(16)), bytes(range(100, 112))
+HEADER = "00-000102030405060708090a0b0c0d0e0f-6465666768696a6b6c6d6e6f-0123456789ab-00"
+HANDED = Handed(CASCADE, EDGE, "0123456789ab")
+
+edges = st.binary(min_size=12, max_size=12)
+counts = st.integers(0, 2**53 - 1)
+marks = edges.map(mark)
+notes = st.builds(
+    Note,
+    marks,
+    marks | st.just(""),
+    st.text(max_size=wire.NAME_MAX),
+    st.sampled_from(["done", "failed", "cancelled", "lost", "refused", "opaque", "unknown"]),
+    st.none() | st.floats(0, 1e9),
+    st.text(max_size=wire.WHY_MAX),
+)
+receipts = st.builds(
+    Receipt,
+    st.just("done"),
+    hops=st.integers(1, 2**53 - 1),
+    failed=counts,
+    lost=counts,
+    opaque=counts,
+    unknown=counts,
+    volatile=counts,
+    notes=st.lists(notes, max_size=4).map(tuple),
+)
+answers = st.sampled_from([WORKING, NEVER, NOT_NOW, UNKNOWN]) | receipts.map(
+    lambda receipt: Answer("closed", receipt)
+)
+
+
+def test_the_header_of_a_message_is_short_and_read_again() -> None:
+    """It has the cascade, the edge and a mark of the parent, in under 100 bytes."""
+    assert wire.request_header(HANDED) == HEADER
+    assert len(HEADER) < 100
+    assert wire.parse_request_header(HEADER) == HANDED
+    assert wire.parse_request_header(HEADER.encode()) == HANDED
+    home = Handed(CASCADE, EDGE, "0123456789ab", "https://[::1]:8080/quiesce?a=b")
+    assert wire.parse_request_header(wire.request_header(home)) == home
+
+
+def test_a_later_version_may_add_and_not_change() -> None:
+    """More fields and parameters are ignored, of a later version; ours has none."""
+    assert wire.parse_request_header("01" + HEADER[2:] + "-abcd;h=http://a;x=1") == Handed(
+        CASCADE, EDGE, "0123456789ab", "http://a"
+    )
+    for wrong in ("ff" + HEADER[2:], HEADER + "-abcd"):
+        with pytest.raises(RemoteProtocolError, match="has no such form"):
+            wire.parse_request_header(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "", "00", HEADER[:-1], HEADER + "0", HEADER.upper(), HEADER.replace("-", "_"),
+        HEADER + ";", HEADER + ";h", HEADER + ";h=ftp://a", HEADER + ";h=http://a b",
+        HEADER + ";h=http://a;h=http://a", HEADER + ";h=http://" + "a" * 600, "a" * 5000,
+        HEADER.replace("6465", "zz65"), HEADER + "\n", "\xff" * 80,
+    ],
+)  # fmt: skip
+def test_what_is_no_header_is_refused(wrong: str) -> None:
+    """The error says what is wrong, and does not quote the secret."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.parse_request_header(wrong)
+    assert EDGE.hex()[:8] not in str(caught.value)
+
+
+def test_an_address_that_does_not_fit_is_not_sent() -> None:
+    """It would be cut, or would become another parameter."""
+    with pytest.raises(LocalProtocolError, match="fits into a header"):
+        wire.request_header(Handed(CASCADE, EDGE, "0123456789ab", "http://a;b"))
+
+
+@given(edges, answers)
+def test_the_header_of_an_answer_is_read_again(edge: bytes, answer: Answer) -> None:
+    """Whatever it says; of many notes only some are kept, the counts are all."""
+    text = wire.response_header(edge, answer)
+    assert len(text) <= wire.HEADER_BYTES_MAX
+    assert text.isascii()
+    assert text.isprintable()
+    read = wire.parse_response_header(text, edge)
+    if answer.receipt is None:
+        assert read == answer
+    else:
+        assert read.receipt is not None
+        assert read.receipt.hops == answer.receipt.hops
+        assert read.receipt.lost == answer.receipt.lost
+
+
+def test_the_answer_to_another_message_is_refused() -> None:
+    """A header that a proxy has kept from another answer says nothing of this one."""
+    text = wire.response_header(EDGE, WORKING)
+    with pytest.raises(RemoteProtocolError, match="another message"):
+        wire.parse_response_header(text, bytes(12))
+
+
+@given(st.lists(st.tuples(edges, receipts), max_size=5), st.lists(st.tuples(edges, st.booleans())))
+def test_a_call_is_read_again(posted: Any, asked: Any) -> None:
+    """Receipts and questions come out as they went in."""
+    call = Call("there", tuple(posted), tuple(asked))
+    assert wire.parse_call(wire.call_body(call), "there") == call
+
+
+@given(st.lists(edges, max_size=5), st.lists(st.tuples(edges, answers), max_size=5))
+def test_a_reply_is_read_again(taken: Any, answered: Any) -> None:
+    """What was taken and what is answered come out as they went in."""
+    reply = Reply(tuple(taken), tuple(answered))
+    assert wire.parse_reply(wire.reply_body(reply)) == reply
+
+
+def test_long_texts_are_cut_when_they_are_written() -> None:
+    """What a node writes is always what a node reads."""
+    note = Note(mark(EDGE), "", "n" * 1000, "failed", 0.5, "w" * 1000)
+    call = Call("", ((EDGE, Receipt("failed", failed=1, notes=(note,) * NOTES_MAX)),), ())
+    ((_, read),) = wire.parse_call(wire.call_body(call)).receipts
+    assert len(read.notes) == NOTES_MAX
+    assert (len(read.notes[0].name), len(read.notes[0].why)) == (wire.NAME_MAX, wire.WHY_MAX)
+
+
+GOOD_NOTE: list[object] = [mark(EDGE), "", "n", "done", None, ""]
+WRONG: tuple[object, ...] = (-1, [], "x" * 501)
+WRONG_NOTES = [
+    {"s": "done", "n": 1, "notes": [[*GOOD_NOTE[:place], wrong, *GOOD_NOTE[place + 1 :]]]}
+    for place in range(6)
+    for wrong in WRONG
+]
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        None, [], {}, {"s": "done"}, {"s": "opaque", "n": 1}, {"s": "lost", "n": 1},
+        {"s": "failed", "n": 1}, {"s": "cancelled", "n": 1, "c": 0}, {"s": "done", "n": True},
+        {"s": "done", "n": -1}, {"s": "done", "n": 1.5}, {"s": "done", "n": 2**53},
+        {"s": "done", "n": 1, "notes": {}}, {"s": "done", "n": 1, "notes": [GOOD_NOTE[:5]]},
+        *WRONG_NOTES,
+        {"s": "done", "n": 1, "notes": [GOOD_NOTE] * 1001},
+    ],
+)  # fmt: skip
+def test_what_is_no_receipt_is_refused(receipt: object) -> None:
+    """Above all one that does not count itself: it would be taken for more than it is."""
+    body = json.dumps({"v": 0, "receipts": [[EDGE.hex(), receipt]]}).encode()
+    with pytest.raises(RemoteProtocolError):
+        wire.parse_call(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"\xff", b"[]", b"{}", b'{"v":1}', b'{"v":false}', b'{"v":0,"asks":{}}',
+        b'{"v":0,"asks":[1]}', b'{"v":0,"asks":[["%s",1]]}' % EDGE.hex().encode(),
+        b'{"v":0,"asks":[["AB",true]]}', b'{"v":NaN}', b"[" * 100_000, b"1" * 10_000,
+        b'{"v":0,"asks":[%s]}' % b",".join([b"[]"] * 1001), b" " * (wire.BODY_BYTES_MAX + 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("parse", [wire.parse_call, wire.parse_reply])
+def test_what_is_no_body_is_refused(parse: Callable[[bytes], object], body: bytes) -> None:
+    """Whatever somebody posts."""
+    if parse is wire.parse_reply:
+        body = body.replace(b"asks", b"answers")
+    with pytest.raises(RemoteProtocolError):
+        parse(body)
