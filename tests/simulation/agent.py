@@ -26,6 +26,7 @@ PATIENCE = Patience(
 )
 ANSWER_WITHIN = 12.0
 CALL_WITHIN = 8.0
+COMPACTED = 0.1  # how probable it is that the journal is compacted after something was written
 ANSWERS: dict[str, Sending] = {
     "working": "is taken",
     "never": "is refused",
@@ -124,8 +125,14 @@ class Agent:
             raise Crashed
         if self.lasting:
             self.journal += records
+            if self.world.random.random() < COMPACTED:
+                self.compact()
         if self.world.chance(self.world.faults.torn):
             raise Crashed
+
+    def compact(self) -> None:
+        """Write only what is needed of all that was written."""
+        self.journal = list(self.engine.detector.snapshot())
 
     def see_to_news(self) -> None:
         """Stop what is to stop, and tell the verdict."""
@@ -296,7 +303,6 @@ class Agent:
             self.idle(task)
             return
         edge = self.world.new_id(12)
-        self.world.depths[edge] = self.world.depths[task.work.edge] + 1
         self.engine.send(task.hop, edge, to, self.world.now)
         self.commit()
         self._sends[edge] = task
@@ -307,6 +313,7 @@ class Agent:
         if edge not in self._sends or task.hop is None:
             return
         self.world.traffic.messages += 1
+        self.world.depths[edge] = self.world.depths[task.work.edge] + 1
         cascade, parent, life = task.hop.cascade, mark(task.hop.edge), self.life
         self.world.carry(self.name, to, "requested", self.name, life, edge, cascade, parent)
         if attempts > 1:

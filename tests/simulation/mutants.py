@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quiesce.mesh.detector import Detector, Edge, Hop, HopState
-from quiesce.mesh.facts import NEVER, Answer, Begun
+from quiesce.mesh.facts import NEVER, Answer, Begun, Sent, Tallied
 from quiesce.mesh.receipt import Receipt
 from tests.simulation.agent import Agent, Crashed, Task
 from tests.simulation.world import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from quiesce.mesh.detector import Sending
     from quiesce.mesh.facts import Record
@@ -86,6 +86,16 @@ class WriteBehind(Agent):
         self._late = ()
 
 
+class HastyAging(Agent):
+    """What is over is forgotten while copies of it may come."""
+
+    def compact(self) -> None:
+        """Forget twice, and write what is left."""
+        self.engine.detector.age()
+        self.engine.detector.age()
+        super().compact()
+
+
 class NoJournal(Agent):
     """There is a journal, it is said; after a restart it is empty."""
 
@@ -93,6 +103,22 @@ class NoJournal(Agent):
         """Forget."""
         self.journal = []
         super().restart()
+
+
+class SnapshotWithoutEdges(Detector):
+    """What is compacted leaves out the edges that are open."""
+
+    def snapshot(self) -> Iterator[Record]:
+        """Leave them out."""
+        return (record for record in super().snapshot() if not isinstance(record, Sent))
+
+
+class SnapshotWithoutTally(Detector):
+    """What is compacted leaves out what is known of the edges that are closed."""
+
+    def snapshot(self) -> Iterator[Record]:
+        """Leave it out."""
+        return (record for record in super().snapshot() if not isinstance(record, Tallied))
 
 
 class Counting(Detector):
@@ -209,11 +235,11 @@ def using(kind: type[Detector]) -> type[Agent]:
 
 
 DETECTORS: tuple[type[Detector], ...] = (
-    Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
+    SnapshotWithoutEdges, SnapshotWithoutTally, Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
     OverAndForgotten, NoJournalAndNever, NoJournalAndSilent, SilenceIsDone, DoubtIsUnsent,
     WrittenTooLate,
 )  # fmt: skip
-AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, NoJournal)
+AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, HastyAging, NoJournal)
 MUTANTS: dict[str, type[Agent]] = {
     kind.__name__: kind for kind in (*AGENTS, *(using(detector) for detector in DETECTORS))
 }

@@ -50,6 +50,9 @@ def failures(
     chosen = list(kinds)
     for number in range(first, first + count):
         kind = chosen[number % len(chosen)]
-        wrong = simulate(kind, number, agent).judge()
+        try:
+            wrong = simulate(kind, number, agent).judge()
+        except Exception as error:
+            wrong = [f"raised {error!r}"]
         if wrong:
             yield kind, number, wrong

@@ -40,6 +40,7 @@ from quiesce.mesh.facts import (
     Sent,
     Settle,
     Stop,
+    Tallied,
     Unwatch,
     Watch,
     Write,
@@ -47,7 +48,7 @@ from quiesce.mesh.facts import (
 from quiesce.mesh.receipt import ENDS, Note, Receipt, Tally, mark, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from quiesce.mesh.facts import Effect, Record
     from quiesce.mesh.receipt import Status
@@ -157,6 +158,7 @@ class Detector:
         self._hops: dict[bytes, Hop] = {}
         self._edges: dict[bytes, Edge] = {}
         self._over: dict[bytes, Receipt | None] = {}
+        self._long_over: dict[bytes, Receipt | None] = {}
         self._effects: list[Effect] = []
 
     def take(self) -> list[Effect]:
@@ -199,9 +201,10 @@ class Detector:
         hop = self._hops.get(edge)
         if hop is not None:
             return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
-        if edge in self._over:
-            receipt = self._over[edge]
-            return self._never() if receipt is None else Answer("closed", receipt)
+        for over in (self._over, self._long_over):
+            if edge in over:
+                receipt = over[edge]
+                return self._never() if receipt is None else Answer("closed", receipt)
         return None
 
     def _end(self, edge: bytes, receipt: Receipt | None) -> None:
@@ -372,6 +375,30 @@ class Detector:
             if found.state is EdgeState.OPEN:
                 self._effects.append(Watch(edge, found.to, cancel=True))
 
+    # What is kept.
+
+    def age(self) -> None:
+        """Forget the edges that were over when this was called the last time.
+
+        Whoever calls it knows that no copy of their messages comes any more, and no question.
+        """
+        self._long_over, self._over = self._over, {}
+
+    def snapshot(self) -> Iterator[Record]:
+        """Give records from which all that is known now can be restored, in place of those before."""
+        for over in (self._long_over, self._over):
+            for edge, receipt in over.items():
+                yield Over(edge, receipt)
+        for hop in self._hops.values():
+            yield Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
+            yield Tallied(hop.edge, hop.tally.sum())
+            for edge, sent in hop.edges.items():
+                yield Sent(hop.edge, edge, sent.to)
+            if hop.receipt is not None:
+                yield Closed(hop.edge, hop.receipt)
+            elif hop.state is HopState.WAITING:
+                yield Ended(hop.edge, hop.status, hop.seconds, hop.why)
+
     # After a restart.
 
     def restore(self, records: Iterable[Record]) -> None:
@@ -403,6 +430,8 @@ class Detector:
                 found = self._edges.pop(edge)
                 del found.hop.edges[edge]
                 found.hop.tally.add(receipt)
+            case Tallied(edge, receipt):
+                self._hops[edge].tally.add(receipt)
             case Ended(edge, status, seconds, why):
                 ended = self._hops[edge]
                 ended.status, ended.seconds, ended.why = status, seconds, why
@@ -410,6 +439,6 @@ class Detector:
             case Closed(edge, receipt):
                 closed = self._hops[edge]
                 closed.receipt, closed.state = receipt, HopState.CLOSED
-            case Over(edge):
+            case Over(edge, over_with):
                 self._hops.pop(edge, None)
-                self._over[edge] = None
+                self._over[edge] = over_with

@@ -42,6 +42,14 @@ class EdgeClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Tallied:
+    """What the edges of a hop that are closed come to; in place of their records."""
+
+    edge: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A hop's own work has ended; edges are open."""
 
@@ -61,12 +69,13 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """An edge never runs here, or not again; nobody will ask for its receipt."""
+    """An edge never runs here, or not again; its receipt is there if it may still be asked for."""
 
     edge: bytes
+    receipt: Receipt | None = None
 
 
-Record = Begun | Sent | EdgeClosed | Ended | Closed | Over
+Record = Begun | Sent | EdgeClosed | Tallied | Ended | Closed | Over
 
 
 # What is to be done.

@@ -112,6 +112,13 @@ class Tally:
         if receipt.notes:
             self.notes = foremost((*self.notes, *receipt.notes))
 
+    def sum(self) -> Receipt:
+        """Give all of it as one receipt, of the status of no hop."""
+        return Receipt(
+            "done", self.hops, self.failed, self.cancelled, self.lost, self.opaque, self.unknown,
+            self.volatile, self.notes,
+        )  # fmt: skip
+
     def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
         """Make the receipt of the hop itself."""
         return Receipt(
