@@ -22,6 +22,8 @@ QuiesceError
 ├── ProtocolError      a message between nodes of a mesh is not as it should be
 │   ├── LocalProtocolError    …and this end was about to send it
 │   └── RemoteProtocolError   …and the other end has sent it
+├── JournalInUse       another process has the journal of this node
+├── JournalBroken      the journal of this node is not as it was written
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started
 ├── SweepFailed        a scenario did not stand being cancelled; carries where
@@ -157,6 +159,14 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """What another node has sent is not of the protocol; nothing was changed by it."""
+
+
+class JournalInUse(QuiesceError):
+    """Another process has the journal: a node has one of its own, and one process at a time."""
+
+
+class JournalBroken(QuiesceError):
+    """The file is not a journal, or not as it was written: what was begun is not known."""
 
 
 class JobCancelled(QuiesceError):

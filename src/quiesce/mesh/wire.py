@@ -125,7 +125,7 @@ def response_header(edge: bytes, answer: Answer) -> str:
     if answer.receipt is None:
         return f"{text};s={answer.kind.replace(' ', '-')}"
     receipt = replace(answer.receipt, notes=foremost(answer.receipt.notes, NOTES_ON_HEADER))
-    while len(body := _dumps(_receipt(receipt))) > HEADER_BYTES_MAX // 2:
+    while len(body := _dumps(receipt_json(receipt))) > HEADER_BYTES_MAX // 2:
         receipt = replace(receipt, notes=receipt.notes[:-1])
     return f"{text};s=closed;r={body.hex()}"
 
@@ -154,7 +154,7 @@ def parse_response_header(text: str | bytes, edge: bytes) -> Answer:
 
 def call_body(call: Call) -> bytes:
     """Write a call."""
-    receipts = [[edge.hex(), _receipt(receipt)] for edge, receipt in call.receipts]
+    receipts = [[edge.hex(), receipt_json(receipt)] for edge, receipt in call.receipts]
     asks = [[edge.hex(), cancel] for edge, cancel in call.asks]
     return _dumps({"v": VERSION, "receipts": receipts, "asks": asks})
 
@@ -244,7 +244,7 @@ def _parse_ask(value: Any) -> bool:
 
 
 def _answered(answer: Answer) -> object:
-    return answer.kind if answer.receipt is None else _receipt(answer.receipt)
+    return answer.kind if answer.receipt is None else receipt_json(answer.receipt)
 
 
 def _parse_answer(value: Any) -> Answer:
@@ -262,7 +262,8 @@ def _answer(kind: Any) -> Answer:
 # Receipts.
 
 
-def _receipt(receipt: Receipt) -> dict[str, Any]:
+def receipt_json(receipt: Receipt) -> dict[str, Any]:
+    """Write a receipt, for a body or a file."""
     made: dict[str, Any] = {"s": receipt.status}
     for letter, name in _COUNTS.items():
         if count := getattr(receipt, name):
@@ -278,19 +279,30 @@ def _note(note: Note) -> list[Any]:
 
 
 def _parse_receipt(found: Any) -> Receipt:
+    """Read a receipt that an agent has given: of a hop that it has run."""
+    receipt = receipt_of(found)
+    if receipt.status not in ENDS or not receipt.hops or not getattr(receipt, receipt.status, 1):
+        _refuse("receipt", "not of a hop that was run, or it does not count itself")
+    return receipt
+
+
+def receipt_of(found: Any) -> Receipt:
+    """Read a receipt, of whatever status.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
     if not isinstance(found, dict):
         _refuse("receipt", "not a JSON object")
     status = found.get("s")
-    if status not in ENDS:
-        _refuse("receipt", "s is not one of " + ", ".join(ENDS))
+    if not isinstance(status, str) or status not in _STATUSES:
+        _refuse("receipt", "a status that is none")
     counts = {name: _count(found.get(letter, 0)) for letter, name in _COUNTS.items()}
-    if not counts["hops"] or not counts.get(status, 1):
-        _refuse("receipt", "it does not count itself")
     notes = found.get("notes", [])
     if not isinstance(notes, list) or len(notes) > ITEMS_MAX:
         _refuse("notes", f"not a list of at most {ITEMS_MAX}")
     kept = foremost(tuple(_parse_note(note) for note in notes))
-    return Receipt(status, notes=kept, **counts)
+    return Receipt(status, notes=kept, **counts)  # type: ignore[arg-type]  # a status
 
 
 def _count(value: Any) -> int:

@@ -1,0 +1,232 @@
+"""The journal: what a node has to know after a restart, in a file, written before it is acted upon.
+
+A line a record, each with a checksum, in one `write` a batch. Not SQLite: a commit there costs three
+times as much, and every request pays for two; nothing is ever looked up here, it is all read at the start.
+What holds:
+
+1. What `write` has returned from is there after the death of the process; after the loss of power too,
+   with `durability="power"`.
+2. One process at a time has the file. It is locked until the process ends: whoever opens it knows that
+   the one before is dead.
+3. A last line that is not whole was not returned from, and is dropped. Anything else that is not as it
+   was written is refused: a node that forgets without knowing would run things twice.
+4. A compaction takes the place of the file in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import arguments
+from quiesce.errors import JournalBroken, JournalInUse, QuiesceError, UsageError
+from quiesce.mesh import wire
+from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
+from quiesce.mesh.receipt import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quiesce.mesh.facts import Record
+
+__all__ = ["Journal"]
+
+_HEAD = b"quiesce journal 0\n"
+_SPACE = 9  # a checksum of eight digits, and a space
+
+
+class Journal:
+    """A journal in a file.
+
+    Args:
+        path: The file; it is made if it is not there, and only its owner may read it.
+        durability: `"process"`: what is written outlives the process. `"power"`: and the machine's
+            power; each write then waits for the disk.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, durability: str = "process") -> None:
+        """Describe it; `open` makes the file."""
+        self.path: Path = Path(path)
+        self._syncs = arguments.one_of("durability", durability, ("process", "power")) == "power"
+        self._lock: int | None = None
+        self._file: int | None = None
+        self._size = 0
+
+    def open(self) -> list[Record]:
+        """Open the file, and give what it has.
+
+        *Raises*: `JournalInUse` if another process has it; `JournalBroken` if it is not a journal, or
+        is not as it was written.
+        """
+        if self._lock is not None:
+            message = f"the journal {self.path} is open already"
+            raise UsageError(message)
+        try:
+            self._lock = self._take_lock()
+            return self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_lock(self) -> int:
+        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            message = f"another process has the journal {self.path}: give each node one of its own"
+            raise JournalInUse(message) from None
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def _read(self) -> list[Record]:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(self._file, "rb", closefd=False) as file:
+            data = file.read()
+        if data != _HEAD and _HEAD.startswith(data):  # new, or its process has died at it
+            os.ftruncate(self._file, 0)
+            self._size = 0
+            self._append(_HEAD)
+            self._sync_folder()
+            return []
+        if not data.startswith(_HEAD):
+            message = f"{self.path} is not a journal of this version of quiesce"
+            raise JournalBroken(message)
+        *lines, torn = data.split(b"\n")
+        records = [self._record(number, line) for number, line in enumerate(lines[1:], start=2)]
+        self._size = len(data) - len(torn)
+        if torn:
+            os.ftruncate(self._file, self._size)  # (3)
+        return records
+
+    def _record(self, number: int, line: bytes) -> Record:
+        try:
+            if line[:_SPACE] != b"%08x " % zlib.crc32(line[_SPACE:] + b"\n"):
+                message = "its checksum is another"
+                raise ValueError(message)  # noqa: TRY301 - told as all the others are
+            return _decode(json.loads(line[_SPACE:]))
+        except (ValueError, TypeError, KeyError, IndexError, QuiesceError) as error:
+            message = (
+                f"line {number} of the journal {self.path} is not as it was written ({error}). What"
+                " this node had begun is not known: move the file away if you can do without, and"
+                " cascades that it took part in are unknown"
+            )
+            raise JournalBroken(message) from error
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self._size
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Write records; they last when this returns (1)."""
+        data = b"".join(map(_line, records))
+        if data:
+            self._append(data)
+            if self._syncs:
+                os.fdatasync(self._opened())
+
+    def _opened(self) -> int:
+        if self._file is None:
+            message = f"the journal {self.path} is not open"
+            raise UsageError(message)
+        return self._file
+
+    def _append(self, data: bytes) -> None:
+        """Write all of it, or none: a part would be a line in the midst that is not whole."""
+        file, before = self._opened(), self._size
+        try:
+            _write_all(file, data)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, before)
+            raise
+        self._size = before + len(data)
+
+    def compact(self, records: Iterable[Record]) -> None:
+        """Have only these records, in place of all before (4)."""
+        self._opened()
+        path = self.path.with_name(self.path.name + ".new")
+        new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            data = _HEAD + b"".join(map(_line, records))
+            _write_all(new, data)
+            os.fdatasync(new)  # or the name may be the new file's before its content is there
+            path.replace(self.path)
+        except BaseException:
+            os.close(new)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(self._opened())
+        self._file, self._size = new, len(data)
+        self._sync_folder()
+
+    def _sync_folder(self) -> None:
+        if self._syncs:
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def close(self) -> None:
+        """Let go of the file; it may be called again."""
+        for number in (self._file, self._lock):  # the lock last
+            if number is not None:
+                os.close(number)
+        self._file = self._lock = None
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+# How records are written.
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _perhaps(value: Any) -> Any:
+    return None if value is None else wire.receipt_of(value)
+
+
+_FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
+    "begun": (Begun, (bytes.fromhex, bytes.fromhex, _same, _same, _same)),
+    "sent": (Sent, (bytes.fromhex, bytes.fromhex, _same)),
+    "edge closed": (EdgeClosed, (bytes.fromhex, wire.receipt_of)),
+    "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
+    "ended": (Ended, (bytes.fromhex, _same, _same, _same)),
+    "closed": (Closed, (bytes.fromhex, wire.receipt_of)),
+    "over": (Over, (bytes.fromhex, _perhaps)),
+}
+_NAMES = {kind: name for name, (kind, _) in _FORMS.items()}
+
+
+def _line(record: Record) -> bytes:
+    values = [_plain(getattr(record, name)) for name in type(record).__slots__]
+    data = json.dumps([_NAMES[type(record)], *values], separators=(",", ":")).encode() + b"\n"
+    return b"%08x %s" % (zlib.crc32(data), data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return wire.receipt_json(value) if isinstance(value, Receipt) else value
+
+
+def _decode(found: list[Any]) -> Record:
+    name, *values = found
+    kind, parsers = _FORMS[name]
+    record: Record = kind(*(parse(value) for parse, value in zip(parsers, values, strict=True)))
+    return record

@@ -1,0 +1,223 @@
+"""The journal: what was written is there again, and nothing is made up."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageError
+from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
+from quiesce.mesh.journal import Journal
+from quiesce.mesh.receipt import Note, Receipt, mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quiesce.mesh.facts import Record
+
+EDGE, OTHER = bytes(12), bytes(range(12))
+LOST = Receipt("lost", 2, lost=1, notes=(Note(mark(EDGE), "", "n", "lost", 0.25, "why"),))
+RECORDS: list[Record] = [
+    Begun(EDGE, bytes(16), "0123456789ab", "http://a"),
+    Begun(OTHER, bytes(16), "", None, is_root=True),
+    Sent(EDGE, OTHER, 'somebody; a "name"\n'),
+    EdgeClosed(OTHER, Receipt("opaque", 0, opaque=1)),
+    Tallied(EDGE, Receipt("done", 0)),
+    Ended(EDGE, "failed", None, "é"),
+    Closed(EDGE, LOST),
+    Over(EDGE),
+    Over(OTHER, LOST),
+]  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Give a journal that is closed after the test."""
+    made = Journal(tmp_path / "node.journal")
+    yield made
+    made.close()
+
+
+def again(journal: Journal) -> list[Record]:
+    """Close a journal, and read it as the next process would."""
+    journal.close()
+    return journal.open()
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_what_was_written_is_there_again(tmp_path: Path, durability: str) -> None:
+    """Every kind of record, in order."""
+    journal = Journal(tmp_path / "a", durability=durability)
+    assert journal.open() == []
+    journal.write(RECORDS[:2])
+    journal.write(RECORDS[2:])
+    assert again(journal) == RECORDS
+    assert journal.size == (tmp_path / "a").stat().st_size
+    journal.close()
+
+
+def test_a_compaction_takes_the_place_of_all_before(journal: Journal) -> None:
+    """What is written afterwards comes after it."""
+    journal.open()
+    journal.write(RECORDS * 3)
+    journal.compact(RECORDS[:1])
+    journal.write(RECORDS[1:2])
+    assert again(journal) == RECORDS[:2]
+    assert [path.name for path in journal.path.parent.iterdir()] == sorted(
+        ["node.journal", "node.journal.lock"]
+    )
+
+
+def test_only_its_owner_may_read_it(journal: Journal) -> None:
+    """The ids of edges are secrets, before and after a compaction."""
+    journal.open()
+    assert journal.path.stat().st_mode & 0o777 == 0o600
+    journal.compact([])
+    assert journal.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_one_process_has_it(journal: Journal) -> None:
+    """Another that opens it is told so; when it is closed, it may."""
+    journal.open()
+    other = Journal(journal.path)
+    with pytest.raises(JournalInUse, match="give each node one of its own"):
+        other.open()
+    journal.close()
+    other.open()
+    other.close()
+
+
+PROGRAM = """
+import sys
+from quiesce.mesh.facts import Over
+from quiesce.mesh.journal import Journal
+journal = Journal(sys.argv[1])
+journal.open()
+number = 0
+while True:
+    journal.write([Over(number.to_bytes(12, "big"))])
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
+    """A process that says that it has written something is killed: it is there, and the lock is not."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [int(next(writer.stdout)) for _ in range(50)]
+        writer.send_signal(signal.SIGKILL)
+        said += [int(line) for line in writer.stdout if line.endswith("\n")]
+    journal = Journal(tmp_path / "a")
+    found = journal.open()
+    journal.close()
+    assert found[: len(said)] == [Over(number.to_bytes(12, "big")) for number in said]
+
+
+def test_a_torn_last_line_is_dropped_wherever_it_is_torn(journal: Journal) -> None:
+    """It was not returned from. What comes next is written in its place."""
+    journal.open()
+    journal.write(RECORDS[:1])
+    journal.close()
+    whole = journal.path.read_bytes()
+    journal.open()
+    journal.write(RECORDS[1:2])
+    journal.close()
+    data = journal.path.read_bytes()
+    for size in range(len(whole), len(data)):
+        journal.path.write_bytes(data[:size])
+        assert journal.open() == RECORDS[:1], size
+        journal.write(RECORDS[2:3])
+        assert again(journal) == [RECORDS[0], RECORDS[2]], size
+        journal.close()
+
+
+def test_a_file_that_was_begun_and_no_more_is_new(journal: Journal) -> None:
+    """A process that dies while it makes the file has written nothing."""
+    for size in range(18):
+        journal.path.write_bytes(b"quiesce journal 0\n"[:size])
+        assert journal.open() == []
+        journal.write(RECORDS[:1])
+        assert again(journal) == RECORDS[:1]
+        journal.close()
+
+
+@pytest.mark.parametrize("data", [b"\x00", b"SQLite format 3\x00", b"quiesce journal 1\n", b"\n\n"])
+def test_what_is_no_journal_is_left_alone(journal: Journal, data: bytes) -> None:
+    """A file that somebody else has made is refused, and not changed."""
+    journal.path.write_bytes(data)
+    with pytest.raises(JournalBroken, match="is not a journal of this version"):
+        journal.open()
+    assert journal.path.read_bytes() == data
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(data=st.data())
+def test_what_was_changed_is_refused_or_was_the_end(journal: Journal, data: st.DataObject) -> None:
+    """A byte is another, or gone: nobody takes it for what was written, and the line is named."""
+    journal.path.unlink(missing_ok=True)
+    journal.open()
+    journal.write(RECORDS)
+    journal.close()
+    whole = journal.path.read_bytes()
+    place = data.draw(st.integers(18, len(whole) - 1))
+    new = data.draw(st.binary(max_size=2).filter(lambda new: new != whole[place : place + 1]))
+    journal.path.write_bytes(whole[:place] + new + whole[place + 1 :])
+    try:
+        found = journal.open()
+    except JournalBroken as error:
+        assert "line " in str(error)  # noqa: PT017 - or nothing is raised
+    else:
+        assert found == RECORDS[: len(found)]
+        assert len(found) >= len(RECORDS) - 1
+    finally:
+        journal.close()
+
+
+def test_a_write_that_fails_leaves_no_part(journal: Journal) -> None:
+    """The disk is full, say: what was there is there, and what comes later is whole."""
+    journal.open()
+    journal.write(RECORDS[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size + 40, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.write(RECORDS[1:])
+        with pytest.raises(OSError, match="File too large"):
+            journal.compact(RECORDS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    journal.write(RECORDS[2:3])
+    assert again(journal) == [RECORDS[0], RECORDS[2]]
+    assert not journal.path.with_name("node.journal.new").exists()
+
+
+def test_a_wrong_use_is_told(journal: Journal) -> None:
+    """A closed journal takes nothing; an open one is not opened again."""
+    for use in (journal.write, journal.compact):
+        with pytest.raises(UsageError, match="is not open"):
+            use(RECORDS)
+    journal.open()
+    with pytest.raises(UsageError, match="is open already"):
+        journal.open()
+    with pytest.raises(ArgumentError, match="durability"):
+        Journal("a", durability="luck")
+
+
+def test_a_folder_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
+    """The error is the system's own, and names the path."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Journal(tmp_path / "nowhere" / "a").open()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
