@@ -152,6 +152,7 @@ WRONG_NOTES = [
     "receipt",
     [
         None, [], {}, {"s": "done"}, {"s": "opaque", "n": 1}, {"s": "lost", "n": 1},
+        {"s": "opaque", "n": 1, "o": 1}, {"s": "refused", "n": 1},
         {"s": "failed", "n": 1}, {"s": "cancelled", "n": 1, "c": 0}, {"s": "done", "n": True},
         {"s": "done", "n": -1}, {"s": "done", "n": 1.5}, {"s": "done", "n": 2**53},
         {"s": "done", "n": 1, "notes": {}}, {"s": "done", "n": 1, "notes": [GOOD_NOTE[:5]]},

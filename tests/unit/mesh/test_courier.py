@@ -1,0 +1,131 @@
+"""The courier: what is sent when, again, together, and no more."""
+
+from __future__ import annotations
+
+import math
+
+from quiesce.mesh.courier import Call, Courier, Patience, Reply
+from quiesce.mesh.facts import WORKING, Post, Watch
+from quiesce.mesh.receipt import Receipt
+
+ONE, TWO, THREE = (bytes([number]) * 12 for number in range(3))
+DONE = Receipt("done")
+PATIENCE = Patience(
+    retry_first=1.0, retry_most=4.0, ask_in_doubt=2.0, ask_every=30.0, give_up=100.0, batch_max=2
+)
+
+
+def new() -> tuple[Courier, list[tuple[bytes, str]]]:
+    """Give a courier without jitter, and what it has given up."""
+    given_up: list[tuple[bytes, str]] = []
+    return Courier(PATIENCE, lambda: 1.0, lambda *what: given_up.append(what)), given_up
+
+
+def test_a_receipt_is_sent_at_once_and_until_it_is_taken() -> None:
+    """After a failure it is sent again, later each time up to a limit, and never twice at a time."""
+    courier, _ = new()
+    assert courier.next_at() == math.inf
+    courier.post(Post(ONE, "a", DONE), 0.0)
+    now, waits = 0.0, []
+    for _ in range(5):
+        assert courier.next_at() == now
+        (call,) = courier.due(now)
+        assert call == Call("a", ((ONE, DONE),), ())
+        assert courier.due(now + 50) == []
+        courier.failed(call, now)
+        waits.append(courier.next_at() - now)
+        now = courier.next_at()
+    assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
+    (call,) = courier.due(now)
+    courier.replied(call, Reply((ONE,), ()), now)
+    assert courier.next_at() == math.inf
+
+
+def test_a_receipt_that_was_not_taken_is_sent_again() -> None:
+    """An answer alone is not enough."""
+    courier, _ = new()
+    courier.post(Post(ONE, "a", DONE), 0.0)
+    (call,) = courier.due(0.0)
+    courier.replied(call, Reply((), ()), 0.0)
+    assert courier.next_at() == 1.0
+
+
+def test_what_is_due_to_one_node_goes_together() -> None:
+    """In calls of a limited size, one for each node."""
+    courier, _ = new()
+    for edge in (ONE, TWO, THREE):
+        courier.post(Post(edge, "a", DONE), 0.0)
+    courier.watch(Watch(bytes(12), "b", cancel=True), 0.0)
+    calls = courier.due(0.0)
+    assert [(call.to, len(call.receipts), call.asks) for call in calls] == [
+        ("a", 2, ()),
+        ("a", 1, ()),
+        ("b", 0, ((bytes(12), True),)),
+    ]
+
+
+def test_an_edge_in_doubt_is_asked_for_soon_and_then_seldom() -> None:
+    """One that is known to have arrived is asked for seldom from the start."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
+    courier.watch(Watch(TWO, "b"), 0.0)
+    (call,) = courier.due(2.0)
+    assert call == Call("a", (), ((ONE, False),))
+    courier.replied(call, Reply((), ((ONE, WORKING),)), 2.0)
+    assert [one.to for one in courier.due(30.0)] == ["b"]
+    assert [one.to for one in courier.due(32.0)] == ["a"]
+
+
+def test_one_that_is_to_end_is_told_at_once_also_during_a_question() -> None:
+    """The question that is under way does not say it: another does, right after."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a"), 0.0)
+    (call,) = courier.due(30.0)
+    courier.watch(Watch(ONE, "a", cancel=True), 30.0)
+    assert courier.due(30.0) == []
+    courier.replied(call, Reply((), ((ONE, WORKING),)), 31.0)
+    (call,) = courier.due(31.0)
+    assert call.asks == ((ONE, True),)
+    courier.replied(call, Reply((), ((ONE, WORKING),)), 32.0)
+    assert courier.next_at() == 62.0
+
+
+def test_what_is_closed_is_asked_for_no_more() -> None:
+    """Also while a question is under way."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a"), 0.0)
+    (call,) = courier.due(30.0)
+    courier.unwatch(ONE)
+    courier.replied(call, Reply((), ((ONE, WORKING),)), 31.0)
+    assert courier.next_at() == math.inf
+
+
+def test_a_silent_node_is_given_up_after_a_while_and_one_that_answers_is_not() -> None:
+    """What counts is when it was last heard of."""
+    courier, given_up = new()
+    courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
+    now = 0.0
+    while now < 1000.0 and not given_up:
+        now = courier.next_at()
+        for call in courier.due(now):
+            if now < 500.0:
+                courier.replied(call, Reply((), ((ONE, WORKING),)), now)
+            else:
+                courier.failed(call, now)
+    assert given_up == [(ONE, "a was not heard of any more")]
+    assert 560.0 < now < 620.0
+    assert courier.next_at() == math.inf
+
+
+def test_a_receipt_that_nobody_takes_is_not_sent_for_ever() -> None:
+    """It is kept for whoever asks: nothing is given up by that."""
+    courier, given_up = new()
+    courier.post(Post(ONE, "a", DONE), 0.0)
+    calls = 0
+    while (now := courier.next_at()) < math.inf:
+        for call in courier.due(now):
+            calls += 1
+            courier.failed(call, now)
+    assert now >= 100.0 or now == math.inf
+    assert 20 < calls < 40
+    assert given_up == []

@@ -1,0 +1,264 @@
+"""The detector's rules, one at a time; the simulation has them all together."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiesce.errors import UsageError
+from quiesce.mesh.detector import EDGE_MOVES, HOP_MOVES, Detector, EdgeState, HopState
+from quiesce.mesh.facts import (
+    NEVER,
+    NOT_NOW,
+    RUN,
+    UNKNOWN,
+    WORKING,
+    Answer,
+    Begun,
+    Closed,
+    Effect,
+    Over,
+    Post,
+    Sent,
+    Settle,
+    Stop,
+    Unwatch,
+    Watch,
+    Write,
+)
+from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
+
+CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
+DONE = Receipt("done")
+
+
+def new(*, lasting: bool = True) -> Detector:
+    """Give a detector that knows nothing."""
+    return Detector("here", lasting=lasting)
+
+
+def kinds(effects: list[Effect]) -> list[object]:
+    """Name effects, and records by their kind."""
+    return [type(one.record) if isinstance(one, Write) else type(one) for one in effects]
+
+
+def test_the_states_are_all_reached_and_left() -> None:
+    """The tables from which the diagram is drawn have no loose end."""
+    hops = set(HOP_MOVES.values()) | {HopState.ABSENT}
+    assert hops == set(HopState)
+    assert {state for state, _ in HOP_MOVES} == hops - {HopState.OVER}
+    assert {state for state, _ in EDGE_MOVES} == set(EdgeState) - {EdgeState.CLOSED}
+
+
+def test_what_is_written_comes_before_what_it_allows() -> None:
+    """A hop begins, sends, and gives its receipt: each after its record."""
+    detector = new()
+    assert detector.arrive(ONE, CASCADE, "", "http://parent") is RUN
+    hop = detector.hop(ONE)
+    assert detector.ride(ONE) is WORKING
+    assert kinds(detector.take()) == [Begun]
+    detector.send(hop, TWO, "there")
+    detector.sent(TWO, "is taken")
+    assert kinds(detector.take()) == [Sent, Watch]
+    detector.receive(TWO, DONE)
+    detector.end(hop, "done")
+    effects = detector.take()
+    assert kinds(effects)[1:] == [Unwatch, Closed, Post]
+    assert isinstance(effects[-1], Post)
+    assert (effects[-1].to, effects[-1].receipt.hops) == ("http://parent", 2)
+
+
+def test_an_edge_is_run_once_ever() -> None:
+    """A copy is told how the first stands: at work, closed, taken."""
+    detector = new()
+    detector.arrive(ONE, CASCADE, "", "a")
+    assert detector.arrive(ONE, CASCADE, "", "a") is WORKING
+    detector.ride(ONE)
+    detector.end(detector.hop(ONE), "failed", why="so")
+    answer = detector.arrive(ONE, CASCADE, "", "a")
+    assert answer.receipt is not None
+    assert (answer.receipt.status, answer.receipt.failed) == ("failed", 1)
+    detector.taken(ONE)
+    assert detector.arrive(ONE, CASCADE, "", "a") is NEVER
+
+
+def test_a_receipt_rides_on_the_answer_or_is_posted_and_not_both() -> None:
+    """One that is on the answer is there for whoever asks, in case the answer is lost."""
+    detector = new()
+    detector.arrive(ONE, CASCADE, "", "a")
+    detector.end(detector.hop(ONE), "done")
+    answer = detector.ride(ONE)
+    assert answer.receipt is not None
+    assert Post not in kinds(detector.take())
+    assert detector.ask(ONE) == answer
+    detector.arrive(TWO, CASCADE, "", "a")
+    detector.ride(TWO)
+    detector.end(detector.hop(TWO), "done")
+    assert Post in kinds(detector.take())
+
+
+def test_one_that_never_came_never_will() -> None:
+    """Asked for, it is written that it is over, before it is said."""
+    detector = new()
+    assert detector.ask(ONE) is NEVER
+    assert detector.take() == [Write(Over(ONE))]
+    assert detector.arrive(ONE, CASCADE, "", "a") is NEVER
+
+
+def test_who_keeps_no_journal_cannot_know() -> None:
+    """And its receipts say so: a copy would run after a restart."""
+    detector = new(lasting=False)
+    assert detector.ask(ONE) is UNKNOWN
+    assert detector.refuse(TWO) is NOT_NOW
+    detector.arrive(ONE, CASCADE, "", "a")
+    detector.end(detector.hop(ONE), "done")
+    answer = detector.ride(ONE)
+    assert answer.receipt is not None
+    assert (answer.receipt.volatile, answer.receipt.is_whole) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("how", "counts"),
+    [
+        ("is refused", (0, 0, 0)),
+        ("is not sent", (0, 0, 0)),
+        ("is refused, for now", (0, 0, 1)),
+        ("is opaque", (1, 0, 0)),
+    ],
+)
+def test_what_was_not_taken_is_closed_at_once(how: str, counts: tuple[int, int, int]) -> None:
+    """As what it is: only what may run all the same counts."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, how)  # type: ignore[arg-type]  # one of those
+    detector.end(hop, "done")
+    settle = detector.take()[-1]
+    assert isinstance(settle, Settle)
+    receipt = settle.receipt
+    assert (receipt.opaque, receipt.lost, receipt.volatile) == counts
+    assert receipt.hops == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        (NEVER, (1, 0, 0)),
+        (NOT_NOW, (1, 0, 1)),
+        (UNKNOWN, (0, 1, 0)),
+        (Answer("closed", Receipt("lost", lost=1)), (1, 0, 0)),
+    ],
+)
+def test_what_a_receiver_says_closes_an_edge(answer: Answer, counts: tuple[int, int, int]) -> None:
+    """The first thing that it says counts, and nothing that comes later."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, "is in doubt")
+    detector.end(hop, "done")
+    detector.told(ONE, WORKING)
+    assert Settle not in kinds(detector.take())
+    detector.told(ONE, answer)
+    settle = detector.take()[-1]
+    assert isinstance(settle, Settle)
+    assert (settle.receipt.lost, settle.receipt.unknown, settle.receipt.volatile) == counts
+    detector.told(ONE, NEVER)
+    detector.receive(ONE, DONE)
+    detector.give_up(ONE, "late")
+    detector.sent(ONE, "is opaque")
+    assert detector.take() == []
+
+
+def test_a_receipt_that_is_faster_than_the_answer_is_enough() -> None:
+    """The answer then says nothing new."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.receive(ONE, DONE)
+    detector.take()
+    detector.sent(ONE, "is taken")
+    assert detector.take() == []
+    detector.end(hop, "done")
+    assert Settle in kinds(detector.take())
+
+
+def test_forged_receipts_change_nothing() -> None:
+    """For an edge that was not opened here, or is closed."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, "is taken")
+    detector.end(hop, "done")
+    detector.take()
+    for number in range(1000):
+        detector.receive(number.to_bytes(12, "big"), DONE)
+        detector.told(number.to_bytes(12, "big"), NEVER)
+    assert detector.take() == []
+
+
+def test_a_hop_that_has_ended_sends_nothing() -> None:
+    """It would belong to nobody; and a hop ends in one of four ways."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    with pytest.raises(UsageError, match="done, failed, cancelled, lost"):
+        detector.end(hop, "opaque")
+    detector.end(hop, "done")
+    with pytest.raises(UsageError, match="has ended"):
+        detector.send(hop, ONE, "there")
+
+
+def test_a_cancellation_goes_down_the_tree() -> None:
+    """To what runs here, to what was taken there, and to what is taken later."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, "is taken")
+    detector.send(hop, TWO, "there")
+    detector.take()
+    detector.cancel(hop)
+    assert detector.take() == [Stop(ROOT), Watch(ONE, "there", cancel=True)]
+    detector.sent(TWO, "is taken")
+    assert detector.take() == [Watch(TWO, "there", cancel=True)]
+    detector.cancel(hop)
+    assert detector.take() == []
+    detector.told(TWO, NEVER)  # overtaken by the wish to end it
+    detector.end(hop, "cancelled")
+    detector.receive(ONE, Receipt("cancelled", cancelled=1))
+    settle = detector.take()[-1]
+    assert isinstance(settle, Settle)
+    assert (settle.receipt.lost, settle.receipt.cancelled) == (0, 3)
+
+
+def test_asked_to_cancel_a_hop_stops() -> None:
+    """And one that never came never will."""
+    detector = new()
+    detector.arrive(ONE, CASCADE, "", "a")
+    detector.take()
+    assert detector.ask(ONE, cancel=True) is WORKING
+    assert detector.take() == [Stop(ONE)]
+    assert detector.ask(TWO, cancel=True) is NEVER
+
+
+def test_a_receipt_has_so_many_notes_and_those_of_losses_first() -> None:
+    """The counts are exact, whatever is left out."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    for number in range(3 * NOTES_MAX):
+        edge = number.to_bytes(12, "big")
+        detector.send(hop, edge, "there")
+        lost = number >= 3 * NOTES_MAX - 2
+        note = Note(mark(edge), "", "there", "lost" if lost else "done")
+        detector.receive(edge, Receipt(note.status, lost=int(lost), notes=(note,)))
+    detector.end(hop, "done")
+    settle = detector.take()[-1]
+    assert isinstance(settle, Settle)
+    notes = settle.receipt.notes
+    assert (settle.receipt.hops, settle.receipt.lost) == (3 * NOTES_MAX + 1, 2)
+    assert len(notes) == NOTES_MAX
+    assert [note.status for note in notes].count("lost") == 2
+    assert notes[0].name == "here"
+
+
+def test_a_mark_does_not_give_the_edge_away() -> None:
+    """It is short, and the same for the same edge."""
+    assert mark(ONE) == mark(ONE) != mark(TWO)
+    assert (len(mark(ONE)), ONE.hex() in mark(ONE)) == (12, False)
