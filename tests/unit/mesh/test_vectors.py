@@ -1,0 +1,86 @@
+"""The published test vectors hold for our own wire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quiesce.errors import RemoteProtocolError
+from quiesce.mesh import wire
+from quiesce.mesh.facts import Answer
+from quiesce.mesh.receipt import mark
+from quiesce.mesh.wire import Handed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FILE = Path(__file__).parents[3] / "docs" / "reference" / "protocol-vectors.json"
+VECTORS: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+EDGE = bytes.fromhex(VECTORS["response_headers"]["edge"])
+
+
+def test_marks() -> None:
+    """An edge has the mark that is published."""
+    assert [mark(bytes.fromhex(edge)) for edge, _ in VECTORS["marks"]] == [
+        shown for _, shown in VECTORS["marks"]
+    ]
+
+
+@pytest.mark.parametrize("vector", VECTORS["request_headers"]["right"])
+def test_request_headers(vector: dict[str, Any]) -> None:
+    """A header is read as published, and one of our version is written so."""
+    handed = Handed(
+        bytes.fromhex(vector["cascade"]),
+        bytes.fromhex(vector["edge"]),
+        vector["parent"],
+        vector["home"],
+    )
+    assert wire.parse_request_header(vector["text"]) == handed
+    if vector["text"].startswith("00"):
+        assert wire.request_header(handed) == vector["text"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["response_headers"]["right"])
+def test_response_headers(vector: dict[str, Any]) -> None:
+    """An answer is read as published, and written so."""
+    receipt = None if vector["receipt"] is None else wire.receipt_of(vector["receipt"])
+    answer = Answer(vector["kind"], receipt)
+    assert wire.parse_response_header(vector["text"], EDGE) == answer
+    assert wire.response_header(EDGE, answer) == vector["text"]
+
+
+@pytest.mark.parametrize("body", VECTORS["calls"]["right"])
+def test_calls(body: dict[str, Any]) -> None:
+    """A call that is published is one, and comes out the same."""
+    call = wire.parse_call(json.dumps(body).encode())
+    written = json.loads(wire.call_body(call))
+    assert {key: body.get(key, []) for key in ("receipts", "asks")} == {
+        key: written[key] for key in ("receipts", "asks")
+    }
+
+
+@pytest.mark.parametrize("body", VECTORS["replies"]["right"])
+def test_replies(body: dict[str, Any]) -> None:
+    """A reply that is published is one, and comes out the same."""
+    assert json.loads(wire.reply_body(wire.parse_reply(json.dumps(body).encode()))) == body
+
+
+WRONG: list[tuple[Callable[[Any], object], object]] = [
+    *((wire.parse_request_header, text) for text in VECTORS["request_headers"]["wrong"]),
+    *(
+        (lambda text: wire.parse_response_header(text, EDGE), text)
+        for text in VECTORS["response_headers"]["wrong"]
+    ),
+    *((wire.parse_call, json.dumps(body).encode()) for body in VECTORS["calls"]["wrong"]),
+    *((wire.parse_reply, json.dumps(body).encode()) for body in VECTORS["replies"]["wrong"]),
+]
+
+
+@pytest.mark.parametrize(("parse", "text"), WRONG)
+def test_what_is_wrong_is_refused(parse: Callable[[Any], object], text: object) -> None:
+    """What is published as wrong is refused."""
+    with pytest.raises(RemoteProtocolError):
+        parse(text)
