@@ -1,0 +1,153 @@
+"""What is known of a cascade in the end: it has settled, with losses perhaps, or it is not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from quiesce.core import arguments
+from quiesce.mesh import wire
+from quiesce.mesh.receipt import ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quiesce.mesh.receipt import Note, Receipt
+
+__all__ = ["Settled", "SettledWithLosses", "Settlement", "Unknown"]
+
+Require = Literal["full", "participants"]
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The end of a cascade, as far as it is known. One of `Settled`, `SettledWithLosses`, `Unknown`."""
+
+    name: str
+    """The cascade's, for people."""
+    cascade: str
+    """Its id."""
+    receipt: Receipt
+    """The counts, and notes on its hops: all of them if they are few, else those that matter."""
+    seconds: float
+    """From its beginning to the verdict."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is known that everything has ended, and nothing was lost."""
+        return isinstance(self, Settled)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it for machines."""
+        return {
+            "verdict": _VERDICTS[type(self)],
+            "name": self.name,
+            "cascade": self.cascade,
+            "seconds": round(self.seconds, 6),
+            "receipt": wire.receipt_json(self.receipt),
+        }
+
+    def __str__(self) -> str:
+        """Tell it to people: the verdict, the counts, and the tree of hops."""
+        verdict = _VERDICTS[type(self)]
+        head = f"cascade {self.name!r}: {verdict} after {self.seconds:.2f} s, {self._counts()}"
+        return "\n".join([head, *self._missing(), *_tree(self.receipt)])
+
+    def _counts(self) -> str:
+        receipt = self.receipt
+        hops = f"{receipt.hops} hop{'s' * (receipt.hops != 1)}"
+        words = ("failed", "cancelled", "lost", "opaque", "unknown")
+        told = [f"{count} {word}" for word in words if (count := getattr(receipt, word))]
+        if receipt.volatile:
+            told.append(f"{receipt.volatile} without a journal")
+        return ", ".join([hops, *told])
+
+    def _missing(self) -> Iterator[str]:
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Settled(Settlement):
+    """Everything has ended: nothing of the cascade is in flight, nor ever will be."""
+
+
+@dataclass(frozen=True)
+class SettledWithLosses(Settlement):
+    """Everything has ended, and some of it before it was done: see `receipt.lost` and the notes."""
+
+
+@dataclass(frozen=True)
+class Unknown(Settlement):
+    """It is not known whether everything has ended."""
+
+    missing: tuple[str, ...] = ()
+    """What would have to be known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it for machines."""
+        return super().to_json() | {"missing": list(self.missing)}
+
+    def _missing(self) -> Iterator[str]:
+        return (f"  not known: {what}" for what in self.missing)
+
+
+_VERDICTS = {Settled: "settled", SettledWithLosses: "settled with losses", Unknown: "unknown"}
+
+
+def settle(
+    receipt: Receipt, *, name: str, cascade: bytes, seconds: float, require: Require = "full"
+) -> Settlement:
+    """Make of a root's receipt what may be claimed.
+
+    Args:
+        receipt: the root's.
+        name: the cascade's, for people.
+        cascade: its id.
+        seconds: how long it took.
+        require: `"full"`: of every edge, by an agent that takes part and keeps a journal.
+            `"participants"`: of the agents that take part; a copy of a message that comes after
+            one without a journal was restarted is not thought of.
+    """
+    arguments.one_of("require", require, ("full", "participants"))
+    missing = tuple(_gaps(receipt, require))
+    about = (name, cascade.hex(), receipt, seconds)
+    if missing:
+        return Unknown(*about, missing=missing)
+    return SettledWithLosses(*about) if receipt.lost else Settled(*about)
+
+
+def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
+    if receipt.unknown:
+        yield f"whether {receipt.unknown} of its messages are still worked on"
+    if require == "full" and receipt.opaque:
+        yield f"when agents that take no part have ended ({receipt.opaque} messages)"
+    if require == "full" and receipt.volatile:
+        yield (
+            f"whether a late copy of {receipt.volatile} messages to agents without a journal would"
+            " run after a restart"
+        )
+
+
+def _tree(receipt: Receipt) -> Iterator[str]:
+    """Draw the hops that there are notes on, each below the one from whose work it was sent."""
+    below: dict[str, list[Note]] = {}
+    known = {note.mark for note in receipt.notes}
+    for note in receipt.notes:
+        below.setdefault(note.parent if note.parent in known else "", []).append(note)
+    yield from _branches(below, "", "")
+    more = receipt.hops - sum(note.status in ENDS for note in receipt.notes)
+    if more > 0:
+        yield f"… and {more} more that went well"
+
+
+def _branches(below: dict[str, list[Note]], parent: str, indent: str) -> Iterator[str]:
+    notes = below.pop(parent, [])  # popped: what a forger has put in a circle ends
+    for note in notes:
+        last = note is notes[-1]
+        yield f"{indent}{'└─' if last else '├─'} {_described(note)}"
+        yield from _branches(below, note.mark, indent + ("   " if last else "│  "))
+
+
+def _described(note: Note) -> str:
+    took = "" if note.seconds is None else f"  {note.seconds:.2f} s"
+    return f"{note.name}  {note.status}{took}" + (f"  ({note.why})" if note.why else "")

@@ -1,0 +1,97 @@
+"""What may be claimed of a cascade, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from quiesce.errors import ArgumentError
+from quiesce.mesh.receipt import Note, Receipt
+from quiesce.mesh.settlement import Settled, SettledWithLosses, Settlement, Unknown, settle
+
+A, B, C, D = (letter * 12 for letter in "abcd")
+NOTES = (
+    Note(A, "", "planner", "done", 0.5),
+    Note(B, A, "flights", "failed", 1.25, "ValueError: no seat"),
+    Note(C, B, "payments", "lost", None, "its process stopped before it was done"),
+    Note(D, A, "hotels", "opaque", None, "it takes no part"),
+)
+WHOLE = Receipt("done", 3, failed=1, notes=NOTES[:2])
+
+
+def verdict(receipt: Receipt, require: str = "full") -> Settlement:
+    """Judge a receipt."""
+    return settle(
+        receipt,
+        name="book-trip",
+        cascade=bytes(16),
+        seconds=2.0,
+        require=require,  # type: ignore[arg-type]  # also a wrong one
+    )
+
+
+@pytest.mark.parametrize("require", ["full", "participants"])
+@pytest.mark.parametrize(
+    ("counts", "kind"),
+    [
+        ({}, Settled),
+        ({"failed": 2, "cancelled": 1}, Settled),
+        ({"lost": 1}, SettledWithLosses),
+        ({"unknown": 1}, Unknown),
+        ({"unknown": 1, "lost": 1}, Unknown),
+    ],
+)
+def test_a_verdict_says_no_more_than_is_known(
+    counts: dict[str, int], kind: type[Settlement], require: str
+) -> None:
+    """Failed is finished; lost is told; unknown is never green."""
+    found = verdict(replace(WHOLE, **counts), require)  # type: ignore[arg-type]  # counts by name
+    assert type(found) is kind
+    assert found.ok is (kind is Settled)
+
+
+@pytest.mark.parametrize("gap", ["opaque", "volatile"])
+def test_what_takes_no_part_is_a_gap_unless_it_is_accepted(gap: str) -> None:
+    """By default every agent has to take part, and to keep a journal."""
+    receipt = replace(WHOLE, **{gap: 1})  # type: ignore[arg-type]  # counts by name
+    found = verdict(receipt)
+    assert isinstance(found, Unknown)
+    assert len(found.missing) == 1
+    assert isinstance(verdict(receipt, "participants"), Settled)
+    assert isinstance(verdict(replace(receipt, lost=1), "participants"), SettledWithLosses)
+
+
+def test_it_is_told_as_a_tree() -> None:
+    """With the verdict and the counts first, and what is missing."""
+    receipt = Receipt("done", 9, failed=1, lost=1, opaque=1, notes=NOTES)
+    assert str(verdict(receipt)).splitlines() == [
+        "cascade 'book-trip': unknown after 2.00 s, 9 hops, 1 failed, 1 lost, 1 opaque",
+        "  not known: when agents that take no part have ended (1 messages)",
+        "└─ planner  done  0.50 s",
+        "   ├─ flights  failed  1.25 s  (ValueError: no seat)",
+        "   │  └─ payments  lost  (its process stopped before it was done)",
+        "   └─ hotels  opaque  (it takes no part)",
+        "… and 6 more that went well",
+    ]
+
+
+def test_notes_in_a_circle_are_told_all_the_same() -> None:
+    """A node may send any notes: the tree ends."""
+    circle = (Note(A, B, "a", "done"), Note(B, A, "b", "done"), Note(C, C, "c", "done"))
+    assert "3 hops" in str(verdict(Receipt("done", 3, notes=circle)))
+
+
+def test_it_is_told_to_machines() -> None:
+    """The same facts, as JSON."""
+    found = verdict(Receipt("done", 2, unknown=1, notes=NOTES[:1])).to_json()
+    assert json.loads(json.dumps(found)) == found
+    assert (found["verdict"], found["receipt"]["u"]) == ("unknown", 1)
+    assert found["missing"] == ["whether 1 of its messages are still worked on"]
+
+
+def test_a_wrong_requirement_is_told() -> None:
+    """By its name."""
+    with pytest.raises(ArgumentError, match="require"):
+        verdict(WHOLE, "most")
