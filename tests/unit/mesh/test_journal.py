@@ -124,7 +124,7 @@ def test_what_was_written_outlives_the_process(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_dropped_wherever_it_is_torn(journal: Journal) -> None:
-    """It was not returned from. What comes next is written in its place."""
+    """It was not returned from, and what comes next is written in its place."""
     journal.open()
     journal.write(RECORDS[:1])
     journal.close()
