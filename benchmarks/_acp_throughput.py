@@ -1,8 +1,8 @@
-"""An ACP agent beside the bare SDK: how many requests a second go through, 64 in flight.
+"""An ACP agent, and a client, beside the bare SDK: how many requests a second, 64 in flight.
 
-The peer is in the same process and costs next to nothing: it counts answers, and sends a request
+The agent's peer is in the same process and costs next to nothing: it counts answers, and sends a request
 for each. What the SDK in `sys.path` offers is measured: streams in every version, and its own
-transports of decoded messages from 0.12 on.
+transports of decoded messages from 0.12 on. The client is in `_acp_client`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 import acp
 from acp.connection import Connection
 
+from benchmarks import _acp_client
 from benchmarks._harness import BARE, OURS, Result, compare, interleave, run_fresh
 from benchmarks._subjects import now
-from quiesce.integrations.acp import run_agent
+from quiesce.integrations.acp import connect_to_agent, run_agent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     Run = Callable[..., Awaitable[object]]
+    Piece = Callable[..., Coroutine[None, None, float]]
 
-IN_FLIGHT = 64
+IN_FLIGHT = _acp_client.IN_FLIGHT
 LEAST = 0.9  # of the bare SDK's speed
-WAYS: dict[str, Run] = {BARE: acp.run_agent, OURS: run_agent}
+AGENTS: dict[str, Run] = {BARE: acp.run_agent, OURS: run_agent}
+CLIENTS = {BARE: acp.connect_to_agent, OURS: connect_to_agent}
 HAS_TRANSPORTS = inspect.signature(Connection.__init__).parameters["reader"].default is None
 _REQUEST = {"jsonrpc": "2.0", "method": "_echo", "params": {"text": "a few words to be echoed"}}
 
@@ -150,29 +153,40 @@ async def over_transport(run: Run, count: int) -> float:
     return seconds / count * 1e6
 
 
+def _measures() -> Iterator[tuple[str, str, dict[str, Piece]]]:
+    """Give the name of each measure, what it is of, and its pieces."""
+    for what, agent, client in (
+        ("streams", over_streams, _acp_client.over_streams),
+        ("transport", over_transport, _acp_client.over_transport),
+    ):
+        if agent is over_transport and not HAS_TRANSPORTS:
+            continue
+        about = f"over {what}, {IN_FLIGHT} in flight"
+        agents: dict[str, Piece] = {label: partial(agent, run) for label, run in AGENTS.items()}
+        yield f"acp_{what}", f"requests a second through run_agent, {about}", agents
+        for end, method, ask in (
+            ("", "prompt", _acp_client.prompt),
+            ("_ext", "ext_method", _acp_client.extension),
+        ):
+            clients: dict[str, Piece] = {
+                label: partial(client, ask, connect) for label, connect in CLIENTS.items()
+            }
+            name = f"acp_client_{what}{end}"
+            yield name, f"calls of {method} a second through connect_to_agent, {about}", clients
+
+
 def measure(rounds: int = 9, count: int = 4000, backend: str = "asyncio") -> list[Result]:
     """Compare the adapter with the SDK that is installed, turn by turn.
 
     The version is not in the result: whoever calls knows what is in the path.
     """
     results = []
-    for what, over in (("streams", over_streams), ("transport", over_transport)):
-        if over is over_transport and not HAS_TRANSPORTS:
-            continue
+    for name, about, ways in _measures():
         pieces = {
-            label: partial(run_fresh, backend, partial(over, run, count))
-            for label, run in WAYS.items()
+            label: partial(run_fresh, backend, partial(piece, count))
+            for label, piece in ways.items()
         }
-        interleave(what, pieces, 1)  # to warm up
-        found = interleave(what, pieces, rounds)
-        results.append(
-            compare(
-                f"acp_{what}",
-                f"requests a second through run_agent, over {what}, {IN_FLIGHT} in flight",
-                found,
-                unit="us a request",
-                limit=LEAST,
-                at_least=True,
-            )
-        )
+        interleave(name, pieces, 1)  # to warm up
+        found = interleave(name, pieces, rounds)
+        results.append(compare(name, about, found, unit="us a request", limit=LEAST, at_least=True))
     return results

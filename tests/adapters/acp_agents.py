@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
+import tracemalloc
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import acp
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 0.1
 CLEANUP_SECONDS = 0.5
 HANG_SECONDS = 12.0  # a conversation that takes longer has come to a halt
+CYCLES = int(os.environ.get("QUIESCE_ACP_CYCLES", "100"))
+FLAT_BYTES = 64 * 1024  # that many cycles may leave in all: caches of the interpreter
 PROMPT = {"sessionId": "one", "prompt": [{"type": "text", "text": "Go."}]}
 
 
@@ -67,6 +72,20 @@ class Agent:
     async def update(self, text: str = "…") -> None:
         """Send something to the client."""
         await self.client.ext_notification("update", {"text": text})
+
+
+async def forever(_: Agent) -> None:
+    """Be a prompt that takes its time."""
+    await asyncio.Event().wait()
+
+
+def waiting(released: asyncio.Event) -> Callable[[Agent], Awaitable[Any]]:
+    """Be a prompt that ends when the test says so."""
+
+    async def wait(_: Agent) -> None:
+        await released.wait()
+
+    return wait
 
 
 class Peer:
@@ -226,6 +245,10 @@ async def served(
         yield task, peer
 
 
+quick = partial(served, "quiesce")
+run: Any = run_agent  # the tests' agents have only what they need
+
+
 async def cancelled(task: asyncio.Task[Any]) -> str | None:
     """Cancel a task, wait for its end, and say if it has kept that to itself."""
     task.cancel()
@@ -235,3 +258,27 @@ async def cancelled(task: asyncio.Task[Any]) -> str | None:
     if task.exception() is not None:
         return f"raises {type(task.exception()).__name__}"
     return "cancellation swallowed"
+
+
+def _count_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def stays_flat(cycle: Callable[[], Awaitable[None]]) -> None:
+    """Do something many times: tasks, files and memory must be what they were."""
+    for _ in range(20):
+        await cycle()
+    tasks, files = len(asyncio.all_tasks()), _count_files()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(CYCLES):
+            await cycle()
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(asyncio.all_tasks()) == tasks
+    assert _count_files() == files
+    assert grown < FLAT_BYTES, f"{grown} bytes more after {CYCLES} times"

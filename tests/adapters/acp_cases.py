@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import acp
@@ -14,7 +13,7 @@ from acp.core import AgentSideConnection
 import quiesce
 from quiesce.errors import ArgumentError, ScopeClosed
 from quiesce.integrations.acp import binding, run_agent
-from tests.adapters.acp_agents import Agent, cancelled, served, wire
+from tests.adapters.acp_agents import Agent, cancelled, forever, quick, run, served, waiting, wire
 
 if TYPE_CHECKING:
     from tests.adapters.rows import Way
@@ -23,22 +22,6 @@ pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
 old_sdk = pytest.mark.skipif(not binding.HAS_FACTORIES, reason="gone in 0.12")
 new_sdk = pytest.mark.skipif(not binding.HAS_TRANSPORTS, reason="new in 0.12")
-quick = partial(served, "quiesce")
-run: Any = run_agent  # the agents here have only what they need
-
-
-async def forever(_: Agent) -> None:
-    """Be a prompt that takes its time."""
-    await asyncio.Event().wait()
-
-
-def waiting(released: asyncio.Event) -> Any:
-    """Be a prompt that ends when the test says so."""
-
-    async def wait(_: Agent) -> None:
-        await released.wait()
-
-    return wait
 
 
 # --- the call -----------------------------------------------------------------------------------

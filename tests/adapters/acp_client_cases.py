@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import acp
 import pytest
@@ -21,40 +21,18 @@ from quiesce.integrations.acp import (
     scope_of,
 )
 from quiesce.testing import sweep
-from tests.adapters.acp_fake_agent import Client, FakeAgent
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tests.adapters.acp_fake_agent import (
+    PERMISSION,
+    TEXT,
+    Client,
+    FakeAgent,
+    Memory,
+    connected,
+    prompt,
+    settle,
+)
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
-
-TEXT: Any = [acp.text_block("hi")]
-PERMISSION = {"sessionId": "s", "options": [], "toolCall": {"toolCallId": "t"}}
-
-
-@asynccontextmanager
-async def connected(client: Any = None, **options: Any) -> AsyncIterator[tuple[FakeAgent, Any]]:
-    """Connect a client to a fake agent, for some seconds at most."""
-    async with asyncio.timeout(5), FakeAgent() as agent:
-        connection: Any = connect_to_agent(
-            client or Client(), agent.writer, agent.reader, **options
-        )
-        try:
-            yield agent, connection
-        finally:
-            await connection.close()
-
-
-def prompt(connection: Any, session: str = "s") -> asyncio.Task[Any]:
-    """Send a prompt, in a task."""
-    return asyncio.create_task(connection.prompt(prompt=TEXT, session_id=session))
-
-
-async def settle(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait for it."""
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 def test_the_signature_is_the_sdks_and_some_more() -> None:
@@ -369,34 +347,6 @@ async def test_a_handler_that_fails_is_answered_and_is_no_failure_of_the_scope()
         assert "error" in answer
     assert scope.report is not None
     assert scope.report.ok
-
-
-class Memory:
-    """A message transport, as the SDK has them from 0.12 on."""
-
-    def __init__(self, *, close_hangs: bool = False, error: Exception | None = None) -> None:
-        """Have two queues."""
-        self._error = error
-        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.coming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.closed = 0
-        self._close_hangs = close_hangs
-
-    async def send(self, message: dict[str, Any]) -> None:
-        """Take a message of the client."""
-        await self.sent.put(message)
-
-    async def receive(self) -> dict[str, Any] | None:
-        """Give a message to the client."""
-        return await self.coming.get()
-
-    async def close(self) -> None:
-        """Count it."""
-        self.closed += 1
-        if self._error is not None:
-            raise self._error
-        if self._close_hangs:
-            await asyncio.Event().wait()
 
 
 async def test_a_message_transport_works_with_every_version() -> None:

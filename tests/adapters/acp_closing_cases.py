@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import os
 import signal
 import subprocess
 import sys
-import tracemalloc
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 import quiesce
-from quiesce.integrations.acp import children, outbox, run_agent
+from quiesce.integrations.acp import children, outbox
 from quiesce.integrations.acp.agent import serve
 from quiesce.testing import sweep
 from tests.adapters.acp_agents import (
@@ -26,23 +21,19 @@ from tests.adapters.acp_agents import (
     Agent,
     busy,
     cancelled,
+    forever,
     memory,
-    served,
+    quick,
+    run,
     stalled,
+    stays_flat,
     wire,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
-
-quick = partial(served, "quiesce")
-run: Any = run_agent  # the agents here have only what they need
-CYCLES = int(os.environ.get("QUIESCE_ACP_CYCLES", "100"))
-FLAT_BYTES = 64 * 1024  # that many cycles may leave in all: caches of the interpreter
-
-
-async def forever(_: Agent) -> None:
-    """Be a prompt that takes its time."""
-    await asyncio.Event().wait()
 
 
 async def test_a_handler_that_closes_goes_on_when_the_others_have_ended() -> None:
@@ -364,29 +355,9 @@ async def cycle() -> None:
         await cancelled(task)
 
 
-def count_files() -> int:
-    """Count the open files of this process."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 async def test_many_sessions_leave_nothing() -> None:
     """Tasks, files and memory are what they were."""
-    for _ in range(20):
-        await cycle()
-    tasks, files = len(asyncio.all_tasks()), count_files()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(CYCLES):
-            await cycle()
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert len(asyncio.all_tasks()) == tasks
-    assert count_files() == files
-    assert grown < FLAT_BYTES, f"{grown} bytes more after {CYCLES} sessions"
+    await stays_flat(cycle)
 
 
 # --- a real process -----------------------------------------------------------------------------

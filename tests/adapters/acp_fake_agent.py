@@ -1,12 +1,23 @@
-"""An agent at the other end of a socket, played by the test itself."""
+"""An agent at the other end of a socket, or of a transport in memory, played by the test itself."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from contextlib import suppress
-from typing import Any, Self
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import acp
+import pytest
+
+from quiesce.integrations.acp import connect_to_agent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TEXT: Any = [acp.text_block("hi")]
+PERMISSION = {"sessionId": "s", "options": [], "toolCall": {"toolCallId": "t"}}
 
 
 class FakeAgent:
@@ -72,3 +83,56 @@ class Client:
         """Refuse, by raising."""
         message = "no"
         raise ValueError(message)
+
+
+class Memory:
+    """A message transport, as the SDK has them from 0.12 on."""
+
+    def __init__(self, *, close_hangs: bool = False, error: Exception | None = None) -> None:
+        """Have two queues."""
+        self._error = error
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.coming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.closed = 0
+        self._close_hangs = close_hangs
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Take a message of the client."""
+        await self.sent.put(message)
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Give a message to the client."""
+        return await self.coming.get()
+
+    async def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+        if self._error is not None:
+            raise self._error
+        if self._close_hangs:
+            await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def connected(client: Any = None, **options: Any) -> AsyncIterator[tuple[FakeAgent, Any]]:
+    """Connect a client to a fake agent, for some seconds at most."""
+    async with asyncio.timeout(5), FakeAgent() as agent:
+        connection: Any = connect_to_agent(
+            client or Client(), agent.writer, agent.reader, **options
+        )
+        try:
+            yield agent, connection
+        finally:
+            await connection.close()
+
+
+def prompt(connection: Any, session: str = "s") -> asyncio.Task[Any]:
+    """Send a prompt, in a task."""
+    return asyncio.create_task(connection.prompt(prompt=TEXT, session_id=session))
+
+
+async def settle(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for it."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -9,33 +9,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import quiesce
-from quiesce.integrations.acp import REFUSED, REQUEST_CANCELLED, binding, run_agent
+from quiesce.integrations.acp import REFUSED, REQUEST_CANCELLED
 from quiesce.testing import sweep
-from tests.adapters.acp_agents import PROMPT, Agent, cancelled, memory, served, wire
+from tests.adapters.acp_agents import (
+    PROMPT,
+    Agent,
+    cancelled,
+    forever,
+    memory,
+    quick,
+    run,
+    waiting,
+    wire,
+)
 
 if TYPE_CHECKING:
     from quiesce.core.report import Report
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
-
-old_sdk = pytest.mark.skipif(not binding.HAS_FACTORIES, reason="gone in 0.12")
-new_sdk = pytest.mark.skipif(not binding.HAS_TRANSPORTS, reason="new in 0.12")
-quick = partial(served, "quiesce")
-run: Any = run_agent  # the agents here have only what they need
-
-
-async def forever(_: Agent) -> None:
-    """Be a prompt that takes its time."""
-    await asyncio.Event().wait()
-
-
-def waiting(released: asyncio.Event) -> Any:
-    """Be a prompt that ends when the test says so."""
-
-    async def wait(_: Agent) -> None:
-        await released.wait()
-
-    return wait
 
 
 async def test_the_frontier_shows_method_id_and_age() -> None:

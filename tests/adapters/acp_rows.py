@@ -17,6 +17,7 @@ from tests.adapters.acp_agents import (
     Agent,
     busy,
     cancelled,
+    forever,
     pipes,
     runner,
     served,
@@ -26,17 +27,14 @@ from tests.adapters.acp_agents import (
 from tests.adapters.rows import Absent, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.adapters.rows import Way
 
 rows = Rows()
 LOOPS = ("asyncio", "uvloop")
 SECONDS = 3.0
 SLOW_SECONDS = 0.15  # that a slow cleanup takes: less than what the adapter allows
-
-
-async def forever(_: Agent) -> None:
-    """Be a prompt that takes its time."""
-    await asyncio.Event().wait()
 
 
 async def converting(_: Agent) -> str:
@@ -46,6 +44,16 @@ async def converting(_: Agent) -> str:
     except asyncio.CancelledError:
         return "cancelled"
     return "end_turn"
+
+
+async def cut_short(way: Way, prompt: Callable[[Agent], Awaitable[Any]]) -> str | None:
+    """Cancel an agent in the middle of a prompt; tell if that does not hear of it."""
+    agent = Agent(prompt)
+    async with served(way, agent) as (task, peer):
+        peer.prompt()
+        await agent.begun.wait()
+        await cancelled(task)
+        return None if agent.ended.is_set() else "handler never cancelled"
 
 
 @rows("`run_agent` cancelled while idle", backends=LOOPS, seconds=SECONDS)
@@ -72,12 +80,7 @@ async def eof_idle(way: Way) -> str | None:
 @rows("`run_agent` cancelled, a prompt running", backends=LOOPS, seconds=SECONDS)
 async def cancel_busy(way: Way) -> str | None:
     """Cancel it in the middle of a prompt."""
-    agent = Agent(forever)
-    async with served(way, agent) as (task, peer):
-        peer.prompt()
-        await agent.begun.wait()
-        await cancelled(task)
-        return None if agent.ended.is_set() else "handler never cancelled"
+    return await cut_short(way, forever)
 
 
 @rows("the peer hangs up, a prompt running", backends=LOOPS, seconds=SECONDS)
@@ -188,12 +191,7 @@ async def double_cancel(way: Way) -> str | None:
 @rows("a handler turns its cancellation into an answer", backends=LOOPS, seconds=SECONDS)
 async def answering(way: Way) -> str | None:
     """Cancel it, and have the handler answer."""
-    agent = Agent(converting)
-    async with served(way, agent) as (task, peer):
-        peer.prompt()
-        await agent.begun.wait()
-        await cancelled(task)
-        return None if agent.ended.is_set() else "handler never cancelled"
+    return await cut_short(way, converting)
 
 
 async def raising(_: Agent) -> None:
@@ -208,12 +206,7 @@ async def raising(_: Agent) -> None:
 @rows("a handler raises when it is cancelled", seconds=SECONDS)
 async def failing(way: Way) -> str | None:
     """Cancel it, and have the handler fail."""
-    agent = Agent(raising)
-    async with served(way, agent) as (task, peer):
-        peer.prompt()
-        await agent.begun.wait()
-        await cancelled(task)
-        return None if agent.ended.is_set() else "handler never cancelled"
+    return await cut_short(way, raising)
 
 
 async def telling(agent: Agent) -> None:
@@ -227,12 +220,7 @@ async def telling(agent: Agent) -> None:
 @rows("a handler sends an update when it is cancelled", seconds=SECONDS)
 async def sending(way: Way) -> str | None:
     """Cancel it, and have the handler send something."""
-    agent = Agent(telling)
-    async with served(way, agent) as (task, peer):
-        peer.prompt()
-        await agent.begun.wait()
-        await cancelled(task)
-        return None if agent.ended.is_set() else "handler never cancelled"
+    return await cut_short(way, telling)
 
 
 @rows("cancelled, and the peer does not read", backends=LOOPS, seconds=SECONDS)

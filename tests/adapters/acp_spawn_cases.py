@@ -18,7 +18,7 @@ from quiesce.errors import ArgumentError, SpawnFailed, UsageError
 from quiesce.integrations.acp import AgentLost, ConnectionClosed, scope_of
 from quiesce.integrations.acp.spawning import open_agent_process, spawn_agent_process
 from quiesce.testing import sweep
-from tests.adapters.acp_fake_agent import Client
+from tests.adapters.acp_fake_agent import TEXT, Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
 AGENT = str(Path(__file__).with_name("acp_client_agent.py"))
-TEXT: Any = [acp.text_block("hi")]
 BRIEF = {"shutdown_timeout": 0.1}
 
 
@@ -85,6 +84,36 @@ async def test_large_messages_come_through_whole() -> None:
         assert await agent.ext_method("echo", {"text": text}) == {"text": text}
 
 
+READER = """
+import pathlib, sys
+count = sum(len(line) for line in sys.stdin.buffer)
+sys.stdout.write("x" * int(sys.argv[2]))
+sys.stdout.flush()
+pathlib.Path(sys.argv[1]).write_text(str(count))
+"""
+
+
+async def test_what_was_said_before_the_close_arrives(tmp_path: Path) -> None:
+    """Also what the pipe had no room for: the end of the input comes after it."""
+    found = tmp_path / "found"
+    argv = (sys.executable, "-c", READER, str(found), "0")
+    async with spawn_agent_process(Client(), *argv) as (agent, process):
+        await agent.ext_notification("big", {"text": "x" * 900_000})
+        await agent.ext_notification("big", {"text": "x" * 900_000})
+    assert process.returncode == 0
+    assert int(found.read_text()) > 1_800_000
+
+
+async def test_an_agent_may_say_a_lot_before_it_ends(tmp_path: Path) -> None:
+    """Nobody reads it any more, and it does not have to wait for anybody: it exits by itself."""
+    found = tmp_path / "found"
+    argv = (sys.executable, "-c", READER, str(found), "2000000")
+    async with spawn_agent_process(Client(), *argv) as (_, process):
+        pass
+    assert process.returncode == 0
+    assert found.exists()
+
+
 async def test_an_agent_that_dies_is_told_with_its_last_words() -> None:
     """Whoever waits for an answer learns the exit code, and what the agent said last."""
     async with spawn_agent_process(Client(), sys.executable, AGENT, "dies") as (agent, process):
@@ -92,6 +121,22 @@ async def test_an_agent_that_dies_is_told_with_its_last_words() -> None:
         with pytest.raises(AgentLost, match=r"exit code 3\)\n    the model fell over"):
             await agent.prompt(prompt=TEXT, session_id="s")
         assert await process.wait() == 3
+
+
+async def test_an_agent_that_closes_its_input_is_lost() -> None:
+    """Its output is open, and what it is asked does not arrive: nobody waits for the answer."""
+    line = 'exec <&-; echo \'{"method": "_closed", "params": {}}\'; exec sleep 60'
+    told = asyncio.Event()
+
+    class Told(Client):
+        async def ext_notification(self, method: str, params: Any) -> None:
+            assert (method, params) == ("closed", {})
+            told.set()
+
+    async with spawn_agent_process(Told(), "sh", "-c", line, transport_kwargs=BRIEF) as (agent, _):
+        await told.wait()
+        with pytest.raises(AgentLost, match="does not read its input any more"):
+            await agent.prompt(prompt=TEXT, session_id="s")
 
 
 async def test_agents_may_be_closed_in_any_order_and_from_any_task() -> None:

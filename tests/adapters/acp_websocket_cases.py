@@ -21,6 +21,7 @@ import quiesce
 from quiesce.integrations.acp import open_websocket_server, serve_websocket
 from quiesce.testing import sweep
 from tests.adapters import acp_bridge_server
+from tests.adapters.acp_agents import CYCLES
 from tests.adapters.acp_bridge import (
     INITIALIZE,
     PROMPT,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
-HEALTH_CHECKS = {"asyncio": 500, "uvloop": 200}
+HEALTH_CHECKS = {"asyncio": 5 * CYCLES, "uvloop": 2 * CYCLES}
 
 
 # Limits.
@@ -234,7 +235,7 @@ async def test_an_agent_that_cannot_be_made_fails_its_connection_alone() -> None
 
 async def test_a_health_checker_leaves_nothing(backend: str) -> None:
     """It connects, initializes and leaves, again and again: tasks and files stay as they were."""
-    async with serving(seconds=25) as server:
+    async with serving(seconds=CYCLES / 4) as server:
         tasks, seen = len(asyncio.all_tasks()), []
         for number in range(HEALTH_CHECKS[backend]):
             await check_health(server.port, rude=number % 2 == 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 from datetime import timedelta
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -373,12 +375,24 @@ async def test_the_handshake_may_be_another() -> None:
         assert seen.lines()[-1] == "end of input"
 
 
-async def test_a_server_that_exits_at_once_says_why() -> None:
-    """On its standard error, which is in the error."""
+async def test_a_server_that_exits_at_once_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """On its standard error, which is in the error; that is enough, and no warning says it again."""
     async with quiesce.Scope("test") as scope:
         with pytest.raises(ServerLost, match="no configuration found") as caught:
             await connect_stdio(scope, small("--exit", "7"), **QUICK)
         assert caught.value.returncode == 7
+    assert "has ended by itself" not in caplog.text
+
+
+async def test_a_server_that_exits_later_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody has asked it anything, so no error tells of it."""
+    async with quiesce.Scope("test") as scope:
+        session = await connect_stdio(scope, small(), name="it", **QUICK)
+        assert session.process is not None
+        os.kill(session.process.pid, signal.SIGKILL)
+        await until(lambda: "process it" in caplog.text)
+        await session.aclose()
+    assert "has ended by itself" in caplog.text
 
 
 async def test_a_timeout_of_the_sdk_is_that_of_the_sdk() -> None:

@@ -14,7 +14,7 @@ from quiesce.integrations.acp.client import (  # noqa: E402 - likewise
     connect_to_agent,
     scope_of,
 )
-from quiesce.integrations.acp.client_wire import (  # noqa: E402 - likewise
+from quiesce.integrations.acp.client_calls import (  # noqa: E402 - likewise
     AgentLost,
     ConnectionClosed,
 )

@@ -9,12 +9,11 @@ raises.
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core import arguments, sites
+from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.node import current
 from quiesce.core.scope import Scope
@@ -25,13 +24,10 @@ VERSION = sdk.require("agent-client-protocol", extra="acp", oldest="0.8.1")
 
 from quiesce.integrations.acp import client_binding  # noqa: E402 - imports the SDK
 from quiesce.integrations.acp.client_streams import StreamPeer  # noqa: E402 - likewise
-from quiesce.integrations.acp.client_wire import (  # noqa: E402 - likewise
-    Call,
-    Wire,
-)
+from quiesce.integrations.acp.client_wire import Wire  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from acp.core import ClientSideConnection
@@ -126,7 +122,10 @@ def connect(
     seconds = arguments.seconds("close_seconds", close_seconds)
     scope = Scope(name, adopt=True, services=_LOOPS, cleanup=seconds)
     scope._open(current_scope(), frame)
-    wire = Wire(scope, peer, cancel_session=cancel_session, why_lost=why_lost)
+    wire = Wire(
+        scope, peer, cancel_session=cancel_session, why_lost=why_lost,
+        observers=options.get("observers") or (), store=options.get("state_store"),
+    )  # fmt: skip
     try:
         with _inside(scope):
             connection = client_binding.bind(client, wire, options)
@@ -134,7 +133,7 @@ def connect(
     except BaseException:
         scope._close(grace=0.0, cleanup=seconds)
         raise
-    _own(connection, scope, wire, seconds)
+    _own(connection, scope, seconds)
     return connection
 
 
@@ -195,26 +194,11 @@ async def _close_at_end(peer: Peer) -> None:
         await peer.close()
 
 
-def _own(connection: ClientSideConnection, scope: Scope, wire: Wire, seconds: float) -> None:
-    """Put our calls in front of the connection's own methods, on this one object."""
+def _own(connection: ClientSideConnection, scope: Scope, seconds: float) -> None:
+    """Put our close in front of the connection's own, on this one object."""
 
     async def close() -> None:
         await scope.aclose(within=seconds)
 
-    for name in dir(type(connection)):
-        method = getattr(connection, name)
-        if not name.startswith("_") and callable(method) and name != "on_connect":
-            setattr(connection, name, _through(wire, method))
     setattr(connection, _SCOPE, scope)
     connection.close = close  # type: ignore[method-assign]  # on this one object
-
-
-def _through(wire: Wire, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(method)
-    async def call(*args: Any, **options: Any) -> Any:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - the SDK runs on asyncio alone
-        place = sites.starter(sys._getframe(1), task)
-        return await wire.call(Call(task, place), method, *args, **options)
-
-    return call

@@ -1,16 +1,20 @@
-"""What carries a client's messages: two byte streams, or a transport of somebody else's."""
+"""What carries a client's messages: byte streams, a process's pipes, or somebody else's transport."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+import anyio
+
 from quiesce.core.node import logger
+from quiesce.errors import LineTooLong, ProcessLost, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from quiesce.resources.process import Process
 
 __all__: list[str] = []
 
@@ -32,48 +36,41 @@ class Peer(Protocol):
         """Let go of it."""
 
 
-class StreamPeer:
-    """An agent at the other end of two byte streams, a message a line."""
+class LinePeer:
+    """An agent that is sent, and sends, a message a line."""
 
-    def __init__(
-        self,
-        writer: asyncio.StreamWriter,
-        reader: asyncio.StreamReader,
-        *,
-        receive_timeout: float | None,
-        message_bytes_max: int,
-        at_end: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:
-        """Use streams that somebody else opens and closes.
+    def __init__(self, *, receive_timeout: float | None, message_bytes_max: int) -> None:
+        """Know the limits.
 
         Args:
-            writer: to the agent.
-            reader: from the agent.
             receive_timeout: how many seconds the agent may be silent; None: for ever.
             message_bytes_max: the longest message that is taken.
-            at_end: is awaited at the end of the stream, before anybody is told of it.
         """
-        self._at_end = at_end
-        self._writer = writer
-        self._reader = reader
         self._receive_timeout = receive_timeout
         self._message_bytes_max = message_bytes_max
-        self._lines: deque[bytes] = deque()
-        self._part = bytearray()  # of a line that has not ended
         self.line: bytes = b""
         """The last message that was received, as it came."""
 
+    # What the kinds have of their own.
+
     @property
     def has_room(self) -> bool:
-        """Whether the agent has read all that was written before."""
-        try:
-            return not self._writer.transport.get_write_buffer_size()
-        except (AttributeError, NotImplementedError):  # a stand-in for a transport
-            return False
+        """Whether it is certain that the agent has read all that was written before."""
+        raise NotImplementedError
 
     async def room(self) -> None:
         """Wait until the agent has read most of what was written before."""
-        await self._writer.drain()
+        raise NotImplementedError
+
+    def _put(self, data: bytes) -> bool:
+        """Write in one step, without waiting for room; False if the agent does not read any more."""
+        raise NotImplementedError
+
+    async def _next_line(self) -> bytes | None:
+        """Wait for the next line; None at the end."""
+        raise NotImplementedError
+
+    # What they have in common.
 
     async def send(self, message: Message) -> None:
         """Write a message; see `write`."""
@@ -81,31 +78,70 @@ class StreamPeer:
 
     def write(self, message: Message) -> None:
         """Write the message in one step, without waiting for room; then see whether it went out."""
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-        if self._writer.transport.is_closing():
+        if not self._put(json.dumps(message, separators=(",", ":")).encode() + b"\n"):
             error = "it does not read its input any more"
             raise ConnectionResetError(error)
 
     async def receive(self) -> Message | None:
         """Wait for the next line that is a message."""
         while True:
-            while self._lines:
-                self.line = self._lines.popleft()
-                message = _parsed(self.line)
-                if message is not None:
-                    return message
-            if not await self._read():
-                if self._at_end is not None:
-                    await self._at_end()
+            if self._receive_timeout is None:
+                line = await self._next_line()
+            else:
+                async with asyncio.timeout(self._receive_timeout):
+                    line = await self._next_line()
+            if line is None:
                 return None
+            message = _parsed(line)
+            if message is not None:
+                self.line = line
+                return message
+
+    async def close(self) -> None:
+        """Do nothing: whoever has opened it closes it."""
+
+    def _too_long(self) -> ValueError:
+        return ValueError(f"it has sent a message of more than {self._message_bytes_max} bytes")
+
+
+class StreamPeer(LinePeer):
+    """An agent at the other end of two streams of asyncio."""
+
+    def __init__(
+        self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader, **limits: Any
+    ) -> None:
+        """Use streams that somebody else opens and closes; the limits are those of any."""
+        super().__init__(**limits)
+        self._writer = writer
+        self._reader = reader
+        self._lines: deque[bytes] = deque()
+        self._part = bytearray()  # of a line that has not ended
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all that was written before is out."""
+        try:
+            return not self._writer.transport.get_write_buffer_size()
+        except (AttributeError, NotImplementedError):  # a stand-in for a transport
+            return False
+
+    async def room(self) -> None:
+        """Wait until most of it is."""
+        await self._writer.drain()
+
+    def _put(self, data: bytes) -> bool:
+        self._writer.write(data)
+        return not self._writer.transport.is_closing()
+
+    async def _next_line(self) -> bytes | None:
+        while not self._lines:
+            if not await self._read():
+                return None
+        return self._lines.popleft()
 
     async def _read(self) -> bool:
         """Read some lines; False at the end."""
-        if self._receive_timeout is None:
-            data = await self._reader.read(_CHUNK_BYTES)
-        else:
-            async with asyncio.timeout(self._receive_timeout):
-                data = await self._reader.read(_CHUNK_BYTES)
+        data = await self._reader.read(_CHUNK_BYTES)
         if not data:
             last, self._part = bytes(self._part), bytearray()
             self._lines.append(last)
@@ -113,16 +149,60 @@ class StreamPeer:
         head, newline, rest = data.partition(b"\n")
         self._part += head
         if len(self._part) > self._message_bytes_max:
-            message = f"it has sent a message of more than {self._message_bytes_max} bytes"
-            raise ValueError(message)
+            raise self._too_long()
         if newline:
             *lines, last = rest.split(b"\n")
             self._lines += [bytes(self._part), *lines]
             self._part = bytearray(last)
         return True
 
-    async def close(self) -> None:
-        """Do nothing: whoever has opened the streams closes them."""
+
+class ProcessPeer(LinePeer):
+    """An agent that is a process of ours, at the other end of its pipes."""
+
+    has_room = False  # to wait for it is to ask
+
+    def __init__(self, process: Process, exit_seconds: float, **limits: Any) -> None:
+        """Use a process that was started with `stdin="pipe", stdout="bytes"`.
+
+        Args:
+            process: the agent.
+            exit_seconds: how long to wait, at the end of its output, for its exit to be known.
+            limits: those of any.
+        """
+        super().__init__(**limits)
+        self._process = process
+        self._exit_seconds = exit_seconds
+
+    async def room(self) -> None:
+        """Wait while there is a lot that it has not read."""
+        await self._process.room()
+
+    def _put(self, data: bytes) -> bool:
+        try:
+            self._process.post(data)
+        except (ProcessLost, UsageError):  # gone, or its input is closed
+            return False
+        return True
+
+    async def _next_line(self) -> bytes | None:
+        try:
+            return await self._process.raw.line(self._message_bytes_max)
+        except LineTooLong as error:
+            raise self._too_long() from error
+        except anyio.EndOfStream:
+            with anyio.move_on_after(self._exit_seconds):
+                await self._process.wait()
+            return None
+
+    async def finish(self, seconds: float) -> None:
+        """End what it is sent, when all of that is written; then wait for its exit, in all so long."""
+        with anyio.move_on_after(seconds):
+            await self._process.raw.aclose()  # nobody reads what it still has to say
+            with suppress(ProcessLost, UsageError):
+                await self._process.send(b"")
+            self._process.close_stdin()
+            await self._process.wait()
 
 
 def _parsed(line: bytes) -> Message | None:

@@ -7,92 +7,59 @@ What holds:
 2. A request is a hold of the connection's scope, from before it is sent until its answer.
 3. A caller that gives up on a request which was sent has the agent told so, in the same step.
 4. When the agent is gone, or the scope is closed, every caller that waits is told, once: nobody
-   waits for an answer that cannot come.
+   waits for an answer that cannot come. (From 0.12 on, the SDK has a `prompt` end only when the
+   updates that came before have been handled.)
+
+`request` and `notify` stand in for the SDK's own `Connection.send_request` and `send_notification`:
+a request costs no more than there, because it does not pass through both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from asyncio import current_task
 from contextlib import suppress
-from contextvars import ContextVar
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+import acp
 import anyio
 
-from quiesce.core.hold import Hold
-from quiesce.core.node import State, logger
-from quiesce.errors import PeerLost, ScopeClosed, UsageError
-from quiesce.integrations.acp.client_streams import StreamPeer
+from quiesce.core.node import State, current, logger
+from quiesce.errors import ScopeClosed, UsageError
+from quiesce.integrations.acp.client_calls import AgentLost, Call, ConnectionClosed
+from quiesce.integrations.acp.client_streams import LinePeer
+from quiesce.integrations.acp.witness import INCOMING, OUTGOING, Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from acp.connection import StreamDirection
 
     from quiesce.core.scope import Scope
-    from quiesce.core.sites import Place
     from quiesce.integrations.acp.client_streams import Message, Peer
 
-__all__ = ["AgentLost", "ConnectionClosed"]
+__all__: list[str] = []
 
 CANCEL_REQUEST = "$/cancel_request"
 _PROMPT, _CANCEL_SESSION = "session/prompt", "session/cancel"
 _NOTICE_SECONDS = 5.0  # that telling the agent of a cancelled request may take
-
-
-class AgentLost(PeerLost, ConnectionError):  # noqa: N818 - named as its base is
-    """The agent is gone, and what was asked of it has no answer."""
-
-
-class ConnectionClosed(ScopeClosed, ConnectionError):  # noqa: N818 - likewise
-    """The connection was closed at this end."""
-
-
-class Call:
-    """One call of a method of the connection, and the request that it has sent, if any."""
-
-    __slots__ = (
-        "_cancellations",
-        "_task",
-        "answered",
-        "error",
-        "hold",
-        "key",
-        "message",
-        "place",
-        "sent",
-    )
-
-    def __init__(self, task: asyncio.Task[Any], place: FrameType | Place) -> None:
-        self.place: FrameType | Place = place
-        self._task = task
-        self._cancellations = task.cancelling()
-        self.error: BaseException | None = None
-        self.key: object = self  # the request's id, if it is one
-        self.message: Message = {}
-        self.hold: Hold | None = None
-        self.sent: bool = False
-        self.answered: bool = False
-
-    def interrupt(self, error: BaseException) -> None:
-        """Have the caller raise `error`, unless its answer is on the way to it."""
-        if not self.answered and self.error is None:
-            self.error = error
-            self._task.cancel()
-
-    def is_ours(self) -> bool:
-        """Tell whether the cancellation that has come is our own interruption, and no other."""
-        return self.error is not None and self._task.uncancel() <= self._cancellations
-
-
-_calling: ContextVar[Call | None] = ContextVar("quiesce_acp_call", default=None)
+_OPEN = State.OPEN
 
 
 class Wire:
     """The messages of one connection; what the SDK takes for its transport."""
 
     def __init__(
-        self, scope: Scope, peer: Peer, *, cancel_session: bool, why_lost: Callable[[], str]
+        self,
+        scope: Scope,
+        peer: Peer,
+        *,
+        cancel_session: bool,
+        why_lost: Callable[[], str],
+        observers: Sequence[Callable[[Any], Any]] = (),
+        store: Any = None,
     ) -> None:
         """Wrap what carries the messages.
 
@@ -101,48 +68,91 @@ class Wire:
             peer: what carries them.
             cancel_session: whether an abandoned prompt also cancels its session's turn.
             why_lost: gives what is known about the end of an agent that is gone.
+            observers: those who want to see every message.
+            store: what keeps the requests (before 0.12 of the SDK), if that is the user's own.
         """
         self._scope = scope
+        self._holds = scope._holds  # where the requests are found by their ids
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._clock = scope._backend.clock
         self._peer = peer
-        self._stream = peer if isinstance(peer, StreamPeer) else None
+        self._send = peer.send
+        self._stream = peer if isinstance(peer, LinePeer) else None
         self._cancel_session = cancel_session
         self._why_lost = why_lost
-        self._calls: dict[object, Call] = {}
+        self._witness = Witness(observers, None) if observers else None
+        self._store = store
+        self._next_id = 0
+        self._interrupted: set[Call] = set()  # by us, which is a cancellation too many
         self._lost: BaseException | None = None
 
-    # The calls.
+    # What the SDK calls to ask the agent.
 
-    async def call(self, call: Call, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a method of the SDK's connection, which sends at most one request."""
-        if self._lost is not None or self._scope._state is not State.OPEN:
-            ended = self._ending()
-            if ended is not None:
-                raise ended
-        token = _calling.set(call)
+    async def request(self, method: str, params: Any = None, *, answered: bool = True) -> Any:
+        """Send a request, and wait for its answer."""
+        loop, scope = self._loop, self._scope
+        task: Any = current_task(loop)
+        if (
+            scope._state is not _OPEN
+            or self._lost is not None
+            or task is None
+            or get_ident() != self._thread
+        ):
+            self._check(answered=answered)
+        call = Call()
+        if answered:
+            key: Any = self._next_id
+            self._next_id = key + 1
+            message = {"jsonrpc": "2.0", "id": key, "method": method, "params": params}
+        else:
+            key, message = call, {"jsonrpc": "2.0", "method": method, "params": params}
+        answer = loop.create_future()
+        if self._store is not None and answered:
+            answer = self._store.register_outgoing(key, method)
+        call.wire = self
+        call.message = message
+        call.answer = answer
+        call.task = task
+        call.cancellations = None
+        call._since = self._clock()
+        holds = self._holds
+        if not holds:
+            scope._turned_busy()
+        holds[key] = call
         try:
-            return await method(*args, **options)
-        except asyncio.CancelledError:
-            if call.is_ours():
-                assert call.error is not None  # noqa: S101 - that is why it is ours
-                raise call.error from None
-            self._abandon(call)
-            raise
-        except ConnectionError as error:
-            if isinstance(error, AgentLost | ConnectionClosed):
-                raise
-            ours = self._ending()
-            if ours is None:
-                raise
-            raise ours from error
-        finally:
-            _calling.reset(token)
+            stream = self._stream
+            if stream is None or not stream.has_room:
+                call.cancellations = task.cancelling()
+                await (self._send(message) if stream is None else stream.room())
+                call.cancellations = None
+            if stream is not None:
+                stream.write(message)
+            if self._witness is not None:
+                self._observe(OUTGOING, message)
+            if answered or answer.done():
+                return await answer
             self._end(call)
+        except BaseException as error:
+            self._given_up(call, error)
+            raise
 
-    def _ending(self) -> Exception | None:
-        """Give what ends this connection, if anything does: the SDK only says that it is closed."""
-        if self._scope.state in {"closing", "closed"}:
-            return self._closed()
-        return self._loss() if self._lost is not None else None
+    def notify(self, method: str, params: Any = None) -> Coroutine[Any, Any, None]:
+        """Send a notification; it is a hold while it waits for room."""
+        return self.request(method, params, answered=False)
+
+    def _check(self, *, answered: bool) -> None:
+        """Raise unless the agent may be asked something now; it may be told something in a drain."""
+        scope = self._scope
+        if scope.state in {"closing", "closed"}:
+            raise self._closed()
+        if self._lost is not None:
+            raise self._loss()
+        if answered or scope._state is _OPEN:
+            try:
+                scope._admit()
+            except ScopeClosed as error:
+                raise self._closed() from error
 
     def _closed(self) -> ConnectionClosed:
         return ConnectionClosed(f"the connection {self._scope.name!r} was closed")
@@ -152,39 +162,39 @@ class Wire:
         error.__cause__ = self._lost
         return error
 
-    def _begin(self, call: Call, message: Message) -> None:
-        """Take the hold of what is to be sent, before it waits for room or is written."""
-        call.key, call.message = message.get("id", call), message
-        kind = "request" if "id" in message else "notification"
-        place = call.place
-        details = {"id": message.get("id"), "direction": "to the agent"}
-        name = str(message.get("method"))
-        self._scope._admit()
-        call.hold = Hold(
-            self._scope, kind, name, details, place.f_code, place.f_lasti,
-            lambda: self._stop(call),
-        )  # fmt: skip
-        self._scope._insert(call.hold, call.hold)
-        self._calls[call.key] = call
+    def _end(self, call: Call) -> bool:
+        """Stop holding a call; False if it has ended before."""
+        waited = call.key in self._holds
+        self._scope._discard(call.key)
+        return waited
 
-    def _stop(self, call: Call) -> None:
-        """Tell a caller that its request ends with the scope."""
-        call.interrupt(self._closed())
-        self._end(call)
+    def _given_up(self, call: Call, error: BaseException) -> None:
+        """End a call that has not ended well; raises what its caller is told instead of the error."""
+        waited, answer = self._end(call), call.answer
+        told = answer.exception() if answer.done() and not answer.cancelled() else None
+        ours = False
+        if call in self._interrupted:
+            self._interrupted.discard(call)
+            ours = call.task.uncancel() <= (call.cancellations or 0)
+        if isinstance(error, asyncio.CancelledError):
+            if ours and told is not None:
+                raise told from told.__cause__
+            if waited and told is None and (self._stream is None or call.cancellations is None):
+                self._abandon(call.message)
+        elif told is not None:
+            if told is not error:
+                raise told from told.__cause__
+        elif _is_loss(error):
+            self.lose(error)
+            raise self._loss() from error
 
-    def _end(self, call: Call) -> None:
-        hold, call.hold = call.hold, None
-        if hold is not None:
-            hold.release()
-            self._calls.pop(call.key, None)
-
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, message: Message) -> None:
         """Tell the agent that nobody waits for the answer any more."""
-        if not call.sent or call.answered or "id" not in call.message or self._lost is not None:
+        if "id" not in message or self._lost is not None:
             return
-        self._tell({"method": CANCEL_REQUEST, "params": {"requestId": call.key}})
-        params = call.message.get("params")
-        if self._cancel_session and call.message.get("method") == _PROMPT and params:
+        self._tell({"method": CANCEL_REQUEST, "params": {"requestId": message["id"]}})
+        params = message["params"]
+        if self._cancel_session and message["method"] == _PROMPT and params:
             self._tell({"method": _CANCEL_SESSION, "params": {"sessionId": params["sessionId"]}})
 
     def _tell(self, message: Message) -> None:
@@ -202,68 +212,101 @@ class Wire:
             except Exception as error:  # noqa: BLE001 - whatever the transport is made of
                 logger.debug("the agent could not be told of a cancelled request: %s", error)
 
-    # What the SDK calls.
+    def stop(self, call: Call) -> None:
+        """Tell a caller that its request ends with the scope."""
+        self._interrupt(call, self._closed())
+        self._end(call)
+
+    def lose(self, error: BaseException) -> None:
+        """Know that the agent is gone; whoever waits for an answer is told."""
+        if self._lost is None:
+            self._lost = error
+            for call in list(self._holds.values()):
+                if isinstance(call, Call):
+                    self._interrupt(call, self._loss())
+
+    def _interrupt(self, call: Call, error: Exception) -> None:
+        """Have a caller raise `error`, unless its answer is on the way to it."""
+        if call.answer.done():
+            return
+        call.answer.set_exception(error)
+        if call.cancellations is not None:  # it does not wait for that yet
+            self._interrupted.add(call)
+            call.task.cancel()
+
+    # What the SDK takes for its transport: for what the agent asks, and what it is answered.
 
     async def send(self, message: Message) -> None:
-        """Send a message of the SDK; the request of a call is a hold from here on."""
-        call = _calling.get()
+        """Send an answer of the SDK."""
         if self._lost is not None:
-            if call is None:
-                return  # an answer to an agent that is gone
-            raise self._loss()
+            return  # nobody reads it
         try:
-            if self._stream is not None:
-                await self._write(self._stream, call, message)
+            stream = self._stream
+            if stream is None:
+                await self._send(message)
             else:
-                if call is not None and "method" in message and "id" in message:
-                    self._begin(call, message)
-                    call.sent = True
-                await self._peer.send(message)
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, UsageError):
+                if not stream.has_room:
+                    await stream.room()
+                stream.write(message)
+        except Exception as error:
+            if not _is_loss(error):
                 raise
-            if call is not None:
-                self._end(call)  # it raises here, and is not to be interrupted as well
             self.lose(error)
             raise self._loss() from error
-        except ScopeClosed as error:
-            raise self._closed() from error
-
-    async def _write(self, stream: StreamPeer, call: Call | None, message: Message) -> None:
-        full = not stream.has_room
-        if call is not None and "method" in message and (full or "id" in message):
-            self._begin(call, message)
-        if full:
-            await stream.room()
-        if call is not None:
-            call.sent = True
-        stream.write(message)
 
     async def receive(self) -> Message | None:
-        """Wait for a message to the SDK; None when the agent is gone."""
+        """Wait for a message that is the SDK's to handle; None when the agent is gone."""
         try:
-            message = await self._peer.receive()
+            message = await self._next()
         except TimeoutError:
             self.lose(TimeoutError("it was silent for too long"))
-            raise  # as the SDK expects it
         except Exception as error:  # noqa: BLE001 - whatever the transport is made of
             self.lose(error)
-            return None
-        if message is None:
-            self.lose(EOFError("it has closed its output"))
-            return None
-        if "method" not in message:
-            self._answered(message.get("id"))
+        else:
+            if message is None:
+                self.lose(EOFError("it has closed its output"))
+            return message
+        return None
+
+    async def _next(self) -> Message | None:
+        """Take in the answers that come before the next message that is none."""
+        receive, holds = self._peer.receive, self._holds
+        while (message := await receive()) is not None and message.get("method") is None:
+            if self._witness is not None:
+                self._observe(INCOMING, message)
+            try:
+                call: Any = holds.pop(message.get("id"), None)
+            except TypeError:  # it is nothing that can be an id
+                continue
+            if call is None:
+                continue
+            if not holds:
+                self._scope._turned_idle()
+            answer = call.answer
+            if "result" in message and self._store is None and not answer.done():
+                answer.set_result(message["result"])
+            else:
+                self._answer(call, message)
         return message
 
-    def _answered(self, key: object) -> None:
-        call = self._calls.get(key) if isinstance(key, int | str) else None
-        if call is not None:
-            call.answered = True
-            self._end(call)
+    def _answer(self, call: Call, message: Message) -> None:
+        """Give an answer to the one who waits for it, unless that one gives up in this very step."""
+        answer, store = call.answer, self._store
+        if "error" in message and "result" not in message:
+            given = message["error"] if isinstance(message["error"], dict) else {}
+            code, text = given.get("code", -32603), given.get("message", "Error")
+            error = acp.RequestError(code, text, given.get("data"))
+            if store is not None:
+                store.reject_outgoing(message["id"], error)
+            elif not answer.done():
+                answer.set_exception(error)
+        elif store is not None:
+            store.resolve_outgoing(message["id"], message.get("result"))
+        elif not answer.done():
+            answer.set_result(message.get("result"))
 
     async def receive_line(self) -> bytes:
-        """Wait for a message to the SDK, as a line; nothing when the agent is gone."""
+        """Wait for a message that is the SDK's to handle, as a line; nothing when the agent is gone."""
         message = await self.receive()
         if message is None:
             return b""
@@ -274,9 +317,18 @@ class Wire:
         """Close what carries the messages; called by the scope's own job, and by the SDK."""
         await self._peer.close()
 
-    def lose(self, error: BaseException) -> None:
-        """Know that the agent is gone; whoever waits for an answer is told."""
-        if self._lost is None:
-            self._lost = error
-            for call in list(self._calls.values()):
-                call.interrupt(self._loss())
+    def _observe(self, direction: StreamDirection, message: Message) -> None:
+        """Tell the observers; what they start is the connection's."""
+        assert self._witness is not None  # noqa: S101 - checked by whoever calls, for speed
+        token = current.set(self._scope)
+        try:
+            self._witness.tell(direction, message)
+        finally:
+            current.reset(token)
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Tell whether it is by this that a transport tells that it is closed."""
+    return isinstance(error, OSError | RuntimeError) and not isinstance(
+        error, UsageError | RecursionError
+    )

@@ -7,7 +7,6 @@ any of it behind.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import subprocess
@@ -15,7 +14,6 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from acp.transports import default_environment
 
 from quiesce.core import arguments
@@ -23,7 +21,7 @@ from quiesce.core.current import current_scope
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
 from quiesce.integrations.acp.client import MESSAGE_BYTES_MAX, check_asyncio, connect
-from quiesce.integrations.acp.client_streams import StreamPeer
+from quiesce.integrations.acp.client_streams import ProcessPeer
 from quiesce.resources.process import Process, start_process
 from quiesce.resources.spawning import exit_text
 
@@ -43,7 +41,6 @@ _SHUTDOWN_SECONDS = 2.0  # as in the SDK: for each of EOF and SIGTERM
 _KILL_SECONDS = 2.0  # for SIGKILL, and reaping
 _EXIT_SECONDS = 0.5  # between the end of the output and the exit, so that an error can tell of it
 _TAIL_LINES = 5
-_CLOSE_SECONDS = 1.0  # for the event loop to let go of the pipes
 
 
 class AgentProcess:
@@ -169,8 +166,9 @@ async def _open(
     own = Scope(f"agent {name}", cleanup=seconds)
     own._open(scope or current_scope(), place)
     process = functools.partial(
-        start_process, argv, env={**default_environment(), **(env or {})}, cwd=cwd, stdin="pipe"
-    )
+        start_process, argv, env={**default_environment(), **(env or {})}, cwd=cwd,
+        stdin="pipe", stdout="bytes",
+    )  # fmt: skip
     connecting = functools.partial(
         connect, to_client, close_seconds=closing, frame=place, name="connection"
     )
@@ -214,15 +212,12 @@ async def _running(
     """Run the agent; entered and left by a task of its scope, which nobody else can cancel."""
     grace = settings.shutdown_seconds
     process = await start(logs=settings.logs, grace=grace)
-    pipes = _Pipes(process)
     try:
-        reader, writer = await pipes.connect()
-        peer = StreamPeer(
-            writer,
-            reader,
+        peer = ProcessPeer(
+            process,
+            _EXIT_SECONDS,
             receive_timeout=options.pop("receive_timeout", None),
             message_bytes_max=settings.message_bytes_max,
-            at_end=lambda: _await_exit(process, _EXIT_SECONDS),
         )
         connection = connecting(
             peer,
@@ -234,18 +229,9 @@ async def _running(
             yield connection, process
         finally:
             await connection.close()
-            writer.close()
-            await _await_exit(process, grace)
+            await peer.finish(grace)
     finally:
-        try:
-            await process.stop(grace)
-        finally:
-            await pipes.close()
-
-
-async def _await_exit(process: Process, seconds: float) -> None:
-    with anyio.move_on_after(seconds):
-        await process.wait()
+        await process.stop(grace)
 
 
 def _last_words(process: Process) -> str:
@@ -253,56 +239,3 @@ def _last_words(process: Process) -> str:
     ending = "it still runs" if code is None else exit_text(code)
     lines = process.stderr.tail()[-_TAIL_LINES:]
     return "\n    ".join([f" ({ending})", *lines])
-
-
-class _Pipes:
-    """Our ends of an agent's standard input and output, as asyncio's streams.
-
-    What a `Process` reads for itself are lines for people, cut if they are long; messages may be
-    megabytes. So its own ends are closed, in the step of the fork, and these are used instead.
-    """
-
-    def __init__(self, process: Process) -> None:
-        child = process._child
-        assert child.stdin is not None  # noqa: S101 - asked for
-        assert child.stdout is not None  # noqa: S101 - likewise
-        self._input = os.fdopen(os.dup(child.stdin), "wb", buffering=0)
-        self._output = os.fdopen(os.dup(child.stdout), "rb", buffering=0)
-        process.close_stdin()
-        process.stdout.close()
-        self._ends: list[tuple[_Protocol, Callable[[], None]]] = []
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Have the event loop read and write them."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        reading, protocol = await loop.connect_read_pipe(lambda: _Protocol(reader), self._output)
-        self._ends.append((protocol, reading.close))
-        writing, protocol = await loop.connect_write_pipe(
-            lambda: _Protocol(asyncio.StreamReader()), self._input
-        )
-        self._ends.append((protocol, writing.abort))
-        return reader, asyncio.StreamWriter(writing, protocol, None, loop)
-
-    async def close(self) -> None:
-        """Close them; the process is gone, so nothing has to be written any more."""
-        for protocol, end in self._ends:
-            if not protocol.gone.is_set():
-                end()
-        with anyio.move_on_after(_CLOSE_SECONDS):
-            for protocol, _ in self._ends:
-                await protocol.gone.wait()
-        self._input.close()
-        self._output.close()
-
-
-class _Protocol(asyncio.StreamReaderProtocol):
-    """That of a stream, which tells when the event loop has let go of the pipe."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        super().__init__(reader)
-        self.gone = asyncio.Event()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.gone.set()

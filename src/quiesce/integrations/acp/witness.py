@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+INCOMING, OUTGOING = StreamDirection.INCOMING, StreamDirection.OUTGOING
+
 
 class Witness:
     """What is told of the messages that do not pass through the SDK."""
@@ -28,14 +30,14 @@ class Witness:
 
     def incoming(self, message: dict[str, Any]) -> None:
         """Tell of a request or a notification."""
-        self._tell(StreamDirection.INCOMING, message)
+        self.tell(INCOMING, message)
         if self._store is not None and "id" in message and message["id"].__hash__:
             params = message.get("params")
             self._records[message["id"]] = self._store.begin_incoming(message["method"], params)
 
     def outgoing(self, message: dict[str, Any]) -> None:
         """Tell of an answer."""
-        self._tell(StreamDirection.OUTGOING, message)
+        self.tell(OUTGOING, message)
         record = self._records.pop(message["id"], None)
         if record is None:
             return
@@ -44,7 +46,8 @@ class Witness:
         else:
             self._store.complete_incoming(record, message["result"])
 
-    def _tell(self, direction: StreamDirection, message: dict[str, Any]) -> None:
+    def tell(self, direction: StreamDirection, message: dict[str, Any]) -> None:
+        """Tell the functions of any message."""
         event = StreamEvent(direction, copy.deepcopy(message))
         for observer in self._observers:
             try:

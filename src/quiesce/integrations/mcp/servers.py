@@ -91,6 +91,7 @@ async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterato
     )
     wire = Wire(process, connection.end)
     connection.process = process
+    process._dismissed = True  # until it is greeted, what is raised tells of its exit
     connection.deaf = lambda: wire.deaf
     encode = partial(_encoded, params.encoding, params.encoding_error_handler)
     connection.post = lambda item: wire.post(encode(item))
@@ -111,6 +112,7 @@ async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterato
         ) as session:
             connection.session = session
             await connection.shake_hands(server.handshake, server.connect_within)
+            process._dismissed = False
             yield connection
             connection.leaving = True
     except ExceptionGroup as error:
