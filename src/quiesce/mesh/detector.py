@@ -109,9 +109,9 @@ class Edge:
     __slots__ = ("hop", "state", "to")
 
     def __init__(self, hop: Hop, to: str) -> None:
-        self.hop = hop
-        self.to = to
-        self.state = EdgeState.SENDING
+        self.hop: Hop = hop
+        self.to: str = to
+        self.state: EdgeState = EdgeState.SENDING
 
 
 class Hop:
@@ -123,19 +123,19 @@ class Hop:
     )  # fmt: skip
 
     def __init__(self, begun: Begun) -> None:
-        self.edge = begun.edge
-        self.cascade = begun.cascade
-        self.parent = begun.parent
-        self.reply = begun.reply
-        self.is_root = begun.is_root
-        self.state = HopState.RUNNING
+        self.edge: bytes = begun.edge
+        self.cascade: bytes = begun.cascade
+        self.parent: str = begun.parent
+        self.reply: str | None = begun.reply
+        self.is_root: bool = begun.is_root
+        self.state: HopState = HopState.RUNNING
         self.status: Status = "done"
         self.seconds: float | None = None
-        self.why = ""
-        self.is_answered = False
-        self.is_cancelled = False
+        self.why: str = ""
+        self.is_answered: bool = False
+        self.is_cancelled: bool = False
         self.edges: dict[bytes, Edge] = {}
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         self.receipt: Receipt | None = None
 
     def move(self, event: str) -> None:
@@ -153,7 +153,7 @@ class Detector:
             name: the node's, for people.
             lasting: whether what is written is there after a restart.
         """
-        self.name = name
+        self.name: str = name
         self._lasting = lasting
         self._hops: dict[bytes, Hop] = {}
         self._edges: dict[bytes, Edge] = {}

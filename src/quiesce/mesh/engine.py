@@ -36,7 +36,7 @@ class Engine:
         detector: type[Detector] = Detector,
     ) -> None:
         """Begin with nothing, or with what `restore` is given first."""
-        self.detector = detector(name, lasting=lasting)
+        self.detector: Detector = detector(name, lasting=lasting)
         self._courier = Courier(patience, jitter, self.detector.give_up)
         self._writes: list[Record] = []
         self._news: list[Stop | Settle] = []

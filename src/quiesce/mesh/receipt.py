@@ -91,13 +91,13 @@ class Tally:
     __slots__ = ("cancelled", "failed", "hops", "lost", "notes", "opaque", "unknown", "volatile")
 
     def __init__(self) -> None:
-        self.hops = 0
-        self.failed = 0
-        self.cancelled = 0
-        self.lost = 0
-        self.opaque = 0
-        self.unknown = 0
-        self.volatile = 0
+        self.hops: int = 0
+        self.failed: int = 0
+        self.cancelled: int = 0
+        self.lost: int = 0
+        self.opaque: int = 0
+        self.unknown: int = 0
+        self.volatile: int = 0
         self.notes: tuple[Note, ...] = ()
 
     def add(self, receipt: Receipt) -> None:
