@@ -1,7 +1,7 @@
 """A small ASGI app that notes what becomes of its work, bare or wrapped; served by the rows and cases.
 
-What it does is in the environment: `ASGI_RECORD` is the file for its notes, `ASGI_QUIESCE` has the options of
-`Quiesce` as JSON (absent: the app alone).
+What it does is in the environment: `ASGI_NOTES` is the pipe that its notes go to, `ASGI_STAGE` the socket where
+its work asks whether it may go on, `ASGI_QUIESCE` has the options of `Quiesce` as JSON (absent: the app alone).
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 import quiesce
 from quiesce.integrations.asgi import Quiesce
-from tests.adapters.asgi_time import pause
 
-_RECORD = Path(os.environ["ASGI_RECORD"])
 _EVENTS = [(b"content-type", b"text/event-stream")]
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
 
 
 def note(text: str) -> None:
-    """Write down that something happened."""
-    with _RECORD.open("a", encoding="utf-8") as file:
-        file.write(f"{text}\n")
+    """Tell the test that something has happened."""
+    with open(os.environ["ASGI_NOTES"], "ab", buffering=0) as pipe:  # noqa: PTH123 - no buffer
+        pipe.write(f"{text}\n".encode())
+
+
+async def stage(name: str) -> None:
+    """Tell the test that some work has begun, and wait for its word."""
+    async with await anyio.connect_unix(os.environ["ASGI_STAGE"]) as stream:
+        await stream.send(name.encode())
+        await stream.receive()
 
 
 class Noted:
@@ -44,9 +48,14 @@ class Noted:
         note(f"{self._name} {'done' if kind is None else 'cut'}")
 
 
-async def _background(seconds: float) -> None:
+async def _tell_of_the_drain(scope: quiesce.Scope) -> None:
+    await scope.closing()
+    note("drain begins")
+
+
+async def _background() -> None:
     with Noted("background"):
-        await pause(seconds)
+        await stage("background")
 
 
 async def _answer(send: Any, body: bytes, status: int = 200) -> None:
@@ -61,22 +70,24 @@ async def _event(send: Any, text: str) -> None:
 
 
 async def _http(scope: Any, receive: Any, send: Any) -> None:
-    path, seconds = scope["path"], float(scope["query_string"] or 0)
+    path = scope["path"]
     if path == "/pid":
         await _answer(send, str(os.getpid()).encode())
     elif path == "/background":
-        asyncio.create_task(_background(seconds))  # noqa: RUF006 - that is what goes wrong
+        own = quiesce.current_scope()
+        if own is not None:
+            own.spawn(_tell_of_the_drain, own, service=True)
+        asyncio.create_task(_background())  # noqa: RUF006 - that is what goes wrong
         await _answer(send, b"accepted", 202)
     elif path == "/slow":
         with Noted("slow"):
-            await pause(seconds)
+            await stage("slow")
             await _answer(send, b"slow")
     elif path == "/stream":
         with Noted("stream"):
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            for number in range(5):
-                await _event(send, str(number))
-                await pause(seconds / 5)
+            await _event(send, "begun")
+            await stage("stream")
             await send({"type": "http.response.body", "body": b"data: end\n\n"})
     elif path in {"/endless", "/polite", "/download"}:
         headers = [] if path == "/download" else _EVENTS
@@ -103,7 +114,7 @@ async def _websocket(scope: Any, receive: Any, send: Any) -> None:
             if message["type"] == "websocket.disconnect":
                 note(f"websocket told {message.get('code')}")
                 return
-            await pause(float(message["text"]))
+            await stage(message["text"])
             await send({"type": "websocket.send", "text": "echo"})
 
 
@@ -126,5 +137,6 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
         await _http(scope, receive, send)
 
 
+note("imported")
 _OPTIONS = os.environ.get("ASGI_QUIESCE")
 app: Any = bare if _OPTIONS is None else Quiesce(bare, **json.loads(_OPTIONS))

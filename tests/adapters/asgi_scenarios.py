@@ -8,7 +8,6 @@ import anyio
 
 from tests.adapters import asgi_kit
 from tests.adapters.asgi_kit import serve
-from tests.adapters.asgi_time import pause
 from tests.adapters.rows import Rows
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _SHORT_ARGUMENTS = {  # the server's own time for open requests, made short
     "hypercorn": ("--graceful-timeout", "1"),
 }
 _STILL_RUNS_SECONDS = 3.0
-_HEARD_SECONDS = 0.3  # after which every server has heard of a signal
+_LONGER_SECONDS = 1.6  # than those of the servers above
 
 
 def _server(kind: str) -> str:
@@ -34,20 +33,23 @@ async def _exit_code(server: asgi_kit.Server) -> int | None:
 
 async def _terminated(server: asgi_kit.Server, way: Way) -> None:
     """Send SIGTERM, and wait until the server has heard of it."""
-    server.terminate()
-    if way == "bare":
-        await pause(_HEARD_SECONDS)
+    if way == "quiesce":
+        await server.draining()
         return
-    while (await server.get("/quiesce/ready")).status != 503:
-        await anyio.lowlevel.checkpoint()
+    server.terminate()
+    with anyio.move_on_after(_STILL_RUNS_SECONDS):
+        await server.deaf()
 
 
 async def background(kind: str, way: Way) -> str | None:
     """A task that a request has started runs on."""
     async with serve(kind, way, drain=5) as server:
-        assert (await server.get("/background?0.5")).status == 202
-        await server.noted("background began")
-        server.terminate()
+        assert (await server.get("/background")).status == 202
+        work = await server.begun("background")
+        await _terminated(server, way)
+        if way == "bare":
+            await _exit_code(server)  # unless it waits for the work
+        await work.go_on()
         code = await _exit_code(server)
         wrong = [] if "background done" in server.notes else ["work lost"]
         wrong += [] if code == 0 else [f"exit code {code}"]
@@ -58,9 +60,10 @@ async def websocket(kind: str, way: Way) -> str | None:
     """A WebSocket's app is in the middle of an answer."""
     async with serve(kind, way, drain=8, hang_up=0.8) as server, server.connect() as client:
         assert await client.upgrade("/ws") == 101
-        await client.say("0.4")
-        await server.noted("websocket began")
-        server.terminate()
+        await client.say("answer")
+        work = await server.begun("answer")
+        await _terminated(server, way)
+        await work.go_on()
         first = await client.frame()
         if first != ("text", "echo"):
             return "answer lost, " + ("cut" if first[0] == "cut" else f"close code {first[1]}")
@@ -98,8 +101,8 @@ async def refused(kind: str, way: Way) -> str | None:
         server.connect() as slow,
     ):
         assert (await kept.get("/pid")).status == 200
-        await slow.ask("/slow?5")
-        await server.noted("slow began")
+        await slow.ask("/slow")
+        await server.begun("slow")
         await _terminated(server, way)
         try:
             answer = await kept.get("/pid")
@@ -113,8 +116,8 @@ async def refused(kind: str, way: Way) -> str | None:
 async def grace(kind: str, way: Way) -> str | None:
     """The load balancer has not found out yet, and sends a new request."""
     async with serve(kind, way, drain=8, grace=5) as server, server.connect() as slow:
-        await slow.ask("/slow?5")
-        await server.noted("slow began")
+        await slow.ask("/slow")
+        await server.begun("slow")
         await _terminated(server, way)
         try:
             answer = await server.get("/pid")
@@ -127,10 +130,13 @@ async def longer(kind: str, way: Way) -> str | None:
     """A request takes longer than the server itself would wait."""
     arguments = _SHORT_ARGUMENTS[_server(kind)]
     async with serve(kind, way, *arguments, drain=5) as server, server.connect() as client:
-        await client.ask("/slow?1.6")
-        await server.noted("slow began")
+        await client.ask("/slow")
+        work = await server.begun("slow")
         server.terminate()
         try:
+            with anyio.move_on_after(_LONGER_SECONDS):
+                return f"status {(await client.head())[0]}"
+            await work.go_on()
             status, headers = await client.head()
             body, complete = await client.rest(headers)
         except (anyio.EndOfStream, anyio.BrokenResourceError):

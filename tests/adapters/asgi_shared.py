@@ -32,13 +32,6 @@ one_kind = pytest.mark.parametrize("kind", KINDS[:1])
 here = pytest.mark.backends("asyncio")
 
 
-async def draining(server: asgi_kit.Server) -> None:
-    """Send SIGTERM, and wait until the app knows."""
-    server.terminate()
-    while (await server.get("/quiesce/ready")).status != 503:
-        await anyio.lowlevel.checkpoint()
-
-
 @here
 @pytest.mark.real_time
 @every_kind
@@ -63,7 +56,7 @@ async def test_a_second_sigterm_cancels_what_is_left(kind: str) -> None:
         await client.ask("/endless")
         _, headers = await client.head()
         await server.noted("endless began")
-        await draining(server)
+        await server.draining()
         os.kill(pid, signal.SIGTERM)
         assert (await client.rest(headers))[1]
         assert await server.exit_code() == (0 if SERVER == "granian" else 1)
@@ -75,9 +68,11 @@ async def test_a_second_sigterm_cancels_what_is_left(kind: str) -> None:
 async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
     """SIGINT is the server's: it stops in its own way, and its lifespan's end drains the rest."""
     async with serve(kind, "quiesce", drain=5) as server:
-        await server.get("/background?0.4")
-        await server.noted("background began")
+        await server.get("/background")
+        work = await server.begun("background")
         server.process.send_signal(signal.SIGINT)
+        await server.noted("drain begins")
+        await work.go_on()
         await server.exit_code()
         assert server.notes[-2:] == ["background done", "shutdown"]
 
@@ -92,10 +87,11 @@ async def test_a_websocket_is_refused_in_a_drain(kind: str) -> None:
         server.connect() as slow,
         server.connect() as late,
     ):
-        await slow.ask("/slow?1.5")
-        await server.noted("slow began")
-        await draining(server)
+        await slow.ask("/slow")
+        work = await server.begun("slow")
+        await server.draining()
         assert await late.upgrade("/ws") == 503
+        await work.go_on()
         status, headers = await slow.head()
         assert (status, await slow.rest(headers)) == (200, (b"slow", True))
 
@@ -140,8 +136,8 @@ async def test_what_is_lost_is_in_the_log(kind: str) -> None:
         server.connect() as socket,
     ):
         await socket.upgrade("/ws")
-        await slow.ask("/slow?600")
-        await server.noted("slow began")
+        await slow.ask("/slow")
+        await server.begun("slow")
         await server.noted("websocket began")
         server.terminate()
         assert (await slow.head())[0] == 503
@@ -158,8 +154,12 @@ async def test_what_is_lost_is_in_the_log(kind: str) -> None:
 @one_kind
 async def test_clients_that_leave_at_any_point_leave_nothing(kind: str) -> None:
     """Requests, streams and WebSockets whose clients go, early or late, are gone soon after."""
-    async with serve(kind, "quiesce", drain=5, frontier=True) as server:
-        for path in ("/slow?0.1", "/stream?0.1", "/ws"):
+    async with (
+        serve(kind, "quiesce", drain=5, frontier=True) as server,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(server.let_all_go_on)
+        for path in ("/slow", "/stream", "/ws"):
             for stage in range(4):
                 async with server.connect() as client:
                     if stage == 1:
@@ -177,6 +177,7 @@ async def test_clients_that_leave_at_any_point_leave_nothing(kind: str) -> None:
                 shown = json.loads((await server.get("/quiesce/frontier")).body)
         server.terminate()
         assert await server.exit_code() == 0
+        group.cancel_scope.cancel()
 
 
 @here
@@ -191,8 +192,9 @@ async def test_without_a_lifespan_nothing_is_lost_either(kind: str) -> None:
     if arguments is None:
         return  # hypercorn has no such switch
     async with serve(kind, "quiesce", *arguments, drain=5) as server:
-        await server.get("/background?0.4")
-        await server.noted("background began")
-        server.terminate()
+        await server.get("/background")
+        work = await server.begun("background")
+        await server.draining()
+        await work.go_on()
         assert await server.exit_code() == 0
-        assert server.notes == ["background began", "background done"]
+        assert server.notes == ["background began", "drain begins", "background done"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import pytest
 
+import quiesce
 from quiesce.integrations.asgi import Quiesce
 from tests.adapters.asgi_kit import serve
 from tests.adapters.asgi_shared import *  # noqa: F403 - the tests are the same for every server
-from tests.adapters.asgi_time import pause
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import Call, ask, living, lost
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _applications: Any = import_module("starlette.applications")
 _responses: Any = import_module("starlette.responses")
 _routing: Any = import_module("starlette.routing")
+FASTAPI = "tests.adapters.asgi_fastapi_app:app"
+WITH_FASTAPI = "a2a-sdk-0.3.22"  # which has it among others
 BackgroundTask: Any = import_module("starlette.background").BackgroundTask
 
 
@@ -32,24 +34,62 @@ BackgroundTask: Any = import_module("starlette.background").BackgroundTask
 async def test_workers_are_drained_each() -> None:
     """With `--workers` the parent passes SIGTERM on, and each worker drains its own."""
     async with serve("uvicorn", "quiesce", "--workers", "2", drain=5) as server:
-        while server.notes.count("startup") < 2:
-            await pause(0.01)
-        await server.get("/background?0.5")
-        await server.noted("background began")
+        await server.noted("startup", times=2)
+        await server.get("/background")
+        work = await server.begun("background")
         server.terminate()
+        await server.noted("shutdown")  # the other's
+        await work.go_on()
         await server.exit_code()
         assert "background done" in server.notes
         assert server.notes.count("shutdown") == 2
 
 
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
+async def test_fastapi_is_drained() -> None:
+    """Dependencies, background tasks, threads and streams end, and only then its lifespan."""
+    asked = ("dependency", "tasks", "thread", "stream")
+    async with (
+        serve("uvicorn", "quiesce", drain=20, app=FASTAPI, subject=WITH_FASTAPI) as server,
+        AsyncExitStack() as stack,
+    ):
+        clients = {path: await stack.enter_async_context(server.connect()) for path in asked}
+        for path, client in clients.items():
+            await client.ask(f"/{path}")
+        works = [await server.begun(name) for name in ("dependency", "task", "thread", "stream")]
+        await server.draining()
+        for work in works:
+            await work.go_on()
+        bodies = {}
+        for path, client in clients.items():
+            status, headers = await client.head()
+            bodies[path] = (status, *await client.rest(headers))
+        assert await server.exit_code() == 0
+        notes = server.notes
+    assert bodies == {
+        "dependency": (200, b'"resource"', True),
+        "tasks": (200, b'"resource"', True),
+        "thread": (200, b'"thread"', True),
+        "stream": (200, b"first last", True),
+    }
+    assert sorted(notes[1:-1]) == ["resource given back"] * 3 + ["task in a thread done"]
+    assert (notes[0], notes[-1]) == ("startup", "shutdown")
+
+
 class Events:
     """Events for ever; not a generator, which Starlette leaves for the collector to close."""
+
+    def __init__(self) -> None:
+        self._begun = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> str:
-        await pause(0.02)
+        if self._begun:
+            await anyio.sleep_forever()
+        self._begun = True
         return "data: 1\n\n"
 
 
@@ -60,8 +100,15 @@ async def hello(request: Any) -> Any:
 
 
 async def _note(notes: list[str]) -> None:
-    await pause(0.05)
+    await drain_begins()
     notes.append("background")
+
+
+async def drain_begins() -> None:
+    """Wait for the drain, as an app may."""
+    scope = quiesce.current_scope()
+    assert scope is not None
+    await scope.closing()
 
 
 async def stream(request: Any) -> Any:
@@ -133,7 +180,7 @@ async def test_mounted_below_another_app() -> None:
     tasks = []
 
     async def starts(request: Any) -> Any:
-        tasks.append(asyncio.create_task(pause(0.05)))
+        tasks.append(asyncio.create_task(drain_begins()))
         return _responses.PlainTextResponse("started")
 
     inner = Quiesce(starlette(routes=[_routing.Route("/go", starts)]), drain=5, hold_signal=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from quiesce.core import contexts, frontier
+from quiesce.core import contexts, failures, frontier
 from quiesce.core import report as reports
 from quiesce.core.gate import Gate
 from quiesce.core.node import Node, State, bury, logger
@@ -315,8 +315,7 @@ class Closing:
                 else:
                     scope._undelivered.append((item,))
             bury(scope, table)
-        scope._failed += scope._backend.unasked(scope._unasked)
-        scope._unasked.clear()
+        failures.take_over(scope)
 
     async def _join_closers(self) -> None:
         """Wait for the jobs that called for the close, and for what they have begun since."""

@@ -10,10 +10,15 @@ if TYPE_CHECKING:
     from quiesce.core.scope import Scope
 
 
+def has_function(scope: Scope, error: BaseException) -> bool:
+    """Tell whether a failure is one for the scope's own function."""
+    return callable(scope._on_error) and isinstance(error, Exception)
+
+
 def apply(scope: Scope, held: Any, error: BaseException) -> None:
     """Follow the scope's `on_error`; a KeyboardInterrupt or SystemExit always gets out."""
     caught = False
-    if callable(scope._on_error) and isinstance(error, Exception):
+    if has_function(scope, error):
         own = _call(scope, held, error)
         if own is None:
             scope._handled += 1
@@ -38,7 +43,40 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
         scope._backend.fatal(error, caught=caught)
 
 
-def _call(scope: Scope, held: Any, error: Exception) -> BaseException | None:
+def apply_later(scope: Scope, held: Any, error: BaseException) -> bool:
+    """Have the scope's own function called with what the collector has found; False if it cannot be.
+
+    The collector chooses neither the thread nor the step, which may be in the middle of a change of
+    ours: so the function is called in the loop's next turn, or by the closing if that is earlier.
+    """
+    if scope._state is State.CLOSED or not has_function(scope, error):
+        return False
+    scope._unheard.append((held, error))  # so it lives on: its finalizer has run, that is all
+    told = scope._backend.post(hear, scope)
+    if not told:  # the event loop is gone
+        scope._unheard.clear()
+    return told
+
+
+def hear(scope: Scope) -> None:
+    """Call the scope's own function with what waits for it."""
+    while scope._unheard:
+        apply(scope, *scope._unheard.pop(0))
+
+
+def take_over(scope: Scope) -> None:
+    """See to the failures of adopted tasks that nobody has asked for so far: the scope is closing."""
+    hear(scope)
+    found = scope._backend.unasked(scope._unasked)
+    scope._unasked.clear()
+    for held, described in found:
+        if described.error is not None and has_function(scope, described.error):
+            apply(scope, held, described.error)
+        else:
+            scope._failed.append(described)
+
+
+def _call(scope: Scope, held: Any, error: BaseException) -> BaseException | None:
     """Call the user's function; gives what it raised itself."""
     try:
         scope._on_error(held, error)

@@ -91,6 +91,7 @@ class Node(Described):
         "_unasked",
         "_unasked_limit",
         "_undelivered",
+        "_unheard",
         "_withdrawn",
     )
 
@@ -131,6 +132,7 @@ class Node(Described):
         self._failed: list[reports.Ended] = []
         self._unasked: list[tuple[Any, reports.Ended]] = []  # see AdoptedTask
         self._unasked_limit = 0
+        self._unheard: list[tuple[Held, BaseException]] = []  # failures that are told in a moment
         self._undelivered: list[Sequence[reports.Ended]] = []
         self._parts: dict[Node, reports.Report] = {}  # of the children that this scope closed
 

@@ -71,7 +71,8 @@ class Scope(Node):
             loops, not work: owned, but not in the way of being idle.
         on_error: What a job's failure does. `"collect"`: the others go on, and the report has
             it. `"cancel"`: it closes the scope, and interrupts the body of the block. A
-            function: it is called with the job and the error, and has thereby handled it.
+            function: it is called with the job, or the adopted task that nobody has asked, and
+            the error, and has thereby handled it.
         leftovers: What a close does with what is still running: `"cancel"` it, or hand it to
             the `"parent"` scope, under which it goes on.
         within: How many seconds the end of the block waits for the work, before it cancels
@@ -474,6 +475,10 @@ class Scope(Node):
             self._parent._job_failed(held, error)  # a context's failure is its scope's
         else:
             failures.apply(self, held, error)
+
+    def _unhandled(self, held: Any, error: BaseException) -> None:
+        if not failures.apply_later(self, held, error):
+            super()._unhandled(held, error)
 
     def __del__(self) -> None:
         """Complain of a scope that nobody closed before its event loop ended."""

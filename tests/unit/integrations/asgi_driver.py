@@ -107,6 +107,8 @@ class Call:
     async def send(self, message: Any) -> None:
         """Keep what the app sends."""
         await anyio.lowlevel.checkpoint()
+        if "headers" in message:
+            message = {**message, "headers": list(message["headers"])}  # read, as servers do
         self.sent.append(message)
         self.answering.set()
 

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 import quiesce
-from tests.adapters.asgi_time import pause
 from tests.stress import Stubborn, turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -59,9 +58,10 @@ async def test_the_error_of_an_app_is_the_servers() -> None:
 async def test_what_a_handler_started_goes_on_and_is_drained(loses: bool) -> None:  # noqa: FBT001 - a parameter
     """A background task outlives its response, and the shutdown waits for it, up to the deadline."""
     done = []
+    go = anyio.Event()
 
     async def later() -> None:
-        await pause(100 * SHORT if loses else SHORT / 4)
+        await go.wait()
         done.append(1)
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
@@ -69,11 +69,16 @@ async def test_what_a_handler_started_goes_on_and_is_drained(loses: bool) -> Non
         await respond(send)
 
     app = wrapped(handler)
-    async with living(app):
+    async with living(app) as life:
         assert (await ask(app)).status == 200
         assert app.scope is not None
         (entry,) = app.scope.frontier()
         assert (entry.kind, entry.name.rpartition(".")[2]) == ("task", "later")
+        life.shut_down()
+        await turns()
+        assert app.draining
+        if not loses:
+            go.set()
     if loses:
         assert [name.rpartition(".")[2] for name in lost(app)["cancelled"]] == ["later"]
     else:
@@ -84,14 +89,14 @@ async def test_what_is_spawned_in_the_current_scope_goes_on(backend: str) -> Non
     """On every event loop a handler may leave work to the scope of its request."""
     done = []
 
-    async def later() -> None:
-        await pause(SHORT / 4)
+    async def later(here: quiesce.Scope) -> None:
+        await here.closing()
         done.append(backend)
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         here = quiesce.current_scope()
         assert here is not None
-        here.spawn(later)
+        here.spawn(later, here)
         await respond(send)
 
     app = wrapped(handler)
@@ -194,6 +199,7 @@ async def test_new_requests_are_served_for_the_grace() -> None:
     [
         ([(b"content-type", b"text/event-stream; charset=utf-8")], True),
         ([(b"Content-Type", b"application/x-ndjson")], True),
+        (lambda: iter([(b"content-type", b"application/jsonl")]), True),
         ([(b"content-type", b"application/zip")], False),
         ([], False),
     ],
@@ -202,7 +208,7 @@ async def test_a_stream_is_ended_at_the_deadline(headers: Any, complete: bool) -
     """Events end where one ends; any other body is left incomplete, so that the client can tell."""
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
-        await begin_events(send, headers)
+        await begin_events(send, headers() if callable(headers) else headers)
         await anyio.sleep_forever()
 
     app = wrapped(stream)
@@ -249,7 +255,7 @@ async def test_a_loop_of_a_library_is_no_work() -> None:
     """A housekeeper that was started lazily by a request does not hold up the drain."""
 
     async def housekeeper() -> None:
-        await pause(3600)
+        await anyio.sleep_forever()
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         asyncio.create_task(housekeeper())  # noqa: RUF006 - that is the point
@@ -312,6 +318,8 @@ async def test_an_app_that_does_not_end_holds_nobody_up() -> None:
         async with anyio.create_task_group() as group, living(app):
             group.start_soon(call.run)
             await turns()
+            await app.drain()
+            assert call.over.is_set()
         assert (call.status, call.error) == (503, None)
         assert lost(app) == {"stuck": ["GET /"]}
 
@@ -428,11 +436,11 @@ async def test_tasks_of_the_server_are_not_the_apps() -> None:
 
     class Busy(Call):
         async def send(self, message: Any) -> None:
-            tasks.append(asyncio.create_task(pause(3600)))
+            tasks.append(asyncio.create_task(anyio.sleep_forever()))
             await super().send(message)
 
         async def receive(self) -> Any:
-            tasks.append(asyncio.create_task(pause(3600)))
+            tasks.append(asyncio.create_task(anyio.sleep_forever()))
             return await super().receive()
 
     async def reads(scope: Any, receive: Any, send: Any) -> None:
@@ -471,24 +479,8 @@ async def test_what_the_server_cut_long_ago_is_not() -> None:
             group.start_soon(call.run)
             await call.answering.wait()
             group.cancel_scope.cancel()
-        await pause(1.1)
+        running = app._application
+        assert running is not None
+        ((at, response),) = running._cut_by_server
+        running._cut_by_server[0] = (at - 1.1, response)
     assert lost(app) == {}
-
-
-async def test_drain_by_hand() -> None:
-    """`drain()` stops the app as SIGTERM does, for everyone who calls it."""
-    app = wrapped(forever)
-    call = Call(app)
-    async with anyio.create_task_group() as group, living(app):
-        group.start_soon(call.run)
-        await turns()
-        report = await app.drain()
-        assert (await app.drain()) is report is app.report
-        assert [item.name for item in report.cancelled] == ["GET /"]
-
-
-async def test_drain_where_nothing_runs() -> None:
-    """Without a run in this event loop there is nothing to drain, and that is said."""
-    app = wrapped(plain)
-    with pytest.raises(quiesce.UsageError, match="does not run"):
-        await app.drain()

@@ -11,10 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from quiesce import Scope, current_scope
+from quiesce import Report, Scope, UsageError, current_scope
 from quiesce.core.roots import roots
 from quiesce.integrations.asgi import Quiesce
-from tests.adapters.asgi_time import pause
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -22,6 +21,7 @@ from tests.unit.integrations.asgi_driver import (
     Lifespan,
     ask,
     events,
+    forever,
     living,
     lost,
     plain,
@@ -41,7 +41,10 @@ class Noting:
         """Be the app."""
         if scope["type"] != "lifespan":
             self.notes.append("request begins")
-            await pause(SHORT / 4)
+            if scope["path"] == "/long":
+                here = current_scope()
+                assert here is not None
+                await here.closing()
             await respond(send)
             self.notes.append("request ends")
             return
@@ -62,7 +65,7 @@ async def test_the_apps_own_shutdown_comes_after_the_drain() -> None:
     inner = Noting()
     app = Quiesce(inner, drain=10, hold_signal=False)
     async with anyio.create_task_group() as group, living(app) as life:
-        group.start_soon(Call(app).run)
+        group.start_soon(Call(app, "/long").run)
         await turns()
     assert inner.notes == ["startup", "request begins", "request ends", "shutdown"]
     assert life.sent == ["startup.complete", "shutdown.complete"]
@@ -164,7 +167,7 @@ async def test_tasks_of_the_startup_do_not_hold_up_the_drain() -> None:
 
     async def handler(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        tasks.extend(asyncio.create_task(pause(3600)) for _ in range(2))
+        tasks.extend(asyncio.create_task(anyio.sleep_forever()) for _ in range(2))
         await send({"type": "lifespan.startup.complete"})
         await receive()
         assert not tasks[0].cancelled()
@@ -345,3 +348,72 @@ async def test_the_drain_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 in flight" in first.message
     assert "WORK LOST" in last.message
     assert "GET /stream" in last.message
+
+
+async def test_drain_by_hand() -> None:
+    """`drain()` stops the app as SIGTERM does, for everyone who calls it."""
+    app = wrapped(forever)
+    call = Call(app)
+    async with anyio.create_task_group() as group, living(app):
+        group.start_soon(call.run)
+        await turns()
+        report = await app.drain()
+        assert (await app.drain()) is report is app.report
+        assert [item.name for item in report.cancelled] == ["GET /"]
+
+
+async def test_drain_where_nothing_runs() -> None:
+    """Without a run in this event loop there is nothing to drain, and that is said."""
+    app = wrapped(plain)
+    with pytest.raises(UsageError, match="does not run"):
+        await app.drain()
+
+
+async def test_a_request_may_ask_for_the_drain() -> None:
+    """A handler that drains its own app gets the report of all the others, and answers with it."""
+    reports: list[Report] = []
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/drain":
+            reports.append(await app.drain())
+        else:
+            here = current_scope()
+            assert here is not None
+            await here.closing()
+        await respond(send)
+
+    app = wrapped(handler, drain=1000, grace=SHORT / 4)
+    other, asking = Call(app, "/other"), Call(app, "/drain")
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, living(app):
+            group.start_soon(other.run)
+            await turns()
+            await asking.run()
+    assert (asking.status, asking.complete, other.status) == (200, True, 200)
+    assert [report.ok for report in reports] == [True]
+    assert lost(app) == {}
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_without_a_lifespan_a_loop_of_a_library_lives() -> None:
+    """A pool's housekeeper, which the first request has started, is there for the next one."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def housekeeper() -> None:
+        await anyio.sleep_forever()
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        if not tasks:
+            tasks.append(asyncio.create_task(housekeeper()))
+        await respond(send)
+
+    app = wrapped(handler, services=["*housekeeper"])
+    for _ in range(2):
+        await ask(app)
+        await turns()
+        assert not tasks[0].done()
+    tasks[0].cancel()
+    await turns()
+    await ask(app)
+    assert app.scope is not None
+    assert app.scope.state == "closed"

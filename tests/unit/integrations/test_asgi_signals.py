@@ -15,7 +15,6 @@ import anyio
 import pytest
 
 from quiesce.integrations.asgi import exits
-from tests.adapters.asgi_time import pause
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -72,9 +71,16 @@ async def until(fact: Any) -> None:
             await turns(1)
 
 
-async def stopped(server: Server, app: Any, told: Any) -> list[str]:
-    """Send SIGTERM with a request open that ends soon; gives what has happened, in order."""
+async def stopped(server: Server, told: Any) -> list[str]:
+    """Send SIGTERM with a request open that ends when it may; gives what has happened, in order."""
     order: list[str] = []
+    go = anyio.Event()
+
+    async def brief(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await plain(scope, receive, send)
+
+    app = wrapped(brief, hold_signal=True, drain=5)
     call = Call(app)
 
     async def run() -> None:
@@ -89,15 +95,11 @@ async def stopped(server: Server, app: Any, told: Any) -> list[str]:
         assert server.seen == []
         assert (await ask(app, "/quiesce/ready")).status == 503
         assert (await ask(app, "/new")).status == 503
+        assert not told()
+        go.set()
         await until(told)
         order.append("server")
     return order
-
-
-async def brief(scope: Any, receive: Any, send: Any) -> None:
-    """Answer after some time."""
-    await pause(SHORT / 2)
-    await plain(scope, receive, send)
 
 
 @pytest.mark.real_time
@@ -105,10 +107,33 @@ async def test_uvicorn_is_told_by_its_switch() -> None:
     """A handler of an object with `should_exit` is not called: the switch is set, after the drain."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(brief, hold_signal=True, drain=5)
-    assert await stopped(server, app, lambda: server.should_exit) == ["response", "server"]
+    assert await stopped(server, lambda: server.should_exit) == ["response", "server"]
     assert server.seen == []
     assert signal.getsignal(SIGTERM) == server.handle
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("when", ["in the middle", "afterwards"])
+async def test_a_signal_stops_the_server_also_if_a_drain_was_begun_by_hand(when: str) -> None:
+    """A `drain()` leaves the server running; SIGTERM does not, and the exit code tells of the loss."""
+    server = Uvicorn()
+    signal.signal(SIGTERM, server.handle)
+    app = wrapped(forever, hold_signal=True, drain=SHORT / 4)
+    async with living(app), anyio.create_task_group() as group:
+        group.start_soon(Call(app).run)
+        await turns()
+        if when == "in the middle":
+            group.start_soon(app.drain)
+            await turns()
+        else:
+            await app.drain()
+            await turns()
+            assert not server.should_exit
+        signal.raise_signal(SIGTERM)
+        await until(lambda: server.should_exit)
+        assert app.report is not None
+    assert exits._lost
+    assert lost(app) == {"cancelled": ["GET /"]}
 
 
 @pytest.mark.real_time
@@ -116,22 +141,23 @@ async def test_another_server_gets_its_handler_back_and_the_signal() -> None:
     """A plain handler is put back, and called with SIGTERM, after the drain."""
     server = Server()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(brief, hold_signal=True, drain=5)
-    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
+    assert await stopped(server, lambda: server.seen) == ["response", "server"]
     assert server.seen == ["SIGTERM"]
 
 
 @pytest.mark.real_time
 @pytest.mark.backends("asyncio", "uvloop")
-async def test_a_server_with_a_handler_in_the_loop_is_told_by_sigint() -> None:
-    """What the event loop has cannot be had back; such servers have the same for SIGINT."""
+async def test_a_server_with_a_handler_in_the_loop_is_told(backend: str) -> None:
+    """It gets its handler back, and the signal; on uvloop, which does not show it, SIGINT."""
     server = Server()
     loop = asyncio.get_running_loop()
     for number in (SIGTERM, SIGINT):
         loop.add_signal_handler(number, server.handle, number, None)
-    app = wrapped(brief, hold_signal=True, drain=5)
-    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
-    assert server.seen == ["SIGINT"]
+    assert await stopped(server, lambda: server.seen) == ["response", "server"]
+    assert server.seen == ["SIGTERM" if backend == "asyncio" else "SIGINT"]
+    if backend == "asyncio":  # also after the app's life
+        signal.raise_signal(SIGTERM)
+        await until(lambda: len(server.seen) == 2)
 
 
 @pytest.mark.real_time
@@ -139,8 +165,7 @@ async def test_a_server_without_a_handler_is_told_by_sigint() -> None:
     """Where nobody handles SIGTERM (hypercorn on trio), SIGINT stops the server, after the drain."""
     server = Server()
     signal.signal(SIGINT, server.handle)
-    app = wrapped(brief, hold_signal=True, drain=5)
-    assert await stopped(server, app, lambda: server.seen) == ["response", "server"]
+    assert await stopped(server, lambda: server.seen) == ["response", "server"]
     assert server.seen == ["SIGINT"]
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.backends.tasks import foreign, start, unasked, watch
+from quiesce.core.backends.tasks import foreign, start, task_of, unasked, watch
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, TimerHandle
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from quiesce.core.backends.base import Waiter
+    from quiesce.core.hold import Held
     from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
@@ -116,12 +117,12 @@ class AsyncioBackend:
         if caught:
             self.loop.call_soon(_raise, error)
 
-    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
-        found: list[Ended] = []
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:
+        found: list[tuple[Held, Ended]] = []
         for ref, described in entries:
-            task = unasked(ref)
-            if task is not None:
-                found.append(replace(described, error=task.exception()))
+            held = unasked(ref)
+            if held is not None:
+                found.append((held, replace(described, error=task_of(held).exception())))
         return found
 
     def adopt(self) -> Callable[[], None]:

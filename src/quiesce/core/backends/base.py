@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from types import CodeType
 
+    from quiesce.core.hold import Held
     from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
@@ -124,8 +125,8 @@ class Backend(Protocol):
         It is a job's, or one that we caught: `on_error` raised it.
         """
 
-    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:
-        """Give the failures of adopted tasks that nobody has asked for, and take them over."""
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:
+        """Give the adopted tasks whose failure nobody has asked for, and take it over."""
 
     def adopt(self) -> Callable[[], None]:
         """Begin to offer every new task to the scope it is born in; gives the way to stop."""

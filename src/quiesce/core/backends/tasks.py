@@ -360,7 +360,7 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
             task.__class__ = FailedTask
             node._unasked.append((weakref.ref(task), described))
         else:  # there is no way to hear of its end: keep it
-            node._unasked.append((lambda: task, described))
+            node._unasked.append((lambda: held, described))
     elif service:
         node._stopped += 1
     else:
@@ -368,10 +368,15 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
     node._discard(task)
 
 
-def unasked(ref: Callable[[], Future[Any] | None]) -> Future[Any] | None:
-    """Give the task, if it lives, and its failure has not been asked for."""
-    task = ref()
-    return task if task is not None and getattr(task, "_log_traceback", False) else None
+def unasked(ref: Callable[[], Any]) -> Any:
+    """Give the hold of a failed task, if it lives, and its failure has not been asked for."""
+    held = ref()
+    return held if held is not None and getattr(task_of(held), "_log_traceback", False) else None
+
+
+def task_of(held: Any) -> Any:
+    """Give the task behind a hold: mostly the same object."""
+    return held.task if type(held) is ForeignTask else held
 
 
 def start(

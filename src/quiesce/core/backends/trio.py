@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from quiesce.core.backends.base import Waiter
+    from quiesce.core.hold import Held
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
 
@@ -307,7 +308,7 @@ class TrioBackend:
         if len(nurseries) == _NURSERIES_OF_A_RUN:
             nurseries[-1].cancel_scope.cancel()
 
-    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[Ended]:  # noqa: ARG002 - trio adopts nothing
+    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:  # noqa: ARG002 - trio adopts nothing
         return []
 
     def adopt(self) -> Callable[[], None]:

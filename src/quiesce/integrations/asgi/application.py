@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,15 @@ from quiesce.core.current import detached
 from quiesce.core.gate import Gate
 from quiesce.core.node import State
 from quiesce.core.scope import Scope
+from quiesce.errors import JobCancelled
 from quiesce.integrations.asgi import exits
+from quiesce.integrations.asgi.request import Model, count_in
 from quiesce.integrations.asgi.signals import HeldSignal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
     from quiesce.core.report import Ended, Report
     from quiesce.integrations.asgi.exchange import Exchange
@@ -38,10 +44,10 @@ __all__: list[str] = []
 
 logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
-_FAILED_MAX = 64  # failures from before the drain that are kept: each has been logged
 _CUT_MAX = 1000
 _CUT_SECONDS = 1.0  # before the shutdown: a server that cuts requests shuts down right after
 _SECOND, _THIRD = 2, 3
+_CLOSING, _CLOSED = State.CLOSING, State.CLOSED
 
 
 class Application:
@@ -57,15 +63,22 @@ class Application:
         self.requests: Scope = root.child(
             "requests", adopt=self.adopts, services=settings.services, on_error=self.failed
         )
+        self.model: Model | None = Model(self.requests, self.failed) if self.adopts else None
+        self.waiter: Callable[[], Waiter] = backend.waiter
+        self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
         self.exchanges: dict[Exchange, None] = {}
         self.draining: bool = False
+        self.server_stops: bool = False
+        """Whether the server has said so: then it need not be told."""
         self.report: Report | None = None
         self._refusing = False
         self._signals = 0
         self._closing_when_idle = False
         self._hurry = Gate(backend)
         self._vacant = Gate(backend)
+        self._told = Gate(backend)
+        self._refuses = Gate(backend)
         self._stopping: Job[None] | None = None
         self._failures: list[Ended] = []
         self._cut_by_server: deque[tuple[float, Ended]] = deque(maxlen=_CUT_MAX)
@@ -108,7 +121,8 @@ class Application:
     @property
     def cut(self) -> bool:
         """Whether the deadline has passed, and what was left is cancelled."""
-        return self.requests._state in {State.CLOSING, State.CLOSED}
+        state = self.requests._state
+        return state is _CLOSING or state is _CLOSED
 
     # What becomes of requests and their tasks.
 
@@ -119,18 +133,22 @@ class Application:
             now = self.root._backend.clock()
             self._failures.append(reports.ended(job, self.requests.name, now, error))
 
-    def left(self, exchange: Exchange, report: Report | None) -> None:
-        """See the end of a request: what its scope reports, and whether it was the last."""
+    def left(self, exchange: Exchange) -> None:
+        """See the end of a request, and whether it was the last."""
         self.exchanges.pop(exchange, None)
-        failed = () if report is None else report.failed
-        for item in failed:
-            logger.error("left by a request, and nobody has asked for its result: %s", item)
-        if self._refusing:
-            self._failures += failed
-        elif len(self.requests._failed) > _FAILED_MAX:
-            self.requests._failed.clear()
-        if not self.exchanges and self._refusing:
+        if self._refusing and not self.exchanges:
             self._vacant.open()
+
+    def left_over(self, scope: Scope) -> None:
+        """Count what the scope of a request reports, if the drain has not closed it along."""
+        report = scope.report
+        if report is None or scope in self.requests._parts:
+            return
+        count_in(self.requests, report.completed, report.withdrawn, report.handled)
+        for item in report.failed:
+            logger.error("left by a request: %s", item)
+        if self._refusing:
+            self._failures += report.failed
 
     def lose(self, lost: Ended) -> None:
         """Count a response that was ended before the app had completed it."""
@@ -147,7 +165,9 @@ class Application:
             self._signal.let_go()
             return
         self._signals += 1
-        if self._signals == 1:
+        if self._signals == 1 and self.report is not None:  # drained by hand, before
+            self._stop_server(self.report)
+        elif self._signals == 1:
             self.stop("SIGTERM", grace=self.settings.grace)
         elif self._signals == _SECOND:
             self.hurry("a second SIGTERM")
@@ -157,18 +177,34 @@ class Application:
 
     def stop(self, why: str, *, grace: float) -> Job[None]:
         """Begin to stop, in this step; gives the job that does it, the same for all."""
-        if self._stopping is None:
+        if self._stopping is None or (self._stopping.done() and self.report is None):
             self.draining = True
             settings = self.settings
             logger.info(
                 "%s: not ready from now on, new requests served for %g s, open ones for %g s\n%s",
                 why, grace, grace + settings.drain, self.requests.frontier(),
             )  # fmt: skip
-            by_signal = self._signals > 0
-            self._stopping = self.root.spawn(
-                self._stop, grace, by_signal, name="drain", service=True
-            )
+            self._stopping = self.root.spawn(self._stop, grace, name="drain", service=True)
         return self._stopping
+
+    async def stopped(self, why: str, *, grace: float) -> Report:
+        """Stop, and wait for the report: of the stop, or of the close if that is sooner.
+
+        Work of the app itself, which would wait for its own end, gets the report of all the rest.
+
+        *Cancel safety*: the stop goes on; for such work the drain turns into a close.
+        """
+        owner, _ = self.requests._owner_of_running_task()
+        if owner is not None and owner._is_within(self.requests):
+            self.stop(why, grace=grace)
+            await self._refuses.wait()
+            return await self.requests.drain(self.settings.drain, cleanup=self.settings.cleanup)
+        while self.report is None and self.root._state is State.OPEN:
+            with suppress(JobCancelled):  # by the close; or alone, and then once more
+                await self.stop(why, grace=grace)
+        await self._told.wait()
+        assert self.report is not None  # noqa: S101 - that is what was waited for
+        return self.report
 
     def hurry(self, why: str) -> None:
         """Cancel what is left, now."""
@@ -178,26 +214,39 @@ class Application:
         if self._refusing:
             callers.begin(self.requests, 0.0, self.settings.cleanup)
 
-    async def _stop(self, grace: float, by_signal: bool) -> None:  # noqa: FBT001 - spawn has no keywords
+    async def _stop(self, grace: float) -> None:
         settings = self.settings
         with anyio.move_on_after(grace):
             await self._hurry.wait() if grace else None
         self._refusing = True
+        self._refuses.open()
         self._failures += self._cut_lately()
-        self.requests._failed.clear()  # from before: told, and not this drain's
         watch = self.root.spawn(self._hang_up, name="hang up", service=True)
         within = 0.0 if self._hurry.is_open else settings.drain
-        report = await self.requests.drain(within, cleanup=settings.cleanup)
-        watch.cancel()
-        await self._see_out()
+        try:
+            await self.requests.drain(within, cleanup=settings.cleanup)
+            watch.cancel()
+            await self._see_out()
+        finally:
+            if self.requests.report is not None:
+                self._conclude(self.requests.report)
+        if self._signals and not self.server_stops and self.report is not None:
+            self._stop_server(self.report)
+        if not self.lives:
+            await self.close()
+
+    def _conclude(self, report: Report) -> None:
         failed = (*report.failed, *(item for item in self._failures if item.error is not None))
         cut = (*report.undelivered, *(item for item in self._failures if item.error is None))
         self.report = replace(report, failed=failed, undelivered=cut)
         self.tell(self.report)
-        if by_signal and not self._signal.let_go():
+        self._told.open()
+
+    def _stop_server(self, report: Report) -> None:
+        """Tell the server of the signal, now that the drain is over."""
+        self._judge(report)
+        if not self._signal.let_go():
             self.root.spawn(self._end_by_signal, name="end by the signal", service=True)
-        if not self.lives:
-            await self.close()
 
     async def _end_by_signal(self) -> None:
         """End the process, unless the server's parent tells the server to: then that is our end."""
@@ -218,7 +267,7 @@ class Application:
     async def _see_out(self) -> None:
         """Wait until every response has been ended, also those of what is stuck."""
         for exchange in tuple(self.exchanges):
-            exchange.over.open()
+            exchange.release()
         if self.exchanges:
             with anyio.move_on_after(self.settings.cleanup):
                 await self._vacant.wait()
@@ -226,24 +275,40 @@ class Application:
     def tell(self, report: Report) -> None:
         """Log a report, and remember for the exit code whether anything was lost."""
         logger.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
+        self._judge(report)
+
+    def _judge(self, report: Report) -> None:
         # Elsewhere (in a test, say) the process is not a server's, and its exit code not ours.
         ours = self._signals or multiprocessing.parent_process() is not None
         if not report.ok and self.settings.exit_code and ours:
             exits.lost()
 
     async def close(self) -> None:
-        """End everything, after the stop; what has to be said then is said."""
+        """End everything, after the stop; what has to be said then is said.
+
+        *Cancel safety*: all is closed, and said, before the cancellation is passed on.
+        """
         try:
-            report = await self.root.aclose(self.settings.cleanup)
+            await self.root.aclose(self.settings.cleanup)
         finally:
             self._signal.give_back()
-        if report.stuck or report.failed:
-            self.tell(report)
+            for exchange in tuple(self.exchanges):
+                exchange.release()
+            self._tell_the_rest()
+
+    def _tell_the_rest(self) -> None:
+        """Say what the stop has not said: it was cut short, or there was none."""
+        requests, rest = self.requests.report, self.root.report
+        if self.report is None and requests is not None and (self.draining or not requests.ok):
+            self._conclude(requests)
+            rest = self.lifespan.report  # the other's is in the root's
+        if rest is not None and (rest.stuck or rest.failed):
+            self.tell(rest)
 
     async def close_if_idle(self) -> None:
         """Close an app without a lifespan as soon as it has nothing in flight."""
-        if self.exchanges or self.draining or self._closing_when_idle:
-            return
+        if self.exchanges or self.draining or self._closing_when_idle or self.requests._services:
+            return  # or it lives, as what a library has started does
         if self.requests.frontier():
             self._closing_when_idle = True
             self.root.spawn(self._close_when_idle, name="close when idle", service=True)

@@ -8,20 +8,23 @@ would be without us. What the app has left running when it returns is handed to 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core.gate import Gate
+from quiesce.core.backends.tasks import _task_done
 from quiesce.core.node import State, current
 from quiesce.core.report import Ended
+from quiesce.core.sites import Place
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.asgi import answers
+from quiesce.integrations.asgi.request import PlainScope, RequestScope, dissolve
 from quiesce.integrations.asgi.settings import awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
     from quiesce.integrations.asgi.application import Application
@@ -32,6 +35,7 @@ __all__: list[str] = []
 logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
 GOING_AWAY = 1001
+_OPEN = State.OPEN
 # Bodies that are a row of messages: an early end is an end. Any other body that ends early must look
 # broken to the client, or it would take a part for the whole.
 _ROWS_OF_MESSAGES = (
@@ -57,21 +61,22 @@ class Exchange:
         "_hung_up",
         "_is_websocket",
         "_job",
+        "_over",
         "_raw_receive",
         "_raw_send",
+        "_returned",
         "_scope",
         "_service",
+        "_settled",
         "_started",
         "_taken",
         "_target",
+        "_waiter",
         "_waiting",
-        "over",
     )  # fmt: skip
 
     _job: Job[None]
     _scope: Scope
-    over: Gate
-    """Open when the app has ended, or nobody waits for that any more."""
 
     def __init__(
         self, app: Application, target: App, asgi: AsgiScope, receive: Receive, send: Send
@@ -82,15 +87,20 @@ class Exchange:
         self._raw_receive = receive
         self._raw_send = send
         self._is_websocket: bool = asgi["type"] == "websocket"
-        self._waiting: set[anyio.CancelScope] = set()
+        self._waiting: list[anyio.CancelScope] = []
+        self._waiter: Waiter | None = None
         self._headers: Iterable[tuple[bytes, bytes]] = ()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self._service = False
         self._started = False
         self._complete = False
         self._accepted = False
         self._closed = False
         self._hung_up = False
         self._taken = False
+        self._over = False
+        self._returned = False
+        self._settled = False
 
     async def run(self) -> None:
         """Have the app handle it.
@@ -100,68 +110,107 @@ class Exchange:
         *Raises*: what the app raised.
         """
         app, name = self._app, answers.name_of(self._asgi)
-        self._service = bool(app.settings.is_service(name))
-        try:
-            self._scope = app.requests.child(
-                name,
-                adopt=app.adopts,
-                on_error=app.failed,
-                leftovers="parent",
-            )
-        except ScopeClosed:
+        self._service = bool(app.settings.services and app.settings.is_service(name))
+        if app.model is not None and not self._service and app.requests._state is _OPEN:
+            self._scope = RequestScope(app.model, name, app.settings.code)
+            self._job = self._scope.begin(self._call(), self._seen)
+        elif not self._spawn(name):
             await answers.refuse(self._asgi, self._raw_send, app.settings.retry_after)
             return
-        # The patterns were compiled once; all that a service starts is part of the service.
-        like = app.lifespan if self._service else app.requests
-        self._scope._service_pattern = like._service_pattern
-        self.over = Gate(self._scope._backend)
         app.exchanges[self] = None
-        self._job = self._scope.spawn(self._call, name=name, service=self._service)
-        self._job._when_done(self.over.open)
         try:
-            await self._wait()
-            await self._end()
+            try:
+                while not self._over:
+                    self._waiter = app.waiter()
+                    await self._waiter
+            except app.cancelled:
+                await self._outlast()
+                raise
+            if self._error is not None:
+                raise self._error
+            if app.cut or self._hung_up or not self._returned:
+                await self._end()
         finally:
             try:
-                if not _dissolve(self._scope):
+                if not dissolve(self._scope):
                     await self._scope.aclose()
+                    app.left_over(self._scope)
             finally:
-                app.left(self, self._scope.report)
+                app.left(self)
+
+    def _spawn(self, name: str) -> bool:
+        """Have a scope of the usual kind, and a job in it; False if there may be none any more."""
+        app = self._app
+        scope = PlainScope(
+            name,
+            adopt=app.adopts,
+            on_error=app.failed,
+            leftovers="parent",
+        )
+        try:
+            scope._open(app.requests, Place(app.settings.code, 0))
+        except ScopeClosed:
+            return False
+        # The patterns were compiled once; all that a service starts is part of the service.
+        like = app.lifespan if self._service else app.requests
+        scope._service_pattern = like._service_pattern
+        self._scope = scope
+        job: Any = scope.spawn(self._call, name=name, service=self._service)
+        job._code_started, job._offset_started = app.settings.code, 0
+        self._job = job
+        self._job._when_done(self.release)
+        return True
 
     async def _call(self) -> None:
         try:
             await awaitable(self._target, self._asgi, self._receive, self._send)
-        except Exception as error:
+        except (Exception, BaseExceptionGroup) as error:
             if self._app.cut:
                 raise  # it fell over when it was cancelled: that is for the report
             self._error = error
+        self._returned = True
+        scope = self._scope
+        if isinstance(scope, RequestScope) and scope.settle(self._job):
+            self._settled = True
+            self.release()
 
-    async def _wait(self) -> None:
-        try:
-            await self.over.wait()
-        except self._scope._backend.cancelled:
-            self._job.cancel()
-            await self.over.wait_shielded()
-            if not (self._complete or self._closed):
-                self._app.cut_by_server(self._as_lost())
-            raise
+    def _seen(self, job: Any) -> None:
+        """See the end of a job that has not settled itself: it was cancelled, or has failed."""
+        if not self._settled:
+            _task_done(job)
+            self.release()
+
+    async def _outlast(self) -> None:
+        """Cancel the app, as often as the server does, and wait for its end."""
+        app = self._app
+        self._job.cancel()
+        with anyio.CancelScope(shield=True):  # from what anyio and trio deliver over and over
+            while not self._over:
+                self._waiter = app.waiter()
+                try:
+                    await self._waiter
+                except app.cancelled:
+                    self._job.cancel()
+        if not (self._complete or self._closed):
+            app.cut_by_server(self._as_lost())
+
+    def release(self) -> None:
+        """Let the server's task go on: the app has ended, or nobody waits for that any more."""
+        self._over = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # The end.
 
     async def _end(self) -> None:
         """End the response if the app has not, and it was for us to end it."""
-        if self._error is not None:
-            raise self._error
-        outcome = self._job.outcome
-        returned = outcome is not None and outcome.status == "completed"
-        if returned and not (self._app.cut or self._hung_up):
-            return
-        if not returned and not self._app.cut:
+        if not self._returned and not self._app.cut:
             message = f"the app has cancelled its own task in {self._job.name}"
             raise RuntimeError(message)
         self._taken = True
         half = self._started and not self._complete and not self._service
-        if returned and self._app.cut and half:
+        if self._returned and self._app.cut and half:
             self._app.lose(self._as_lost())
         try:
             with anyio.move_on_after(self._app.settings.cleanup):
@@ -219,7 +268,10 @@ class Exchange:
 
     def _begin(self, message: Message) -> Message:
         self._started = True
-        self._headers = message.get("headers", ())
+        self._headers = headers = message.get("headers", ())
+        if type(headers) is not list:  # perhaps it can be read only once
+            self._headers = list(headers)
+            message = {**message, "headers": self._headers}
         if self._app.draining and answers.wants_closing(self._asgi):
             return {**message, "headers": [*self._headers, (b"connection", b"close")]}
         return message
@@ -232,11 +284,11 @@ class Exchange:
                 return await self._raw_receive()
             if not (self._hung_up and self._accepted):
                 with anyio.CancelScope() as waiting:
-                    self._waiting.add(waiting)
+                    self._waiting.append(waiting)
                     try:
                         return await self._raw_receive()
                     finally:
-                        self._waiting.discard(waiting)
+                        self._waiting.remove(waiting)
         finally:
             current.reset(token)
         reason = "the server is going away"
@@ -248,22 +300,3 @@ class Exchange:
             self._hung_up = True
             for waiting in tuple(self._waiting) if self._accepted else ():
                 waiting.cancel()
-
-
-def _dissolve(scope: Scope) -> bool:
-    """Close the scope of a request that has left nothing, which is nearly every one, in one step.
-
-    A closing would come to the same, with a plan and two reports that nobody reads.
-    """
-    left = (
-        scope._holds or scope._services or scope._children or scope._quiet or scope._contexts
-        or scope._closers or scope._resources or scope._failed or scope._unasked
-        or scope._undelivered
-    )  # fmt: skip
-    if left or scope._closing is not None:
-        return False
-    scope._state = State.CLOSED
-    scope._closing_gate.open()
-    scope._closed()
-    scope._detach()
-    return True

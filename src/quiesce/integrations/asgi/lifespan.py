@@ -74,7 +74,7 @@ class Lifespan:
             answer = {"type": "lifespan.startup.complete"}
         failed = bool(answer["type"] == "lifespan.startup.failed")
         if failed:
-            await self._application.stop("the startup failed", grace=0)
+            await self._application.stopped("the startup failed", grace=0)
             self._shutdown.open()
         await send(answer)
         if failed and self._error is not None:
@@ -83,9 +83,10 @@ class Lifespan:
 
     async def _drain(self) -> None:
         application = self._application
+        application.server_stops = True
         if application.draining and application.report is None:
             application.hurry("the server shuts down")
-        await application.stop("the server shuts down", grace=0)
+        await application.stopped("the server shuts down", grace=0)
 
     async def _stop(self, message: Message) -> None:
         """Pass the shutdown on to the app, and wait for its answer as long as for a drain."""

@@ -25,6 +25,7 @@ logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
 _MARK = "quiesce"  # in the scope of a call: who handles it already
 _PROBES = {"GET", "HEAD"}
+_KINDS = {"lifespan", "http", "websocket"}
 
 
 class Quiesce:
@@ -86,7 +87,7 @@ class Quiesce:
         settings.check_app(app)
         self.app: App = app
         self._settings = settings.checked(
-            name=name, drain=drain, cleanup=cleanup, grace=grace, hang_up=hang_up,
+            app, name=name, drain=drain, cleanup=cleanup, grace=grace, hang_up=hang_up,
             services=services, retry_after=retry_after, ready=ready, frontier=frontier,
             hold_signal=hold_signal, exit_code=exit_code,
         )  # fmt: skip
@@ -120,9 +121,7 @@ class Quiesce:
         if application is None or not application.is_open:
             message = "the app does not run in this event loop: there is nothing to drain"
             raise UsageError(message)
-        await application.stop("drain()", grace=self._settings.grace)
-        assert application.report is not None  # noqa: S101 - that is what was waited for
-        return application.report
+        return await application.stopped("drain()", grace=self._settings.grace)
 
     # Serving.
 
@@ -132,16 +131,19 @@ class Quiesce:
         *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
         """
         kind = scope["type"]
-        if _MARK in scope or kind not in {"lifespan", "http", "websocket"}:
+        if _MARK in scope or kind not in _KINDS:
             await settings.awaitable(
                 self.app, scope, receive, send
             )  # the outer one has done it all
             return
         scope[_MARK] = self
+        application = self._application
         if kind == "lifespan":
             await self._live(scope, receive, send)
         elif kind == "http" and self._is_own(scope):
             await self._answer(scope, send)
+        elif application is not None and application.lives and application.serves:
+            await Exchange(application, self.app, scope, receive, send).run()
         else:
             await self._serve(scope, receive, send)
 
@@ -150,6 +152,7 @@ class Quiesce:
         await Lifespan(application, self.app, scope).run(receive, send)
 
     async def _serve(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve while there is no lifespan, or a drain: seldom."""
         application = self._application
         if application is not None and not application.serves and application.refuses:
             await answers.refuse(scope, send, self._settings.retry_after)
@@ -166,9 +169,8 @@ class Quiesce:
 
     def _is_own(self, scope: AsgiScope) -> bool:
         """Tell whether something is asked of us and not of the app."""
-        own = self._settings
-        path = answers.path_of(scope)
-        return path in {own.ready, own.frontier} and scope.get("method") in _PROBES
+        own = self._settings.own_paths
+        return answers.path_of(scope) in own and scope.get("method") in _PROBES
 
     async def _answer(self, scope: AsgiScope, send: Send) -> None:
         if answers.path_of(scope) == self._settings.ready:

@@ -14,6 +14,7 @@ from quiesce.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import CodeType
 
 __all__: list[str] = []
 
@@ -45,9 +46,13 @@ class Settings:
     hold_signal: bool
     exit_code: bool
     is_service: Callable[[str], object]
+    own_paths: frozenset[str]
+    code: CodeType
+    """Where the app is, for whoever reads a report."""
 
 
 def checked(  # noqa: PLR0913 - each is an option
+    app: object,
     *,
     name: str,
     drain: float,
@@ -70,6 +75,8 @@ def checked(  # noqa: PLR0913 - each is an option
         message = f"retry_after must be a whole number of seconds, 0 or more, not {retry_after!r}"
         raise ArgumentError(message)
     found = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+    ready = _path("ready", ready)
+    shown = _path("frontier", FRONTIER_PATH if frontier is True else frontier or None)
     return Settings(
         name=arguments.text("name", name),
         drain=drain,
@@ -78,11 +85,13 @@ def checked(  # noqa: PLR0913 - each is an option
         hang_up=min(hang_up, drain * (1 - _TELL_SHARE)),
         services=patterns,
         retry_after=retry_after,
-        ready=_path("ready", ready),
-        frontier=_path("frontier", FRONTIER_PATH if frontier is True else frontier or None),
+        ready=ready,
+        frontier=shown,
         hold_signal=hold_signal,
         exit_code=exit_code,
         is_service=found.fullmatch,
+        own_paths=frozenset(path for path in (ready, shown) if path is not None),
+        code=_code_of(app),
     )
 
 
@@ -111,6 +120,13 @@ def check_app(app: object) -> None:
         raise ArgumentError(message) from None
     except ValueError:
         pass  # made in C: nothing is known of it
+
+
+def _code_of(app: object) -> CodeType:
+    """Give the code of an application; ours, if it is not made in Python."""
+    function: Any = app if hasattr(app, "__code__") else vars(type(app)).get("__call__")
+    code: CodeType = getattr(function, "__code__", awaitable.__code__)
+    return code
 
 
 def awaitable(app: App, scope: AsgiScope, receive: Receive, send: Send) -> Awaitable[None]:

@@ -6,8 +6,9 @@ the drain is over the server is told to stop, each in its own words:
 
 - uvicorn: its handler belongs to an object with `should_exit`, its documented switch. (To repeat the
   signal would end the process by it, with -15, however well everything went.)
-- hypercorn and granian have given theirs to the event loop, which does not give it back. They treat
-  SIGINT the same, and that they still have.
+- hypercorn, granian and gunicorn's ASGI worker have given theirs to the event loop. asyncio's own loop
+  shows it, so they get it back, and the signal once more. uvloop does not: there they are told by
+  SIGINT, which the first two treat the same (the last one leaves its lifespan's shutdown out).
 - hypercorn on trio has none for SIGTERM at all; SIGINT, there, is a KeyboardInterrupt that it handles.
 - Others that have set a handler get it back, and the signal once more.
 """
@@ -40,6 +41,9 @@ class HeldSignal:
         self._on_signal = on_signal
         self._before: Any = None
         self._by_loop = False
+        self._in_loop: tuple[Any, ...] | None = (
+            None  # the function that the loop had, and arguments
+        )
         self._receiver = ExitStack()
         self.held: bool = False
 
@@ -53,6 +57,7 @@ class HeldSignal:
             self._scope.spawn(self._listen, signals, name="SIGTERM", service=True)
         else:
             loop: Any = self._backend.loop
+            self._in_loop = _handler_in(loop)
             try:
                 self._by_loop = loop.remove_signal_handler(_SIGNAL)
                 loop.add_signal_handler(_SIGNAL, self._on_signal)
@@ -72,7 +77,9 @@ class HeldSignal:
         server: Any = getattr(self._before, "__self__", None)
         if hasattr(server, "should_exit"):
             server.should_exit = True
-        elif self._by_loop or (self._before is signal.SIG_DFL and _has_handler(signal.SIGINT)):
+        elif self._in_loop is None and (
+            self._by_loop or (self._before is signal.SIG_DFL and _has_handler(signal.SIGINT))
+        ):
             signal.raise_signal(signal.SIGINT)
         elif callable(self._before):
             self.give_back()
@@ -87,8 +94,8 @@ class HeldSignal:
         signal.raise_signal(_SIGNAL)
 
     def give_back(self) -> None:
-        """Put the handler back that was there; not one of the loop's, which cannot be had again."""
-        if not self.held or self._by_loop:
+        """Put the handler back that was there; not one of uvloop's, which cannot be had again."""
+        if not self.held or (self._by_loop and self._in_loop is None):
             return
         self.held = False
         if self._backend.name == "trio":
@@ -97,9 +104,19 @@ class HeldSignal:
         loop: Any = self._backend.loop
         with suppress(RuntimeError):  # the loop is closed, and has done so itself
             loop.remove_signal_handler(_SIGNAL)
+            if self._in_loop is not None:
+                loop.add_signal_handler(_SIGNAL, *self._in_loop)
+                return
         if self._before is not None:  # None: not one of Python's
             signal.signal(_SIGNAL, self._before)
 
 
 def _has_handler(number: signal.Signals) -> bool:
     return callable(signal.getsignal(number))
+
+
+def _handler_in(loop: Any) -> tuple[Any, ...] | None:
+    """Give what a loop of asyncio's own calls for the signal; there is no public way to ask."""
+    handle: Any = getattr(loop, "_signal_handlers", {}).get(_SIGNAL)
+    function = getattr(handle, "_callback", None)
+    return None if function is None else (function, *(getattr(handle, "_args", None) or ()))
