@@ -30,9 +30,8 @@ SLEEPS_ALLOWED: dict[str, int] = {
     "tests/adapters/a2a_rows.py": 1,
     "tests/adapters/a2a_server.py": 2,
     "tests/adapters/a2a_soak.py": 1,
-    "tests/adapters/asgi_time.py": 1,  # for all of asgi_*.py
     "tests/adapters/claude_host.py": 1,
-    "tests/adapters/claude_rows.py": 4,
+    "tests/adapters/claude_rows.py": 1,
     "tests/adapters/fake_claude.py": 1,
 }
 

@@ -23,7 +23,7 @@ from claude_agent_sdk import (
 
 from quiesce import Scope, current_scope
 from quiesce.integrations.claude import ClaudeSDKClient, query
-from tests.adapters.claude_host import Host, beside_the_bare_sdk, tool_server
+from tests.adapters.claude_host import Host, beside_the_bare_sdk, tool_server, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -171,6 +171,46 @@ async def test_a_slow_reader_misses_nothing(make: Any) -> None:
                 seen.append(message.content[0].text.rstrip("."))
                 await anyio.lowlevel.checkpoint()
     assert seen[1:] == [str(number) for number in range(1, 600)]
+
+
+@two_backends
+async def test_an_error_comes_after_all_that_was_said_before(make: Any) -> None:
+    """A CLI that has failed long ago: its reader gets every message first, in order."""
+    host = make("--messages", "300", "--exit", "3")
+    seen: list[Any] = []
+
+    async def listen() -> None:
+        async for message in messages:
+            seen.extend(block.text for block in message.content)
+
+    async with Scope("test"):
+        messages = query(prompt="Are you there?", options=host.options())
+        await anext(messages)
+        await until(lambda: not host.alive())
+        with pytest.raises(Exception, match="exit code 3"):
+            await listen()
+    assert seen[1:] == [str(number) for number in range(1, 300)]
+
+
+@pytest.mark.parametrize("way", ["query", "client"])
+async def test_messages_that_are_there_need_no_turn_of_the_event_loop(make: Any, way: str) -> None:
+    """The CLI writes twenty at once: the one who reads the first waits for none of the others."""
+    options = make("--messages", "20", "--novel").options()
+    async with Scope("test"), ClaudeSDKClient(options) as client:
+        if way == "query":
+            messages: Any = query(prompt="Are you there?", options=options)
+        else:
+            await client.query("Are you there?")
+            messages = client.receive_response()
+        while not isinstance(await anext(messages), AssistantMessage):
+            pass
+        for number in range(1, 20):
+            with pytest.raises(StopIteration) as told:
+                messages.__anext__().send(None)
+            assert told.value.value.content[0].text == str(number)
+        assert isinstance(await anext(messages), ResultMessage)
+        if way == "query":
+            await messages.aclose()
 
 
 def failing(name: str, make: Any) -> Any:

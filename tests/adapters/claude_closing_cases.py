@@ -22,7 +22,7 @@ from quiesce.errors import ArgumentError, SdkMissing, SdkUnknown, UsageError
 from quiesce.integrations import claude
 from quiesce.integrations.claude import ClaudeSDKClient, private, query
 from quiesce.testing import sweep
-from tests.adapters.claude_host import Custom, Host, beside_the_bare_sdk, hosted
+from tests.adapters.claude_host import Custom, Host, beside_the_bare_sdk, hosted, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_time
 
 GRACE_SECONDS = 0.4
+AMPLE_SECONDS = 30.0  # more than any of these CLIs takes to end by itself
 two_backends = pytest.mark.backends("asyncio", "trio")
 
 
@@ -236,18 +237,20 @@ async def test_the_cli_may_flush_within_the_grace() -> None:
         async with Scope("test"):
             async for _ in query(prompt="x", options=host.options(), grace=5.0):
                 break
-        assert host.notes[1:] == ["initialized", "flushed"]
+        assert host.notes[1:] == ["initialized", "ended", "flushed"]
 
 
+@pytest.mark.parametrize("flags", [(), ("--novel",), ("--messages", "200")])
 async def test_a_stream_that_was_left_does_not_hold_up_the_end_of_its_scope(
-    thinking: Host,
+    flags: tuple[str, ...],
 ) -> None:
     """After `break` nobody reads on, so the block's end closes it, although it is still known."""
-    with anyio.fail_after(5):
-        async with Scope("test") as scope:
-            messages = query(prompt="x", options=thinking.options(), grace=0.1)
-            await to_the_assistant(messages)
-    assert not thinking.alive()
+    with hosted("--think", "{}", *flags) as thinking:
+        with anyio.fail_after(5):
+            async with Scope("test") as scope:
+                messages = query(prompt="x", options=thinking.options(), grace=0.1)
+                await to_the_assistant(messages)
+        assert not thinking.alive()
     assert "closed" in repr(messages) or "ended" in repr(messages)
     assert scope.state == "closed"
 
@@ -259,8 +262,11 @@ async def test_much_that_was_never_read_holds_up_nothing() -> None:
         async with Scope("test"):
             messages = query(prompt="x", options=host.options())
             await to_the_assistant(messages)
+            processes = [each for one in private._connections.values() for each in one.processes]
+            (cli,) = [process for process in processes if process.pid == host.pids[-1]]
+            await until(lambda: cli.stdout._unwatch is None)  # it is held up, as all is full
             await messages.aclose()
-        assert host.notes[1:] == ["initialized", "flushed"]
+        assert host.notes[1:] == ["initialized", "ended", "flushed"]
 
 
 async def test_what_a_transport_raises_when_it_is_closed_is_raised() -> None:
@@ -394,7 +400,7 @@ async def test_a_session_store_that_needs_asyncio_is_refused_on_trio(plain: Host
 async def ask_and_leave(host: Host) -> None:
     """Ask, and stop at the first message."""
     async with Scope("swept"):
-        messages = query(prompt="x", options=host.options(), grace=GRACE_SECONDS)
+        messages = query(prompt="x", options=host.options(), grace=AMPLE_SECONDS)
         async for _ in messages:
             break
         await messages.aclose()
@@ -404,7 +410,7 @@ async def ask_and_leave(host: Host) -> None:
 async def connect_and_disconnect(host: Host) -> None:
     """Open a client, and close it."""
     async with Scope("swept"):
-        client = ClaudeSDKClient(host.options(), grace=GRACE_SECONDS)
+        client = ClaudeSDKClient(host.options(), grace=AMPLE_SECONDS)
         await client.connect()
         await client.disconnect()
         assert not host.alive()

@@ -18,7 +18,8 @@ import anyio
 import anyio.lowlevel
 import claude_agent_sdk
 import sniffio
-from claude_agent_sdk import HookMatcher, PermissionResultAllow, ResultMessage
+import trio
+from claude_agent_sdk import AssistantMessage, HookMatcher, PermissionResultAllow, ResultMessage
 
 import quiesce
 from tests.adapters.claude_host import Custom, Host, exists, hosted, tool_server, until
@@ -100,15 +101,22 @@ def told(found: list[str]) -> str | None:
     return "the event loop complains" if found else None
 
 
-async def gone_or_not(host: Host, seconds: float = 0.5) -> None:
-    """Let a program that has stopped reading go on for a while."""
+def tasks_living() -> int:
+    """Count the tasks of this event loop."""
+    if sniffio.current_async_library() == "trio":
+        return trio.lowlevel.current_statistics().tasks_living
+    return len(asyncio.all_tasks())
+
+
+async def gone_or_not(host: Host, tasks_before: int, seconds: float = 0.5) -> None:
+    """Let a program that has stopped reading go on until nothing of it is left, or for a while."""
     with anyio.move_on_after(seconds):
-        await until(lambda: not any(map(exists, host.pids)))
-        await anyio.sleep(SLOW_SECONDS)
+        await until(lambda: not any(map(exists, host.pids)) and tasks_living() <= tasks_before)
 
 
 @rows("`break` on the result", backends=ALL, seconds=6)
 async def _(way: Way) -> str | None:
+    before = tasks_living()
     with hosted() as host:
         async with complaints() as found:
             try:
@@ -116,7 +124,7 @@ async def _(way: Way) -> str | None:
                     await read_to_the_result(ask(way, host))
                 if way == "bare":
                     gc.collect()
-                    await gone_or_not(host)
+                    await gone_or_not(host, before)
             except asyncio.CancelledError:
                 return "host cancelled"
         return told(found)
@@ -133,6 +141,7 @@ async def _(way: Way) -> str | None:
     async def collect() -> None:
         gc.collect()
 
+    before = tasks_living()
     gc.disable()
     with hosted(*FLUSH) as host:
         async with complaints() as found:
@@ -143,7 +152,7 @@ async def _(way: Way) -> str | None:
                         tasks.start_soon(collect)
                     await anyio.lowlevel.checkpoint()
                 if way == "bare":
-                    await gone_or_not(host)
+                    await gone_or_not(host, before)
             except asyncio.CancelledError:
                 return "host cancelled"
         return told(found)
@@ -151,6 +160,7 @@ async def _(way: Way) -> str | None:
 
 @rows("`aclosing(query())` exits", backends=ALL, seconds=6)
 async def _(way: Way) -> str | None:
+    before = tasks_living()
     with hosted(*FLUSH) as host:
         try:
             async with scope(way):
@@ -158,7 +168,7 @@ async def _(way: Way) -> str | None:
                     await read_to_the_result(messages)
                 alive = host.alive()
             if way == "bare":
-                await gone_or_not(host)
+                await gone_or_not(host, before)
         except asyncio.CancelledError:
             return "host cancelled"
         return "CLI alive" if alive else None
@@ -166,11 +176,17 @@ async def _(way: Way) -> str | None:
 
 @rows("reader cancelled in mid-stream", backends=BOTH, seconds=6)
 async def _(way: Way) -> str | None:
+    thinking = anyio.Event()
+
+    async def read(messages: Any) -> None:
+        async for message in messages:
+            if isinstance(message, AssistantMessage):
+                thinking.set()
+
     with hosted(*FLUSH, "--think", "{}") as host:
         async with scope(way), anyio.create_task_group() as tasks:
-            tasks.start_soon(read_to_the_result, ask(way, host))
-            await host.noted("initialized")
-            await anyio.sleep(0.05)
+            tasks.start_soon(read, ask(way, host))
+            await thinking.wait()
             host.thought.touch()
             tasks.cancel_scope.cancel()
         return None
@@ -213,13 +229,15 @@ async def _(way: Way) -> str | None:
 
         async def converse() -> None:
             async with scope(way), client(way, host):
+                connected.set()
                 await anyio.sleep_forever()
 
+        connected = asyncio.Event()
         task = asyncio.create_task(converse())
-        await host.noted("initialized")
-        for _ in range(2):
-            task.cancel()
-            await asyncio.sleep(0.05)
+        await connected.wait()
+        task.cancel()
+        await host.noted("ended")  # its input: it is waited for
+        task.cancel()
         await asyncio.wait([task])
         return None if task.cancelled() else "cancellation swallowed"
 
@@ -230,9 +248,17 @@ async def _(way: Way) -> str | None:
         async with scope(way):
             it = client(way, host)
             await it.connect()
-            with anyio.move_on_after(0.05):
-                await it.disconnect()
+            with anyio.CancelScope() as patience:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cancel_when_noted, host, "ended", patience)
+                    await it.disconnect()
         return None
+
+
+async def cancel_when_noted(host: Host, event: str, patience: anyio.CancelScope) -> None:
+    """Cancel what is under way when the CLI has told something."""
+    await host.noted(event)
+    patience.cancel()
 
 
 class Slow:
@@ -354,7 +380,8 @@ async def _(way: Way) -> str | None:
 
     with hosted("--child") as host:
         async with complaints(), scope(way):
+            before = tasks_living()
             await converse(host)
             gc.collect()
-            await gone_or_not(host, 2.0)
+            await gone_or_not(host, before, 2.0)
             return "CLI alive" if host.alive() else None

@@ -3,10 +3,11 @@
 `fake_claude.py --journal FILE [...]`; what the SDK adds to the command line is not read. It answers
 `initialize`, and a prompt with one assistant message and the result, which tells what it was sent.
 In between it may ask the SDK to call a hook, for a permission, or to call a tool of an SDK MCP
-server, or think until a file is there. When its input has ended it takes its time to flush, as the
-real one writes its session, and goes; with `--stubborn`, SIGTERM does not make it go sooner. The
-journal tells how far it is, a line each: its process id, `child` and the id of a child of its own,
-`initialized`, `asked`, `terminated` for a SIGTERM, `flushed`.
+server, say something that nobody has heard of, or think until a file is there. When its input has
+ended it takes its time to flush, as the real one writes its session, and goes; with `--stubborn`,
+SIGTERM does not make it go sooner. The journal tells how far it is, a line each: its process id,
+`child` and the id of a child of its own, `initialized`, `asked`, `ended` for its input, `terminated`
+for a SIGTERM, `flushed`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class FakeClaude:
             elif message["type"] == "user":
                 self.prompts.append(message["message"]["content"])
                 self.answer()
+        self.note("ended")
         wait(self.settings.flush)
         self.note("flushed")
 
@@ -71,7 +73,15 @@ class FakeClaude:
             text = "I am on it." if number == 0 else f"{number}"
             content = [{"type": "text", "text": text + "." * settings.size}]
             message = {"role": "assistant", "model": "fake", "content": content}
-            say(type="assistant", message=message, session_id=SESSION, parent_tool_use_id=None)
+            say(
+                flush=not settings.novel,  # then both are read at once
+                type="assistant",
+                message=message,
+                session_id=SESSION,
+                parent_tool_use_id=None,
+            )
+        if settings.novel:
+            say(type="unheard_of", session_id=SESSION)
         if settings.exit is not None:
             os._exit(settings.exit)
         self.ask_all()
@@ -158,10 +168,10 @@ def read() -> Any:
     return json.loads(line) if line else None
 
 
-def say(**message: Any) -> None:
+def say(*, flush: bool = True, **message: Any) -> None:
     """Tell the SDK, which may have stopped listening."""
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps(message), flush=True)  # noqa: T201 - the protocol is spoken on stdout
+        print(json.dumps(message), flush=flush)  # noqa: T201 - the protocol is spoken on stdout
 
 
 def wait(seconds: float, *, until: str | None = None) -> None:
@@ -185,7 +195,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1)
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--exit", type=int)
-    for flag in ("stubborn", "child", "mute", "hook", "permission", "tool", "complain"):
+    for flag in ("stubborn", "child", "mute", "hook", "permission", "tool", "complain", "novel"):
         parser.add_argument(f"--{flag}", action="store_true")
     settings, rest = parser.parse_known_args()
     FakeClaude(settings, rest).run()

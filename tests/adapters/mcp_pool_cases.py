@@ -178,6 +178,15 @@ async def test_a_pool_has_servers_over_http_too() -> None:
 
 
 @pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("wrong", [{"backoff": 1}, {"restarts_max": -1}, {"exit_seconds": "1"}])
+async def test_wrong_arguments_are_named_before_a_session_is_asked_for(wrong: Any) -> None:
+    """A pool is checked when it is made."""
+    async with quiesce.Scope("test") as scope:
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            SessionPool(scope, {"a": small()}, **wrong)
+
+
+@pytest.mark.backends("asyncio")
 async def test_wrong_servers_are_named() -> None:
     """Before anything is started; an unknown name tells the known ones."""
     async with quiesce.Scope("test") as scope:

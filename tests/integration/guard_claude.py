@@ -19,7 +19,7 @@ from tests.integration import guard_programs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-FAKE_CLAUDE = Path(__file__).with_name("fake_claude.py")
+FAKE_CLAUDE = Path(__file__).parents[1] / "adapters" / "fake_claude.py"
 
 
 def make_command(folder: Path) -> Path:

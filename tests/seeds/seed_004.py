@@ -102,7 +102,7 @@ async def delete_session(pool: Pool, spawn: Callable[[str], Coroutine[None, None
     await pool.release("conversation")
 
 
-async def turn(pool: Pool, spawn: Callable[[str], Coroutine[None, None, None]]) -> None:
+async def turn(pool: Any, spawn: Callable[[str], Coroutine[None, None, None]]) -> None:
     """Get a runner, and release it."""
     try:
         await spawn("conversation")
@@ -110,25 +110,32 @@ async def turn(pool: Pool, spawn: Callable[[str], Coroutine[None, None, None]]) 
         await pool.release("conversation")
 
 
-async def buggy() -> None:
-    """Leave the runner behind."""
-    pool = Pool(SLOW)
-    await delete_session(pool, pool.spawn_buggy)
+def programs(
+    make: Callable[[list[str]], Any], delete: Callable[[Any, Any], Coroutine[Any, Any, None]]
+) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+    """Give the programs of a kind of pool: two that delete a session, two for a sweep."""
+
+    async def buggy() -> None:
+        """Leave the runner behind."""
+        pool = make(SLOW)
+        await delete(pool, pool.spawn_buggy)
+
+    async def fixed() -> None:
+        """Leave nothing behind."""
+        pool = make(SLOW)
+        await delete(pool, pool.spawn_fixed)
+
+    async def swept_buggy() -> None:
+        """Be right, unless somebody cancels it."""
+        pool = make(QUICK)
+        await turn(pool, pool.spawn_buggy)
+
+    async def swept_fixed() -> None:
+        """Be right, also if somebody cancels it."""
+        pool = make(QUICK)
+        await turn(pool, pool.spawn_fixed)
+
+    return buggy, fixed, swept_buggy, swept_fixed
 
 
-async def fixed() -> None:
-    """Leave nothing behind."""
-    pool = Pool(SLOW)
-    await delete_session(pool, pool.spawn_fixed)
-
-
-async def swept_buggy() -> None:
-    """Be right, unless somebody cancels it."""
-    pool = Pool(QUICK)
-    await turn(pool, pool.spawn_buggy)
-
-
-async def swept_fixed() -> None:
-    """Be right, also if somebody cancels it."""
-    pool = Pool(QUICK)
-    await turn(pool, pool.spawn_fixed)
+buggy, fixed, swept_buggy, swept_fixed = programs(Pool, delete_session)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tests.seeds.seed_004 import QUICK, SLOW, pids
+from tests.seeds.seed_004 import pids, programs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,33 +70,4 @@ async def delete_session(pool: Pool, spawn: Callable[[str], Awaitable[None]]) ->
         await pool.release("conversation")
 
 
-async def turn(pool: Pool, spawn: Callable[[str], Awaitable[None]]) -> None:
-    """Get a runner, and release it."""
-    try:
-        await spawn("conversation")
-    finally:
-        await pool.release("conversation")
-
-
-async def buggy() -> None:
-    """Leave the runner behind."""
-    pool = Pool(SLOW)
-    await delete_session(pool, pool.spawn_buggy)
-
-
-async def fixed() -> None:
-    """Leave nothing behind."""
-    pool = Pool(SLOW)
-    await delete_session(pool, pool.spawn_fixed)
-
-
-async def swept_buggy() -> None:
-    """Be right, unless somebody cancels it."""
-    pool = Pool(QUICK)
-    await turn(pool, pool.spawn_buggy)
-
-
-async def swept_fixed() -> None:
-    """Be right, also if somebody cancels it."""
-    pool = Pool(QUICK)
-    await turn(pool, pool.spawn_fixed)
+buggy, fixed, swept_buggy, swept_fixed = programs(Pool, delete_session)

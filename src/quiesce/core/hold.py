@@ -91,10 +91,7 @@ class Held(Protocol):
 
 
 class Described:
-    """What a thing that a scope holds tells of itself, for those that keep it in these attributes.
-
-    `Hold` has its own: it is public, and each is documented for what it is there.
-    """
+    """What a thing that a scope holds tells of itself, for those that keep it in these attributes."""
 
     __slots__ = ()
 
@@ -125,7 +122,7 @@ class Described:
         return sites.describe(self._code, self._offset)
 
 
-class Hold:
+class Hold(Described):
     """One thing in flight that is not a task, until `release()`.
 
     Made by `Scope.hold()`. It is also a context manager that releases at the end of the block.
@@ -162,29 +159,9 @@ class Hold:
         self._on_stop = on_stop
 
     @property
-    def kind(self) -> str:
-        """What sort of thing it is, in one word."""
-        return self._kind
-
-    @property
-    def name(self) -> str:
-        """Which one it is."""
-        return self._name
-
-    @property
-    def since(self) -> float:
-        """When it came to be, on the event loop's clock."""
-        return self._since
-
-    @property
     def details(self) -> Mapping[str, object]:
         """What else is known of it; may be changed while it is in flight."""
         return self._details
-
-    @property
-    def where(self) -> str | None:
-        """The file and line that took the hold."""
-        return sites.describe(self._code, self._offset)
 
     @property
     def released(self) -> bool:

@@ -12,19 +12,18 @@ import logging
 import os
 import re
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 from quiesce.core.node import logger
 from quiesce.errors import ArgumentError, SpawnFailed
-from quiesce.resources import reaping
+from quiesce.resources.incoming import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.core.backends import Backend, Waiter
+    from quiesce.core.backends import Backend
     from quiesce.resources.spawning import Child, Wiring
 
     Sink = Callable[[str, str], object]
@@ -35,8 +34,6 @@ __all__ = ["Lines", "Output"]
 KEPT_BYTES_MAX = 256 * 1024  # of each stream
 FILE_BYTES_MAX = 16 * 1024 * 1024  # of a log file, and of the one before it
 _LINE_BYTES_MAX = 64 * 1024  # a longer line is given in parts
-_CHUNK_BYTES = 64 * 1024
-_LAST_BYTES = 4 * 1024 * 1024  # read after the exit: a grandchild elsewhere may write for ever
 _TAIL_LINES = 20
 
 
@@ -64,7 +61,7 @@ class Lines:
         while (line := self.take()) is None:
             if self._output.over:
                 raise StopAsyncIteration
-            await more(self._output.backend, self._output)
+            await self._output.waiters.wait()
         return line
 
     def take(self) -> str | None:
@@ -78,28 +75,18 @@ class Lines:
         return line
 
 
-class Output:
+class Output(Incoming):
     """One output of a process: what is kept of it, and who reads it."""
 
-    def __init__(self, name: str, backend: Backend) -> None:
+    def __init__(self, name: str, backend: Backend, fd: int | None) -> None:
         """Keep nothing, so far."""
-        self.name: str = name
-        self.backend: Backend = backend
-        self._fd: int | None = None
-        self._sink: Sink | None = None
+        super().__init__(name, backend, fd)
+        self.sink: Sink | None = None
         self._kept: deque[str] = deque()
         self._kept_bytes = 0
         self._part = bytearray()  # of a line that has not ended
         self._readers: WeakSet[Lines] = WeakSet()
-        self.waiters: list[Waiter] = []
-        self._stop: Callable[[], None] | None = None
         self.first: int = 0
-        self.over: bool = True
-
-    def begin(self, fd: int | None, sink: Sink | None) -> None:
-        """Read `fd` from now on; None: there is nothing to read here."""
-        self._fd, self._sink, self.over = fd, sink, fd is None
-        self._resume()
 
     # For readers.
 
@@ -108,6 +95,11 @@ class Output:
         lines = Lines(self)
         self._readers.add(lines)
         return lines
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._fd is None
 
     @property
     def end(self) -> int:
@@ -123,35 +115,22 @@ class Output:
         lines = [*self._kept, self._part.decode(errors="replace")][-_TAIL_LINES - 1 :]
         return tuple(line for line in lines if line)[-_TAIL_LINES:]
 
-    # For the loop.
+    def trim(self) -> None:
+        """Forget what is beyond the bound and was read by all who read; then read on."""
+        if self._is_full():
+            needed = min((reader._position for reader in self._readers), default=self.end)
+            while self._is_full() and self.first < needed:
+                self._kept_bytes -= len(self._kept.popleft()) + 1
+                self.first += 1
+        if not self._is_full():
+            self._resume()
 
-    def _resume(self) -> None:
-        if self._fd is not None and self._stop is None:
-            self._stop = reaping.watch_readable(self.backend, self._fd, self._on_readable)
+    # As it comes in.
 
-    def _pause(self) -> None:
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+    def _is_full(self) -> bool:
+        return self._kept_bytes > KEPT_BYTES_MAX
 
-    def _on_readable(self) -> None:
-        if self._read() and self._kept_bytes > KEPT_BYTES_MAX:
-            self._pause()  # a reader is behind
-
-    def _read(self) -> bool:
-        """Take in what is there; False if there was nothing, or it has ended."""
-        if self._fd is None:
-            return False
-        try:
-            data = os.read(self._fd, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            logger.warning("cannot read %s: %s", self.name, error)
-            data = b""
-        if not data:
-            self.close()
-            return False
+    def _take_in(self, data: bytes) -> None:
         self._part += data
         *whole, rest = self._part.split(b"\n")
         self._part = rest
@@ -160,69 +139,39 @@ class Output:
         while len(self._part) >= _LINE_BYTES_MAX:
             self._keep(self._part[:_LINE_BYTES_MAX])
             del self._part[:_LINE_BYTES_MAX]
-        self._wake()
         self.trim()
-        return True
 
     def _keep(self, line: bytearray) -> None:
         text = line.removesuffix(b"\r").decode(errors="replace")
         self._kept.append(text)
         self._kept_bytes += len(text) + 1
-        if self._sink is not None:
+        if self.sink is not None:
             try:
-                self._sink(self.name, text)
+                self.sink(self.name, text)
             except Exception:  # noqa: BLE001 - logged: it is the user's
                 logger.exception("what takes the %s of a process failed", self.name)
 
-    def trim(self) -> None:
-        """Forget what is beyond the bound and was read by all who read; then read on."""
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            needed = min((reader._position for reader in self._readers), default=self.end)
-            while self._kept_bytes > KEPT_BYTES_MAX and self.first < needed:
-                self._kept_bytes -= len(self._kept.popleft()) + 1
-                self.first += 1
-        if self._kept_bytes <= KEPT_BYTES_MAX:
-            self._resume()
-
-    def _wake(self) -> None:
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def finish(self) -> None:
-        """Take what is in the pipe, and no more: somebody else may hold its other end."""
-        rest = _LAST_BYTES
-        while rest > 0 and self._read():
-            rest -= _CHUNK_BYTES
-        self.close()
-
     def close(self) -> None:
-        """End: the readers get what was kept. Idempotent."""
-        self._pause()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """End: the readers get what was kept, be it a line without its end. Idempotent."""
         if self._part:
             last, self._part = self._part, bytearray()
             self._keep(last)
-        self.over = True
-        self._wake()
+        super().close()
 
 
 class Outputs:
     """Both outputs of one process."""
 
-    def __init__(self, backend: Backend) -> None:
-        """Keep nothing, so far."""
-        self._backend = backend
-        self.stdout: Output = Output("stdout", backend)
-        self.stderr: Output = Output("stderr", backend)
+    def __init__(self, backend: Backend, child: Child) -> None:
+        """Own the child's pipes, until `finish()`."""
+        self.stdout: Output = Output("stdout", backend, child.stdout)
+        self.stderr: Output = Output("stderr", backend, child.stderr)
 
-    def begin(self, child: Child, sink: Sink | None) -> None:
-        """Read what the child writes from now on; its files are closed by `finish()`."""
-        self.stdout.begin(child.stdout, sink)
-        self.stderr.begin(child.stderr, sink)
+    def begin(self, sink: Sink | None) -> None:
+        """Read what the child writes from now on."""
+        for output in (self.stdout, self.stderr):
+            output.sink = sink
+            output.begin()
 
     def finish(self) -> None:
         """Take what is there, and end."""
@@ -247,20 +196,7 @@ class Outputs:
                 while (line := reader.take()) is not None:
                     if wanted.search(line):
                         return line
-            await more(self._backend, self.stdout, self.stderr)
-
-
-async def more(backend: Backend, *outputs: Output) -> None:
-    """Wait for a line of one of them, or for its end."""
-    waiter = backend.waiter()
-    for output in outputs:
-        output.waiters.append(waiter)
-    try:
-        await waiter
-    finally:
-        for output in outputs:
-            with suppress(ValueError):  # of the one that has woken us
-                output.waiters.remove(waiter)
+            await self.stdout.waiters.wait(self.stderr.waiters)
 
 
 class LogFile:

@@ -69,7 +69,7 @@ class OwnedProcess(Described):
         self._backend = node._backend
         self._child = child
         self._launch = launch
-        self._outputs = Outputs(node._backend)
+        self._outputs = Outputs(node._backend, child)
         self._name = name
         self._grace = grace
         self._since: float = node._backend.clock()
@@ -115,7 +115,7 @@ class OwnedProcess(Described):
         """Have an owner see to it, in the step of the fork."""
         child, backend = self._child, self._backend
         self._lifeline = lifeline.guard(child.pid)
-        self._outputs.begin(child, sink)
+        self._outputs.begin(sink)
         self._raw.begin()
         self._unwatch = reaping.watch_exit(backend, child.pid, child.exit_fd, self._saw_exit)
         if not backend.own(self._own, f"quiesce process {self._name}", self._interrupt):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -34,7 +35,7 @@ from quiesce.resources.nested import Nested
 from quiesce.resources.reading import nobody, reads_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import CodeType, FrameType
 
     from quiesce.core.backends import Waiter
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPEN = State.OPEN
+_AT_HAND_MAX = 64  # items that are taken without waiting, before their reader has a turn
 
 
 class Pump(Described, Generic[T]):
@@ -73,6 +75,7 @@ class Pump(Described, Generic[T]):
         "_over",
         "_parked",
         "_reader",
+        "_ready",
         "_shut_down",
         "_since",
         "_source",
@@ -85,11 +88,20 @@ class Pump(Described, Generic[T]):
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = True
 
-    def __init__(self, node: Node, source: Any, limit: int, name: str, frame: FrameType) -> None:
+    def __init__(
+        self,
+        node: Node,
+        source: Any,
+        limit: int,
+        name: str,
+        frame: FrameType,
+        ready: Callable[[], bool] | None = None,
+    ) -> None:
         self._node: Node = node
         self._backend = node._backend
         self._source = source
         self._limit: int = limit
+        self._ready = ready  # tells whether a step would give an item without waiting
         self._name = name
         self._code: CodeType = frame.f_code
         self._offset: int = frame.f_lasti
@@ -307,6 +319,7 @@ class Pump(Described, Generic[T]):
     async def _produce(self, iterator: Any) -> None:
         """Step the generator when it is wanted, until a close is asked for. The path of each item."""
         step, items, limit = iterator.__anext__, self._items, self._limit
+        most = limit if self._ready is None else max(limit, _AT_HAND_MAX)
         new_waiter, cancelled = self._backend.waiter, self._backend.cancelled
         dropped = self._nested.dropped
         while not self._closing or self._ask is not None:
@@ -315,6 +328,8 @@ class Pump(Described, Generic[T]):
             # Reading ahead, with nobody to wake: as few questions as there can be for an item.
             while len(items) < limit and self._calling is None and not (self._closing or dropped):
                 items.append(await step())
+            if self._ready is not None:
+                step = await self._take_at_hand(step, self._ready)
             if self._closing:
                 items.clear()
                 return
@@ -326,7 +341,7 @@ class Pump(Described, Generic[T]):
                 if self._node._state is not _OPEN:
                     self._node._ring_all()
                 try:
-                    if len(items) > limit and len(items) > 1:
+                    if len(items) > most and len(items) > 1:
                         await self._park_shielded()
                     else:
                         self._parked = new_waiter()
@@ -335,6 +350,18 @@ class Pump(Described, Generic[T]):
                     self._ask = ("athrow", error)
                 finally:
                     self._parked = None
+
+    async def _take_at_hand(
+        self, step: Callable[[], Awaitable[T]], ready: Callable[[], bool]
+    ) -> Callable[[], Awaitable[T]]:
+        """Take the items that need no waiting; gives the next step, for an error is its reader's."""
+        items, dropped = self._items, self._nested.dropped
+        while len(items) < _AT_HAND_MAX and not (self._closing or dropped) and ready():
+            try:
+                items.append(await step())
+            except Exception as error:  # noqa: BLE001 - told to whoever reads so far
+                return partial(sources.fail, error)
+        return step
 
     def _unwanted(self) -> bool:
         """Tell whether nobody needs a step of the generator."""

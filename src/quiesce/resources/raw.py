@@ -12,55 +12,27 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
-from quiesce.core.node import logger
 from quiesce.errors import LineTooLong
 from quiesce.resources import reaping
+from quiesce.resources.incoming import CHUNK_BYTES, Incoming, Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.core.backends import Backend, Waiter
+    from quiesce.core.backends import Backend
 
 __all__ = ["RawOutput"]
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-CHUNK_BYTES = 64 * 1024
 _UNREAD_BYTES_MAX = 256 * 1024
 _UNSENT_BYTES_MAX = 1024 * 1024
-_LAST_BYTES = 4 * 1024 * 1024  # read after the exit: a grandchild elsewhere may write for ever
 
 
-class Waiters:
-    """Those who wait for one thing."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._waiting: list[Waiter] = []
-
-    async def wait(self) -> None:
-        """Wait to be woken."""
-        waiter = self._backend.waiter()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        finally:
-            with suppress(ValueError):  # woken, and taken out by who woke it
-                self._waiting.remove(waiter)
-
-    def wake(self) -> None:
-        """Wake all of them."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-class RawOutput:
+class RawOutput(Incoming):
     """What a process writes, as bytes, each given once; made by `start_process(stdout="bytes")`.
 
     It has what anyio's byte streams have, `receive()` and `aclose()`, and `line()`. One task reads at
@@ -70,17 +42,10 @@ class RawOutput:
 
     def __init__(self, backend: Backend, fd: int | None) -> None:
         """Own a pipe; None: there is nothing to read."""
-        self._fd: int | None = fd
+        super().__init__("stdout", backend, fd)
         self._buffer = bytearray()
         self._taken = 0  # of the buffer, from its beginning
         self._wanted = True
-        self._backend = backend
-        self._reader = Waiters(backend)
-        self._unwatch: Callable[[], None] | None = None
-
-    def begin(self) -> None:
-        """Read from now on."""
-        self._watch()
 
     # For its reader.
 
@@ -94,7 +59,7 @@ class RawOutput:
         while self._taken == len(self._buffer):
             if self._fd is None:
                 raise anyio.EndOfStream
-            await self._reader.wait()
+            await self.waiters.wait()
         return self._take(min(len(self._buffer), self._taken + max_bytes))
 
     async def line(self, max_bytes: int = LINE_BYTES_MAX) -> bytes:
@@ -113,8 +78,8 @@ class RawOutput:
             if self._fd is None:
                 return await self.receive(len(self._buffer) + 1)
             searched = len(self._buffer)
-            self._watch()  # the rest of a long line has to come, however much is unread
-            await self._reader.wait()
+            self._resume()  # the rest of a long line has to come, however much is unread
+            await self.waiters.wait()
         return self._take(end, skip=1)
 
     def _take(self, end: int, skip: int = 0) -> bytes:
@@ -124,8 +89,8 @@ class RawOutput:
         if self._taken == len(self._buffer) or self._taken > CHUNK_BYTES:
             del self._buffer[: self._taken]  # not each time: a chunk may have many lines
             self._taken = 0
-        if len(self._buffer) - self._taken < _UNREAD_BYTES_MAX:
-            self._watch()
+        if not self._is_full():
+            self._resume()
         return data
 
     async def aclose(self) -> None:
@@ -133,57 +98,17 @@ class RawOutput:
         self._wanted = False
         self._buffer.clear()
         self._taken = 0
-        self._watch()
-        self._reader.wake()
+        self._resume()
+        self.waiters.wake()
 
-    # For the loop, and for the owner of the process.
+    # As it comes in.
 
-    def _watch(self) -> None:
-        if self._fd is not None and self._unwatch is None:
-            self._unwatch = reaping.watch_readable(self._backend, self._fd, self._on_readable)
-
-    def _pause(self) -> None:
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
-
-    def _on_readable(self) -> None:
-        if self._read() and len(self._buffer) - self._taken >= _UNREAD_BYTES_MAX:
-            self._pause()  # the reader is behind
-
-    def _read(self) -> bool:
-        """Take in what is there; False if there was nothing, or it has ended."""
-        if self._fd is None:
-            return False
-        try:
-            data = os.read(self._fd, CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            logger.warning("cannot read what a process writes: %s", error)
-            data = b""
-        if not data:
-            self.close()
-            return False
+    def _take_in(self, data: bytes) -> None:
         if self._wanted:
             self._buffer += data
-            self._reader.wake()
-        return True
 
-    def finish(self) -> None:
-        """Take what is in the pipe, and no more: somebody else may hold its other end."""
-        rest = _LAST_BYTES
-        while rest > 0 and self._read():
-            rest -= CHUNK_BYTES
-        self.close()
-
-    def close(self) -> None:
-        """End: the reader gets what was taken in. Idempotent."""
-        self._pause()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-        self._reader.wake()
+    def _is_full(self) -> bool:
+        return len(self._buffer) - self._taken >= _UNREAD_BYTES_MAX
 
 
 class Input:

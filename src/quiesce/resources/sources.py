@@ -46,3 +46,8 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
     if isinstance(error, BaseExceptionGroup):
         return error.split(kind)[1]
     return None if isinstance(error, kind) else error
+
+
+async def fail(error: Exception) -> Any:
+    """Be a step of an iterator that has failed before."""
+    raise error

@@ -11,7 +11,7 @@ import pytest
 
 from quiesce import ArgumentError, LineTooLong, Scope, start_process
 from quiesce.core.backends import running_backend
-from quiesce.resources import raw
+from quiesce.resources import incoming, raw
 from quiesce.testing import sweep
 
 pytestmark = pytest.mark.real_time
@@ -54,7 +54,7 @@ async def test_a_process_whose_bytes_nobody_takes_waits() -> None:
         process = await start_process(["python3", "-c", script], stdout="bytes")
         while process.raw._unwatch is not None:
             await anyio.lowlevel.checkpoint()
-        assert len(process.raw._buffer) < raw._UNREAD_BYTES_MAX + raw.CHUNK_BYTES
+        assert len(process.raw._buffer) < raw._UNREAD_BYTES_MAX + incoming.CHUNK_BYTES
         assert process.returncode is None
         count = 0
         while count < 2_000_000:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import claude_agent_sdk
@@ -63,29 +62,50 @@ def query(
     """
     owner = owner_of("a query", scope)
     seconds = arguments.seconds("grace", grace)
-    source = partial(_messages, owner, prompt, options, transport, seconds)
-    return Stream(Pump(owner, source, 0, "claude query", sys._getframe(1)))
+    question = Question(owner, prompt, options, transport, seconds)
+    source, ready = question.messages, question.is_ready
+    return Stream(Pump(owner, source, 0, "claude query", sys._getframe(1), ready))
 
 
-async def _messages(
-    owner: Scope, prompt: Any, options: Any, transport: Any, grace: float
-) -> AsyncIterator[Message]:
-    """Read the SDK's generator, in a conversation of its own; in the stream's task."""
-    conversation = Conversation(owner, "claude query", grace)
-    active.set(conversation)
-    current.set(conversation.scope)
-    try:
-        given = claude_agent_sdk.ClaudeAgentOptions() if options is None else options
-        private.check(given, owner)
-        messages: Any = claude_agent_sdk.query(
-            prompt=conversation.prompt(prompt),
-            options=conversation.options(given),
-            transport=None if transport is None else OwnedTransport(transport),
-        )
+class Question:
+    """What is asked, and, from the first read on, the conversation that answers it."""
+
+    def __init__(
+        self, owner: Scope, prompt: Any, options: Any, transport: Any, grace: float
+    ) -> None:
+        """Begin nothing."""
+        self._owner = owner
+        self._prompt = prompt
+        self._options = options
+        self._transport = transport
+        self._grace = grace
+        self._conversation: Conversation | None = None
+
+    def is_ready(self) -> bool:
+        """Tell whether the SDK would give a message without waiting."""
+        return self._conversation is not None and self._conversation.is_ready()
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Read the SDK's generator, in a conversation of its own; in the stream's task."""
+        conversation = Conversation(self._owner, "claude query", self._grace)
+        self._conversation = conversation
+        active.set(conversation)
+        current.set(conversation.scope)
         try:
-            async for message in messages:
-                yield message
+            given = self._options
+            if given is None:
+                given = claude_agent_sdk.ClaudeAgentOptions()
+            private.check(given, self._owner)
+            transport = self._transport
+            messages: Any = claude_agent_sdk.query(
+                prompt=conversation.prompt(self._prompt),
+                options=conversation.options(given),
+                transport=None if transport is None else OwnedTransport(transport),
+            )
+            try:
+                async for message in messages:
+                    yield message
+            finally:
+                await messages.aclose()
         finally:
-            await messages.aclose()
-    finally:
-        await conversation.aclose()
+            await conversation.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -14,11 +15,11 @@ from quiesce.integrations.claude import private
 from quiesce.integrations.claude.asking import GRACE_SECONDS
 from quiesce.integrations.claude.conversation import Conversation, OwnedTransport, active
 from quiesce.resources.owner import owner_of
-from quiesce.resources.stream import Stream, stream
+from quiesce.resources.pump import Pump
+from quiesce.resources.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
-    from types import TracebackType
 
     from claude_agent_sdk import ClaudeAgentOptions, Message, Transport
 
@@ -147,12 +148,7 @@ class ClaudeSDKClient:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
         await self.disconnect()
 
@@ -186,10 +182,10 @@ class Session:
     def messages(self) -> Stream[Message]:
         """All messages: whoever reads takes the next one."""
         if self._messages is None:
-            self._messages = stream(
-                self._sdk.receive_messages,
-                scope=self._node,
-                name="claude messages",
+            owner = owner_of("the messages of a client", self._node)
+            source, ready = self._sdk.receive_messages, self.conversation.is_ready
+            self._messages = Stream(
+                Pump(owner, source, 0, "claude messages", sys._getframe(), ready)
             )
         return self._messages
 
@@ -212,12 +208,7 @@ class Session:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Disconnect it; what that raises is for the caller of `disconnect()`."""
         await self._disconnect()
 

@@ -32,12 +32,12 @@ from quiesce.resources.stream import stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from types import TracebackType
 
     from quiesce.core.job import Job
     from quiesce.core.node import Node
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
+    from quiesce.integrations.claude.handover import Receiving
 
 __all__: list[str] = []
 
@@ -70,6 +70,7 @@ class Conversation:
             f"{name} callbacks", on_error=_handled, cleanup=self.seconds
         )
         self.streams: list[Any] = []  # of the SDK's, which some versions do not close
+        self.receiving: Receiving | None = None  # the messages, as soon as the SDK has begun
         self.report: Report | None = None
 
     # What is started.
@@ -99,6 +100,10 @@ class Conversation:
                 raise
 
         return call
+
+    def is_ready(self) -> bool:
+        """Tell whether the SDK would give a message without waiting."""
+        return self.receiving is not None and self.receiving.is_ready()
 
     # What the SDK is given.
 
@@ -269,12 +274,7 @@ class Connection:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close, also if this task was cancelled."""
         await self._end(forgiving=False)
 

@@ -37,6 +37,7 @@ import anyio
 from quiesce.errors import JobCancelled, UsageError
 from quiesce.integrations import sdk
 from quiesce.integrations.claude.conversation import Connection, active, connecting
+from quiesce.integrations.claude.handover import Receiving, Sending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -186,11 +187,14 @@ class _Streams:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Make a stream."""
-        ends: Any = anyio.create_memory_object_stream(*args, **options)
+        send, receive = anyio.create_memory_object_stream[Any](*args, **options)
         conversation = active.get()
-        if conversation is not None:
-            conversation.streams += ends
-        return ends
+        if conversation is None:
+            return send, receive
+        conversation.receiving = receiving = Receiving(receive)
+        sending = Sending(send, receiving)
+        conversation.streams += (sending, receiving)
+        return sending, receiving
 
 
 def _get_running_loop() -> Any:

@@ -146,12 +146,20 @@ def make_session(
     scope: Scope, server: Server, backoff: Backoff, restarts_max: int | None, frame: FrameType
 ) -> Session:
     """Give a session that is not connected, with a scope of its own."""
-    arguments.instance("backoff", backoff, Backoff)
-    if restarts_max is not None and restarts_max != 0:
-        arguments.size("restarts_max", restarts_max)
+    check_restarts(backoff, restarts_max)
     own = scope.child(f"mcp {server.name}", services=_LOOPS)
     place = sites.starter(frame, own._backend.current())
     return Session(own, server, place, backoff=backoff, restarts_max=restarts_max)
+
+
+def check_restarts(backoff: Backoff, restarts_max: int | None) -> None:
+    """Check how often, and when, a server is started again.
+
+    *Raises*: `ArgumentError`.
+    """
+    arguments.instance("backoff", backoff, Backoff)
+    if restarts_max is not None and restarts_max != 0:
+        arguments.size("restarts_max", restarts_max)
 
 
 async def _initialize(session: Any) -> Any:
@@ -159,17 +167,9 @@ async def _initialize(session: Any) -> Any:
 
 
 def stdio_server(
-    params: Any,
-    *,
-    name: str | None = None,
-    connect_within: float = 30.0,
-    exit_seconds: float = 2.0,
-    grace: float = 2.0,
-    logs: Logs = "keep",
-    handshake: Handshake | None = None,
-    options: Mapping[str, Any],
+    params: Any, *, name: str | None, grace: float, logs: Logs, **common: Any
 ) -> StdioServer:
-    """Describe a program, checked.
+    """Describe a program, checked; `common` is as for `_common`.
 
     *Raises*: `ArgumentError`.
     """
@@ -182,32 +182,23 @@ def stdio_server(
     if output.wiring(logs) != "pipe":
         message = f"logs={logs!r} would take the server's standard output, which is for messages"
         raise ArgumentError(message)
-    versions.check_options(options)
-    called = params.command.rpartition("/")[2] if name is None else arguments.text("name", name)
     return StdioServer(
-        name=called,
         params=params,
-        handshake=handshake or _initialize,
-        connect_within=arguments.seconds("connect_within", connect_within),
-        exit_seconds=arguments.seconds("exit_seconds", exit_seconds),
         grace=arguments.seconds("grace", grace),
         logs=logs,
-        options=options,
+        **_common(params.command.rpartition("/")[2] if name is None else name, **common),
     )
 
 
 def http_server(
     url: str,
     *,
-    name: str | None = None,
+    name: str | None,
     http_client: Any = None,
     terminate_on_close: bool = True,
-    connect_within: float = 30.0,
-    exit_seconds: float = 2.0,
-    handshake: Handshake | None = None,
-    options: Mapping[str, Any],
+    **common: Any,
 ) -> HttpServer:
-    """Describe a server that somebody else runs, checked.
+    """Describe a server that somebody else runs, checked; `common` is as for `_common`.
 
     *Raises*: `ArgumentError`.
     """
@@ -215,15 +206,29 @@ def http_server(
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         message = f"url must be like 'https://host/path', not {url!r}"
         raise ArgumentError(message)
-    versions.check_options(options)
     port = "" if parts.port is None else f":{parts.port}"
     plain = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
     return HttpServer(
-        name=plain if name is None else arguments.text("name", name),
         url=url,
         transport={"http_client": http_client, "terminate_on_close": terminate_on_close},
-        handshake=handshake or _initialize,
-        connect_within=arguments.seconds("connect_within", connect_within),
-        exit_seconds=arguments.seconds("exit_seconds", exit_seconds),
-        options=options,
+        **_common(plain if name is None else name, **common),
     )
+
+
+def _common(
+    name: str,
+    *,
+    connect_within: float,
+    exit_seconds: float,
+    handshake: Handshake | None,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Check what all servers have."""
+    versions.check_options(options)
+    return {
+        "name": arguments.text("name", name),
+        "connect_within": arguments.seconds("connect_within", connect_within),
+        "exit_seconds": arguments.seconds("exit_seconds", exit_seconds),
+        "handshake": handshake or _initialize,
+        "options": options,
+    }

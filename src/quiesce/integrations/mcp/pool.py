@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core import arguments
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
-from quiesce.integrations.mcp.connecting import _DEFAULT, http_server, make_session, stdio_server
+from quiesce.integrations.mcp.connecting import (
+    _DEFAULT,
+    check_restarts,
+    http_server,
+    make_session,
+    stdio_server,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,6 +105,7 @@ class SessionPool:
         if isinstance(logs, os.PathLike):
             message = "logs must not be a file, which only one of the servers could have"
             raise ArgumentError(message)
+        check_restarts(backoff, restarts_max)
         self._process: dict[str, Any] = {"grace": grace, "logs": logs}
         self._backoff = backoff
         self._restarts_max = restarts_max
