@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quiesce.core.node import Node
 
 _getframe = sys._getframe
+PlainTask = asyncio.Task
 
 # Whose frames are passed over in the search for the code that starts a task, and at whose the
 # search ends: below them is only the event loop.
@@ -48,8 +49,7 @@ _CLOSED = State.CLOSED
 
 def install(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[], None]:
     """Begin to adopt in this loop, once more; gives the way to end it."""
-    replaced = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
-    entrance: Entrance | None = getattr(replaced, "entrance", None)
+    entrance: Entrance | None = getattr(loop.create_task, "entrance", None)
     if entrance is None:
         entrance = Entrance(loop, clock)
     entrance.users += 1
@@ -73,7 +73,11 @@ class Entrance:
         self._loop = loop
         self._clock = clock
         self._making: object = None  # the coroutine that a foreign factory makes a task of
-        self._before = vars(loop).get("create_task") if hasattr(loop, "__dict__") else None
+        # Not by a look into its `__dict__`: CPython then keeps all of the loop's attributes in a
+        # dictionary, and every one of them is found more slowly from then on.
+        found: Any = loop.create_task
+        own = getattr(found, "__func__", None) in {None, type(loop).create_task}
+        self._before = None if own and getattr(found, "__self__", None) is loop else found
         self._get_factory: Callable[[Any], Any] = type(loop).get_task_factory
         if self._get_factory is asyncio.BaseEventLoop.get_task_factory:
             self._get_factory = attrgetter("_task_factory")  # the same, without a Python call
@@ -94,7 +98,7 @@ class Entrance:
         self.users -= 1
         if self.users == 0 and self._get_factory(self._loop) is self._late:
             self._loop.set_task_factory(None)
-        if self.users == 0 and vars(self._loop).get("create_task") is self._create:
+        if self.users == 0 and self._loop.create_task is self._create:
             del self._loop.create_task, self._loop.get_task_factory
             if self._before is not None:
                 self._loop.create_task = self._before  # type: ignore[method-assign]  # as it was
@@ -109,9 +113,11 @@ class Entrance:
             adopter = node._adopter if node is not None else None
             if adopter is not None and adopter._state is _CLOSED:
                 adopter = adopter_of(adopter)
+            ours = before is None and get_factory(loop) is late and "eager_start" not in options
             if adopter is None or adopter._loop is not loop or not self.users:
-                return make(coro, **options)
-            if before is not None or get_factory(loop) is not late or "eager_start" in options:
+                # Without a detour: as the loop makes it, if there is nobody else's factory.
+                return PlainTask(coro, loop=loop, **options) if ours else make(coro, **options)
+            if not ours:
                 return self._make_foreign(make, adopter, coro, options)
             frame = _getframe(1)
             if frame.f_code is _CREATE_TASK:  # asyncio's own function, called by everyone

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import sys
 from contextlib import suppress
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -224,6 +225,28 @@ async def test_the_factory_is_gone_after_a_block_that_failed() -> None:
         async with Scope("adopting", adopt=True):
             raise LeaveError
     assert no_trace()
+
+
+@pytest.mark.parametrize("how", ["bound to the loop", "a function"])
+async def test_somebody_elses_create_task_is_called_and_is_there_again(how: str) -> None:
+    """A tracer that has put its own in the loop's place finds it where it was."""
+    loop: Any = asyncio.get_running_loop()
+    make = loop.create_task
+    made: list[object] = []
+
+    def traced(*args: Any, **options: Any) -> Any:
+        made.append(args[-1])
+        return make(args[-1], **options)
+
+    own = MethodType(traced, loop) if how == "bound to the loop" else traced
+    loop.create_task = own
+    try:
+        async with Scope("adopting", adopt=True) as scope:
+            await work_is_adopted(scope)
+        assert made
+        assert loop.create_task is own
+    finally:
+        del loop.create_task
 
 
 async def test_the_task_class_of_another_factory_is_kept() -> None:

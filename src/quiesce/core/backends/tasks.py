@@ -412,5 +412,6 @@ def is_service(node: Node, task: Task[Any]) -> bool:
     pattern = node._service_pattern
     if pattern is None:
         return False
-    function = getattr(coro_of(task), "__qualname__", "")
-    return any(pattern.fullmatch(name) for name in (task.get_name(), function))
+    if pattern.fullmatch(task.get_name()) is not None:
+        return True
+    return pattern.fullmatch(getattr(coro_of(task), "__qualname__", "")) is not None
