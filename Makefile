@@ -118,6 +118,10 @@ bench: $(READY) $(DEV_PACKAGES) ## The measurements (ARGS="--json")
 mutants: $(READY) $(SUBJECTS) ## Break the library on purpose, and see the tests go red (ARGS="--list")
 	$(PY) tools/mutants.py $(ARGS)
 
+.PHONY: soak
+soak: $(READY) $(SUBJECTS) ## Thousands of A2A tasks, signals, bad receivers (ARGS="--tasks 10000 --sdk 0.3.22 --seed 7")
+	$(PY) tools/a2a_soak.py $(ARGS)
+
 .PHONY: lock
 lock: ## Pin the newest versions in requirements/ (ARGS="NAME-VERSION": of that test subject only)
 	$(PYTHON) -m venv $(VENV_LOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import adapters, core, process, resources, testing
+from benchmarks import a2a, adapters, asgi, core, process, resources, testing
 from benchmarks._command import run
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ SUITES: list[Suite[Any]] = [
     process.SUITE,
     testing.SUITE,
     adapters.SUITE,
+    a2a.SUITE,
+    asgi.SUITE,
 ]
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from dataclasses import asdict
 
 def main() -> None:
     """Measure as the command line says, and print the results as JSON."""
-    module, backend, count, rounds = sys.argv[1:]
-    measure = importlib.import_module(f"benchmarks.{module}").measure
+    name, backend, count, rounds = sys.argv[1:]
+    module, _, function = name.partition(":")
+    measure = getattr(importlib.import_module(f"benchmarks.{module}"), function or "measure")
     results = measure(backend=backend, count=int(count), rounds=int(rounds))
     print(json.dumps([asdict(result) for result in results]))
 

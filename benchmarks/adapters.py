@@ -41,13 +41,16 @@ def warm_up(_: str) -> None:
     """Do nothing: every version is measured in a process of its own, which warms up by itself."""
 
 
-def measure(name: str, backend: str, sizes: AdapterSizes) -> list[Result]:
+def measure(
+    name: str, backend: str, sizes: AdapterSizes, *, module: str | None = None
+) -> list[Result]:
     """Measure one adapter with both ends of what it supports."""
     found = []
+    worker = module or _MODULES[name]
     for version in ADAPTERS[name].ends:
         subject = ADAPTERS[name].subject(version)
         progress(f"{backend}: {subject}")
-        command = [sys.executable, "-m", "benchmarks._adapter_worker", _MODULES[name], backend]
+        command = [sys.executable, "-m", "benchmarks._adapter_worker", worker, backend]
         done = subprocess.run(  # noqa: S603 - our own
             [*command, str(sizes.messages), str(sizes.rounds)],
             cwd=ROOT,

@@ -187,6 +187,8 @@ def test_measures_have_their_own_names() -> None:
         "process",
         "testing",
         "adapters",
+        "a2a",
+        "asgi",
     }
     names = [name for suite in SUITES for name in suite.measures]
     assert len(names) == len(set(names))

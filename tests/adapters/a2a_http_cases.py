@@ -14,7 +14,7 @@ from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskSt
 
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, QuiescentRequestHandler
 from tests.adapters import a2a_kit as kit
-from tests.adapters.a2a_server import serving, webhook
+from tests.adapters.a2a_server import rest_body, serving, webhook
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,32 +52,20 @@ async def test_rest_serves_what_the_sdk_serves(tmp_path: Path) -> None:
     """A send, the question for its task, and a drain that answers who waits."""
     async with webhook() as hook, serving("quiesce", tmp_path, "drain=0.3") as server:
         path = "/rest/message:send" if kit.FIRST else "/rest/v1/message:send"
-        body = _rest(kit.sending("complete", webhook=hook.url))
+        body = rest_body(kit.sending("complete", webhook=hook.url))
         answer = (await server.client.post(path, json=body)).json()
         assert kit.state_of(answer["task"]) == "completed"
         tasks = "/rest/tasks/" if kit.FIRST else "/rest/v1/tasks/"
         found = (await server.client.get(tasks + answer["task"]["id"])).json()
         assert kit.state_of(found) == "completed"
         waiting = asyncio.ensure_future(
-            server.client.post(path, json=_rest(kit.sending("wait k complete")))
+            server.client.post(path, json=rest_body(kit.sending("wait k complete")))
         )
         await server.waits("k")
         server.process.send_signal(signal.SIGTERM)
         assert kit.state_of((await waiting).json()["task"]) == "failed"
         await server.ended()
         assert sorted(server.store.states().values()) == ["completed", "failed"]
-
-
-def _rest(params: dict[str, Any]) -> dict[str, Any]:
-    if kit.FIRST:
-        return params
-    message = params["message"]
-    parts = [{"text": part["text"]} for part in message["parts"]]
-    push = params["configuration"].pop("pushNotificationConfig", None)
-    configuration = {"blocking": params["configuration"]["blocking"]}
-    configuration |= {"pushNotification": push} if push else {}
-    changed = {"role": "ROLE_USER", "content": parts, "messageId": message["messageId"]}
-    return {"message": changed, "configuration": configuration}
 
 
 @first_only

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from a2a.server.agent_execution import AgentExecutor
@@ -22,8 +23,8 @@ from a2a.types import AgentCapabilities, AgentCard, AgentSkill, Part, Task, Task
 from quiesce.integrations import sdk
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable
-    from pathlib import Path
 
 VERSION = sdk.require("a2a-sdk", extra="a2a", oldest="0.3.22")
 FIRST = VERSION >= (1,)
@@ -50,7 +51,8 @@ def state_of(task: Any) -> str:
         name = TaskState.Name(task.status.state)
     else:
         name = task.status.state.value
-    return name.removeprefix("TASK_STATE_").replace("_", "-").lower()
+    name = name.removeprefix("TASK_STATE_").replace("_", "-").lower()
+    return "canceled" if name == "cancelled" else name  # as the REST of 0.3 has it
 
 
 def to_dict(task: Any) -> dict[str, Any]:
@@ -222,24 +224,28 @@ def _text(text: str) -> Any:
 
 
 class FileStore(TaskStore):  # type: ignore[misc]  # the SDK has no types here
-    """Tasks in files, which outlive the server."""
+    """Tasks in files, which outlive the server; each file has all states that its task ever had."""
 
     def __init__(self, folder: Path) -> None:
         """Keep them in a folder."""
         self.folder = folder
 
     async def save(self, task: Any, context: Any = None) -> None:
-        """Write a task."""
+        """Write a task, and the states that it has had, in one step."""
         del context
+        states = self.had(task.id)
+        if states[-1:] != [state_of(task)]:
+            states.append(state_of(task))
         part = self.folder / f"{task.id}.part"
-        part.write_text(json.dumps(to_dict(task)), encoding="utf-8")
+        part.write_text(json.dumps(to_dict(task) | {"states": states}), encoding="utf-8")
         part.rename(self.folder / f"{task.id}.json")
 
     async def get(self, task_id: str, context: Any = None) -> Any:
         """Read a task."""
         del context
-        file = self.folder / f"{task_id}.json"
-        return from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        found = self.read(task_id)
+        found.pop("states", None)
+        return from_dict(found) if found else None
 
     async def list(self, params: Any, context: Any = None) -> Any:
         """Refuse: nobody asks."""
@@ -250,12 +256,27 @@ class FileStore(TaskStore):  # type: ignore[misc]  # the SDK has no types here
         del context
         (self.folder / f"{task_id}.json").unlink(missing_ok=True)
 
+    def read(self, task_id: str) -> dict[str, Any]:
+        """Give what the file of a task has; nothing if there is none."""
+        try:
+            text = (self.folder / f"{task_id}.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return {}
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def had(self, task_id: str) -> builtins.list[str]:
+        """Give the states that a task has had, each change of them, oldest first."""
+        states: builtins.list[str] = self.read(task_id).get("states", [])
+        return states
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Give what the file of every task has."""
+        return {file.stem: self.read(file.stem) for file in self.folder.glob("*.json")}
+
     def states(self) -> dict[str, str]:
         """Give the state of every task."""
-        return {
-            file.stem: state_of(json.loads(file.read_text(encoding="utf-8")))
-            for file in self.folder.glob("*.json")
-        }
+        return {task_id: state_of(found) for task_id, found in self.all().items()}
 
 
 def bare_handler(
@@ -277,3 +298,17 @@ def bare_sender(client: Any, configs: Any) -> Any:
     if FIRST and VERSION < (1, 1):
         return BasePushNotificationSender(client, configs, call_context())
     return BasePushNotificationSender(client, configs)
+
+
+def measured(pid: int) -> dict[str, int]:
+    """Count what a process has: open files, kilobytes, and processes that it has started."""
+    place = Path("/proc", str(pid))
+    if not place.exists():  # it has ended; or this is no Linux
+        return {"files": 0, "kilobytes": 0, "processes": 0}
+    children = [file.read_text().split() for file in place.glob("task/*/children")]
+    status = (place / "status").read_text(encoding="utf-8")
+    return {
+        "files": len(list((place / "fd").iterdir())),
+        "kilobytes": int(status.partition("VmRSS:")[2].split()[0]),
+        "processes": sum(map(len, children)),
+    }

@@ -6,27 +6,20 @@ Not collected by itself: tests/integration/test_adapters.py runs it with version
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 import sqlite3
 import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
+from a2a.server.tasks import InMemoryTaskStore
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.integrations.a2a import (
-    DurablePushSender,
-    MemoryOutbox,
-    QuiescentRequestHandler,
-    SqliteOutbox,
-)
+from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, SqliteOutbox
 from quiesce.integrations.a2a.outbox import Note, Push, Target
-from quiesce.integrations.a2a.posting import Policy
 from quiesce.resources.backoff import Backoff
 from tests.adapters import a2a_kit as kit
+from tests.adapters.a2a_house import LOCAL, House, authenticate
 from tests.adapters.a2a_server import webhook
 
 if TYPE_CHECKING:
@@ -39,8 +32,6 @@ pytestmark = [
     # Names are looked up by threads of the event loop's own.
     pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, "thread:asyncio_*"]),
 ]
-SOON = Backoff(first_seconds=0.01, longest_seconds=0.05)
-LOCAL = ["127.0.0.0/8"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,32 +41,6 @@ def _quiet() -> Iterator[None]:
     yield
     for name in ("a2a", "quiesce.a2a"):
         logging.getLogger(name).setLevel(logging.NOTSET)
-
-
-class House:
-    """A handler that pushes."""
-
-    def __init__(self, sender: Any = None, store: Any = None, **options: Any) -> None:
-        self.agent = kit.Agent()
-        self.store = store or InMemoryTaskStore()
-        self.configs = InMemoryPushNotificationConfigStore()
-        settings: dict[str, Any] = {"allow_private": LOCAL, "backoff": SOON} | options
-        self.sender = sender or DurablePushSender(MemoryOutbox(), **settings)
-        self.handler = QuiescentRequestHandler(
-            agent_executor=self.agent,
-            task_store=self.store,
-            push_config_store=self.configs,
-            push_sender=self.sender,
-            **({"agent_card": kit.card()} if kit.FIRST else {}),
-        )
-
-    async def send(self, text: str, **options: Any) -> Any:
-        """Send a message."""
-        return await self.handler.on_message_send(kit.request(text, **options), kit.call_context())
-
-    async def state(self, task_id: str) -> str:
-        """Give the state that is stored."""
-        return kit.state_of(await self.store.get(task_id, kit.call_context()))
 
 
 @pytest.mark.parametrize("statuses", [[], [503], [503, 200, 500, 429]], ids=str)
@@ -92,6 +57,15 @@ async def test_the_states_of_a_task_arrive_in_order_each_once(statuses: list[int
         assert states.count("completed") == 1
         assert states[1:-1] == ["working"] * len(states[1:-1])
         assert (await house.handler.drain()).ok
+
+
+async def test_a_message_without_a_receiver_is_pushed_to_nobody() -> None:
+    """Also by a version of the SDK that stores an empty configuration for it."""
+    house = House()
+    await house.send("complete")
+    await house.handler.idle()
+    assert not await house.sender.dead_letters()
+    await house.handler.drain()
 
 
 async def test_artifacts_are_pushed_between_the_states() -> None:
@@ -160,17 +134,7 @@ async def test_a_push_is_authenticated_as_its_configuration_says() -> None:
     async with webhook() as hook:
         house = House()
         params = kit.request("complete", webhook=hook.url)
-        if kit.FIRST:
-            config = params.configuration.task_push_notification_config
-            config.authentication.scheme = "Bearer"
-            config.authentication.credentials = "a secret"
-        else:
-            from a2a.types import PushNotificationAuthenticationInfo  # noqa: PLC0415 - not in 1.x
-
-            config = params.configuration.push_notification_config
-            config.authentication = PushNotificationAuthenticationInfo(
-                schemes=["Bearer"], credentials="a secret"
-            )
+        authenticate(params, "Bearer", "a secret")
         await house.handler.on_message_send(params, kit.call_context())
         await house.handler.idle()
         for headers in hook.headers:
@@ -179,73 +143,6 @@ async def test_a_push_is_authenticated_as_its_configuration_says() -> None:
             assert headers["content-type"] == "application/json"
         numbers = [headers["x-quiesce-push"] for headers in hook.headers]
         assert len(set(numbers)) == len(numbers)
-        await house.handler.drain()
-
-
-PRIVATE = ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "169.254.169.254", "[::1]"]
-
-
-@pytest.mark.parametrize("host", [*PRIVATE, ".".join("0000")])
-async def test_private_addresses_are_refused(host: str) -> None:
-    """By default, by whatever name they are reached; nothing is connected to."""
-    async with webhook() as hook:
-        house = House(allow_private=False)
-        url = hook.url.replace("127.0.0.1", host)
-        task = await house.send("complete", webhook=url)
-        await house.handler.idle()
-        letters = await house.sender.dead_letters()
-        assert letters
-        assert all("not a public address" in letter.why for letter in letters)
-        assert not hook.requests
-        assert await house.state(task.id) == "completed"
-        await house.handler.drain()
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1::1", True),
-        ("10.1.2.3", False),
-        ("100.64.0.1", False),
-        ("192.168.0.1", False),
-        ("224.0.0.1", False),
-        ("::1", False),
-        ("fe80::1", False),
-        ("fd00::1", False),
-        ("::ffff:10.0.0.1", False),
-        ("64:ff9b::a00:1", False),
-        ("2002:a00:1::", False),
-    ],
-)
-def test_only_public_addresses_are_permitted(address: str, public: bool) -> None:  # noqa: FBT001 - a parameter
-    """Also when an address has another inside; allowed networks are allowed, no more."""
-    assert Policy(allow=False).permits(ipaddress.ip_address(address)) is public
-    assert Policy(allow=True).permits(ipaddress.ip_address(address))
-    assert Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("10.9.9.9"))
-    assert not Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("127.0.0.1"))
-
-
-@pytest.mark.backends("asyncio")
-async def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A name is looked up once: it cannot mean another address a moment later."""
-    async with webhook() as hook:
-        house = House(allow_private=["127.0.0.1/32"])
-        asked: list[str] = []
-        loop = asyncio.get_running_loop()
-
-        async def look_up(host: str, port: int, **_: Any) -> Any:
-            asked.append(host)
-            address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
-
-        monkeypatch.setattr(loop, "getaddrinfo", look_up)
-        await house.send("complete", webhook=hook.url.replace("127.0.0.1", "rebound.test"))
-        await house.handler.idle()
-        assert hook.states()[-1] == "completed"
-        assert asked.count("rebound.test") == len(asked) == 1
         await house.handler.drain()
 
 
@@ -383,6 +280,104 @@ async def test_a_push_of_a_state_that_was_never_stored_is_not_sent(tmp_path: Pat
         async with again.handler:
             await again.handler.idle()
         assert not hook.heard
+
+
+async def test_dead_letters_can_be_sent_again(tmp_path: Path) -> None:
+    """By a handler that is open; they are known by the header that they had, and come once."""
+    async with webhook() as hook:
+        hook.statuses = [410] * 3
+        house = House(DurablePushSender(tmp_path / "outbox.db", allow_private=LOCAL))
+        await house.handler.open()
+        task = await house.send("update complete", webhook=hook.url)
+        await house.handler.idle()
+        letters = await house.sender.dead_letters()
+        assert [letter.task_id for letter in letters] == [task.id] * 3
+        assert await house.sender.resend(letters[:2]) == 2
+        await house.handler.idle()
+        assert [headers["x-quiesce-push"] for headers in hook.headers[-2:]] == [
+            letter.id for letter in letters[:2]
+        ]
+        assert hook.headers[-1]["x-a2a-notification-token"] == "a token"
+        assert await house.sender.dead_letters() == letters[2:]
+        assert await house.sender.discard(letters) == 1
+        assert await house.sender.resend() == 0
+        assert (await house.handler.drain()).ok
+
+
+async def test_what_is_revived_in_a_file_is_sent_by_the_next_start(tmp_path: Path) -> None:
+    """Also if its task has a later state by now: it was stored once."""
+    async with webhook() as hook:
+        hook.statuses = [410]
+        store = InMemoryTaskStore()
+        file = tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        await house.send("complete", webhook=hook.url)
+        await house.handler.drain()
+        outbox = SqliteOutbox(file)
+        await outbox.open()
+        assert len(await outbox.revive()) == 1
+        await outbox.close()
+        hook.heard.clear()
+        async with House(DurablePushSender(file, allow_private=LOCAL), store).handler as again:
+            await again.idle()
+        assert hook.states() == ["submitted"]
+
+
+async def test_a_state_that_could_not_be_stored_is_not_pushed_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    """Nor if another was stored since, and the receiver was down for both."""
+    async with webhook() as hook:
+        hook.statuses = [503] * 1000
+        file = tmp_path / "outbox.db"
+        store = FailingStore()
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        with pytest.raises(Exception, match=r".*"):
+            await house.send("complete", webhook=hook.url)
+        await house.handler.drain()
+        hook.statuses = []
+        async with House(DurablePushSender(file, allow_private=LOCAL), store).handler as again:
+            await again.idle()
+        assert "completed" not in hook.states()
+        assert hook.states()[-1] == "failed"
+
+
+async def test_a_task_that_a_crash_has_ended_is_pushed_with_its_artifacts(tmp_path: Path) -> None:
+    """One that was stored a moment before the crash may have had no push of its own."""
+    async with webhook() as hook:
+        store = kit.FileStore(tmp_path)
+        file = tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        task = await house.send("artifact park", webhook=hook.url)
+        await house.handler.drain()
+        working = kit.to_dict(await store.get(task.id)) | {"status": {"state": _working()}}
+        await store.save(kit.from_dict(working))  # and then it died
+        hook.heard.clear()
+        async with House(DurablePushSender(file, allow_private=LOCAL), store).handler as again:
+            assert (await again.recover()).failed == (task.id,)
+            await again.idle()
+        (told,) = hook.heard
+        assert hook.states() == ["failed"]
+        (artifact,) = told.get("task", told)["artifacts"]
+        assert artifact["name"] == "thing"
+
+
+async def test_a_receiver_that_is_named_in_the_midst_of_a_task_outlives_a_crash(
+    tmp_path: Path,
+) -> None:
+    """It is in the outbox at once, not with the next state; one that is taken away is not."""
+    house = House(DurablePushSender(tmp_path / "outbox.db", allow_private=LOCAL))
+    await house.handler.open()
+    task = await house.send("park")
+    for named in (True, False):
+        if named:
+            await house.name_receiver(task.id, "http://receiver.test/")
+        else:
+            await house.take_receiver_away(task.id)
+        await house.handler._pushes.retarget(task.id)
+        (note,) = await house.sender.outbox.unfinished()
+        assert [target.url for target in note.targets] == ["http://receiver.test/"] * named
+    await house.handler.drain()
 
 
 class FailingStore(InMemoryTaskStore):  # type: ignore[misc]  # the SDK has no types here

@@ -1,19 +1,20 @@
 """An A2A server in a process of its own, with or without the adapter, and who talks to it.
 
 `python -m tests.adapters.a2a_server WAY FOLDER` serves an agent on a free port of loopback, and
-writes that port to FOLDER/port. Tasks are files in FOLDER/tasks.
+tells that port. Tasks are files in FOLDER/tasks; what it has left when it ends is in FOLDER/lives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
 import socket
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from tests.adapters import a2a_kit as kit
 
@@ -34,7 +35,14 @@ METHODS = {
     "get": "GetTask" if kit.FIRST else "tasks/get",
     "cancel": "CancelTask" if kit.FIRST else "tasks/cancel",
 }
-_START_SECONDS = 15.0
+_START_SECONDS = 30.0
+_TURNS = 20
+_WATCHER = "_shutdown_watcher"  # of sse-starlette: one for all, it looks every half second
+_REST = "/rest" if kit.FIRST else "/rest/v1"
+
+
+class Refused(Exception):  # noqa: N818 - what happened
+    """The server has answered with an error."""
 
 
 class Server:
@@ -55,23 +63,71 @@ class Server:
 
     async def send(self, text: str, **options: Any) -> dict[str, Any]:
         """Send a message; gives the task."""
-        answer = await self.call("send", kit.sending(text, **options))
-        result: dict[str, Any] = answer["result"]
-        task: dict[str, Any] = result.get("task", result)
-        return task
+        return await self.ask(kit.sending(text, **options))
+
+    async def ask(self, params: dict[str, Any], *, rest: bool = False) -> dict[str, Any]:
+        """Send a message by either protocol; gives the task.
+
+        *Raises*: `Refused` if the answer is an error.
+        """
+        if rest:
+            return await self._post(f"{_REST}/message:send", rest_body(params))
+        return _task_in(await self.call("send", params))
+
+    async def cancel(self, task_id: str, *, rest: bool = False) -> dict[str, Any]:
+        """Cancel a task by either protocol; gives the task.
+
+        *Raises*: `Refused` if the answer is an error.
+        """
+        if rest:
+            return await self._post(f"{_REST}/tasks/{task_id}:cancel", {})
+        return _task_in(await self.call("cancel", {"id": task_id}))
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self.client.post(path, json=body)
+        if response.status_code != 200:
+            raise Refused(response.text)
+        return _task_in({"result": response.json()})
+
+    def stream(self, text: str, **options: Any) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+        """Send a message, and read the answers as they come; at the end, hang up."""
+        return self.reading(kit.sending(text, **options))
 
     @asynccontextmanager
-    async def stream(self, text: str, **options: Any) -> AsyncIterator[AsyncIterator[Any]]:
-        """Send a message, and read the answers as they come; at the end, hang up."""
-        body = json.dumps(_body("stream", kit.sending(text, **options))).encode()
-        url = self.client.base_url
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        head = f"POST / HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"
-        head += f"a2a-version: 1.0\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        try:
+    async def reading(
+        self, params: dict[str, Any], *, rest: bool = False
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        """Send a message by either protocol, and read the answers; at the end, hang up.
+
+        *Raises*: `Refused` if the answer is an error.
+        """
+        path = f"{_REST}/message:stream" if rest else "/"
+        body = rest_body(params) if rest else _body("stream", params)
+        async with self._connected(path, body) as reader:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"text/event-stream" not in head.lower():
+                raise Refused((await reader.read()).decode())
             async with contextlib.aclosing(_events(reader)) as events:
                 yield events
+
+    async def hang_up(self, params: dict[str, Any], *, rest: bool = False) -> None:
+        """Send a message, and leave without waiting for any answer."""
+        path = f"{_REST}/message:send" if rest else "/"
+        async with self._connected(path, rest_body(params) if rest else _body("send", params)):
+            pass
+
+    @asynccontextmanager
+    async def _connected(self, path: str, body: Any) -> AsyncIterator[asyncio.StreamReader]:
+        raw = json.dumps(body).encode()
+        url = self.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST {path} HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"
+        head += "a2a-version: 1.0\r\nconnection: close\r\n"
+        head += f"content-length: {len(raw)}\r\n\r\n"
+        writer.write(head.encode() + raw)
+        try:
+            await writer.drain()
+            yield reader
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):
@@ -101,10 +157,35 @@ def _body(method: str, params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": METHODS[method], "params": params}
 
 
+def _task_in(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise Refused(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    task: dict[str, Any] = result.get("task", result)
+    return task
+
+
+def rest_body(params: dict[str, Any]) -> dict[str, Any]:
+    """Give the parameters of a send as REST has them: in 0.3, it has its own words."""
+    if kit.FIRST:
+        return params
+    message = params["message"]
+    parts = [{"text": part["text"]} for part in message["parts"]]
+    push = params["configuration"].get("pushNotificationConfig")
+    configuration = {"blocking": params["configuration"]["blocking"]}
+    configuration |= {"pushNotification": push} if push else {}
+    changed = {key: message[key] for key in ("messageId", "taskId", "contextId") if key in message}
+    changed |= {"role": "ROLE_USER", "content": parts}
+    return {"message": changed, "configuration": configuration}
+
+
 async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[Any, None]:
     while line := await reader.readline():
         if line.startswith(b"data:"):
-            yield json.loads(line[5:])
+            event = json.loads(line[5:])
+            if "error" in event:
+                raise Refused(event["error"])
+            yield event
 
 
 @asynccontextmanager
@@ -142,6 +223,7 @@ class Webhook:
     def __init__(self) -> None:
         """Have heard nothing."""
         self.heard: list[dict[str, Any]] = []
+        self.places: list[int] = []  # of what was heard: the how-manieth request it was
         self.headers: list[dict[str, str]] = []
         self.statuses: list[int] = []  # to answer with, one after the other; then 200
         self.delay = 0.0
@@ -150,7 +232,9 @@ class Webhook:
         self.url = ""
         self.requests = 0
         self.extra = ""
-        self.fate: Callable[[], tuple[float, int]] | None = None  # a delay, and a status
+        self.fate: Callable[[], tuple[float, int]] | None = (
+            None  # a delay, and a status; 0: hang up
+        )
 
     def states(self) -> list[str]:
         """Give the states that were told, in order."""
@@ -179,6 +263,7 @@ class Webhook:
                 raw = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.requests += 1
+                place = self.requests
                 async with self.arrived:
                     self.arrived.notify_all()
                 if self.gate is not None:
@@ -192,8 +277,11 @@ class Webhook:
                 async with self.arrived:
                     if status == 200:
                         self.heard.append(json.loads(body))
+                        self.places.append(place)
                         self.headers.append({key.lower(): value for key, value in raw.items()})
                     self.arrived.notify_all()
+                if not status:
+                    break
                 writer.write(
                     f"HTTP/1.1 {status} X\r\n{self.extra}content-length: 0\r\n\r\n".encode()
                 )
@@ -251,10 +339,14 @@ def bare_routes(handler: Any) -> list[Any]:
             *create_jsonrpc_routes(handler, "/"),
             *create_rest_routes(handler, path_prefix="/rest"),
         ]
-    from a2a.server.apps import A2AStarletteApplication  # noqa: PLC0415 - of this way, or version, alone
+    from a2a.server.apps import (  # noqa: PLC0415 - of this way, or version, alone
+        A2ARESTFastAPIApplication,
+        A2AStarletteApplication,
+    )
 
+    rest = A2ARESTFastAPIApplication(kit.card(), handler).build()
     routes: list[Any] = A2AStarletteApplication(kit.card(), handler).routes()
-    return routes
+    return [*routes, Mount("/rest", app=rest)]
 
 
 def control_routes(agent: kit.Agent) -> list[Any]:
@@ -287,9 +379,17 @@ def application(way: str, folder: Path, options: dict[str, str]) -> Any:
         from a2a.server.tasks import InMemoryPushNotificationConfigStore  # noqa: PLC0415 - of this way, or version, alone
 
         configs = InMemoryPushNotificationConfigStore()
-        sender = kit.bare_sender(httpx.AsyncClient(trust_env=False), configs)
-        handler = kit.bare_handler(agent, store, configs=configs, sender=sender)
-        return Starlette(routes=[*control_routes(agent), *bare_routes(handler)])
+        client = httpx.AsyncClient(trust_env=False)
+        handler = kit.bare_handler(
+            agent, store, configs=configs, sender=kit.bare_sender(client, configs)
+        )
+
+        @asynccontextmanager
+        async def lifespan(_: Any) -> AsyncIterator[None]:
+            async with client:
+                yield
+
+        return Starlette(routes=[*control_routes(agent), *bare_routes(handler)], lifespan=lifespan)
     from quiesce.integrations.a2a import DurablePushSender, quiesce_app  # noqa: PLC0415 - of this way, or version, alone
 
     return quiesce_app(
@@ -315,14 +415,30 @@ def main() -> None:
         app, log_level="info", timeout_graceful_shutdown=None if graceful is None else int(graceful)
     )
     server = uvicorn.Server(config)
-    began = server.startup
+    began, ended = server.startup, server.shutdown
+    life: dict[str, Any] = {}
 
     async def startup(sockets: Any = None) -> None:
         await began(sockets=sockets)
         with socket.socket(fileno=int(told)) as pipe:
             pipe.send(str(sock.getsockname()[1]).encode())
+        life["start"] = kit.measured(os.getpid())
+
+    async def shutdown(sockets: Any = None) -> None:
+        await ended(sockets=sockets)
+        for _ in range(_TURNS):  # what is closed by now ends in these
+            await asyncio.sleep(0)
+        gc.collect()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        names = [getattr(task.get_coro(), "__qualname__", "?") for task in left]
+        life["tasks"] = sorted(name for name in names if name != _WATCHER)
+        life["end"] = kit.measured(os.getpid())
+        file = Path(folder) / "lives" / f"{os.getpid()}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(life), encoding="utf-8")
 
     server.startup = startup  # to tell when it listens
+    server.shutdown = shutdown  # and what it has left when it ends
     server.run(sockets=[sock])
 
 

@@ -13,13 +13,16 @@ from quiesce.integrations.a2a.handler import QuiescentRequestHandler
 from quiesce.integrations.a2a.outbox import DeadLetter, MemoryOutbox, Outbox
 from quiesce.integrations.a2a.pushing import DurablePushSender
 from quiesce.integrations.a2a.recovering import Recovery
+from quiesce.integrations.a2a.signing import HmacSigner, PushRequest
 from quiesce.integrations.a2a.sqlite_outbox import SqliteOutbox
 
 __all__ = [
     "DeadLetter",
     "DurablePushSender",
+    "HmacSigner",
     "MemoryOutbox",
     "Outbox",
+    "PushRequest",
     "QuiescentRequestHandler",
     "Recovery",
     "SqliteOutbox",

@@ -46,7 +46,8 @@ def quiesce_app(
     ```
 
     `uvicorn app:app` then serves it. On SIGTERM it refuses new messages, lets the accepted tasks
-    end, and gives a terminal state to the rest. The handler is `app.state.a2a`.
+    end, and gives a terminal state to the rest. The handler is `app.state.a2a`; what sends pushes,
+    and has their dead letters, is `app.state.push_sender`.
 
     Args:
         agent: The agent's executor.
@@ -66,7 +67,10 @@ def quiesce_app(
 
     *Raises*: `SdkMissing` if Starlette is not installed.
     """
-    handler = _handler(agent, card, store, outbox, drain, cleanup, options)
+    if outbox is not None:
+        sender = outbox if isinstance(outbox, DurablePushSender) else DurablePushSender(outbox)
+        options.setdefault("push_sender", sender)
+    handler = _handler(agent, card, store, drain, cleanup, options)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -76,6 +80,7 @@ def quiesce_app(
 
     app = _starlette()(routes=[*routes, *_routes(handler, card, rpc, rest)], lifespan=lifespan)
     app.state.a2a = handler
+    app.state.push_sender = options.get("push_sender")
     return app
 
 
@@ -92,7 +97,6 @@ def _handler(
     agent: Any,
     card: Any,
     store: Any,
-    outbox: str | os.PathLike[str] | Outbox | DurablePushSender | None,
     drain: float,
     cleanup: float,
     options: dict[str, Any],
@@ -102,10 +106,7 @@ def _handler(
         InMemoryTaskStore,
     )
 
-    if outbox is not None:
-        if not isinstance(outbox, DurablePushSender):
-            outbox = DurablePushSender(outbox)
-        options.setdefault("push_sender", outbox)
+    if "push_sender" in options:
         options.setdefault("push_config_store", InMemoryPushNotificationConfigStore())
     if versions.FIRST:
         options.setdefault("agent_card", card)

@@ -152,12 +152,18 @@ class End:
 
 async def end_task(store: TellingStore, task_id: str, context: Any, why: str) -> bool:
     """Store FAILED for a task that has no terminal state; False if it has one, or waits."""
-    stored = await store.get(task_id, context)
-    task = getattr(stored, "task", stored)
-    if task is None or task.status.state in versions.ENDS:
-        return False
-    await store.put(versions.failed(task, why), stored, context)
-    return True
+    while True:
+        stored = await store.get(task_id, context)
+        task = getattr(stored, "task", stored)
+        if task is None or task.status.state in versions.ENDS:
+            return False
+        try:
+            await store.put(versions.failed(task, why), stored, context)
+        except Exception as error:
+            if not versions.is_concurrent(error):
+                raise
+        else:
+            return True
 
 
 async def _until_done(job: Job[Any]) -> None:

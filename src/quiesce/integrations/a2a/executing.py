@@ -6,10 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.node import current
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.tracking import request
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from quiesce.integrations.a2a.tracking import Entry, Tracker
 
 __all__: list[str] = []
@@ -28,14 +31,17 @@ class CountingQueue:
         self._tracker = tracker
         self._entry = entry
 
-    async def enqueue_event(self, event: Any) -> None:
+    def enqueue_event(self, event: Any) -> Coroutine[Any, Any, None]:
         """Enqueue, and count: before, because it may be stored by the time this returns."""
         if versions.is_event(event):
-            self._entry.queued += 1
+            entry = self._entry
+            entry.queued += 1
             if versions.has_status(event):
-                self._entry.said = event.status.state
-            self._tracker.refresh(self._entry)
-        await self._queue.enqueue_event(event)
+                entry.said = event.status.state
+            if entry.hold is None:
+                self._tracker.refresh(entry)
+        enqueued: Coroutine[Any, Any, None] = self._queue.enqueue_event(event)
+        return enqueued
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
@@ -64,15 +70,17 @@ class OwnedExecutor:
         entry.fresh = entry.state is None and context.current_task is None
         asked = request.get()
         if asked is not None:
-            asked.task_ids.add(context.task_id)
+            asked.executes(context.task_id)
         self._tracker.refresh(entry)
         queue = self._queue(event_queue, entry)
+        token = current.set(self._tracker.scope)  # what the user's code begins is work
         try:
             if entry.cut:
                 await _fail(context, queue, entry, STOPPED)
             else:
                 await self._execute(context, queue, entry)
         finally:
+            current.reset(token)
             entry.executing -= 1
             entry.runner = None if not entry.executing else entry.runner
             self._tracker.refresh(entry)
@@ -105,9 +113,11 @@ class OwnedExecutor:
     async def cancel(self, context: Any, event_queue: Any) -> None:
         """Pass on the wish of a client."""
         entry = self._tracker.entry(context.task_id)
+        token = current.set(self._tracker.scope)
         try:
             await self._executor.cancel(context, self._queue(event_queue, entry))
         finally:
+            current.reset(token)
             self._tracker.refresh(entry)
 
     def cut(self) -> list[Entry]:

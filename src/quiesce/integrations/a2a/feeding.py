@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
     from quiesce.core.hold import Hold
 
 __all__: list[str] = []
@@ -21,8 +25,11 @@ _ITEMS_MAX = 1024  # as many as the SDK keeps for a slow reader
 class Feed:
     """Events on their way to one reader."""
 
+    __slots__ = ("_error", "_left", "_loop", "_over", "_waiter", "hold", "items")
+
     def __init__(self) -> None:
-        self._items: deque[Any] = deque()
+        self.items: deque[Any] = deque()
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._over = False
@@ -34,12 +41,13 @@ class Feed:
         """Add an event; one too many, and the reader has lost the thread."""
         if self._left or self._over:
             return
-        if len(self._items) >= _ITEMS_MAX:
-            self._items.clear()
+        if len(self.items) >= _ITEMS_MAX:
+            self.items.clear()
             self.end(BufferError("the client reads too slowly: ask for the task instead"))
             return
-        self._items.append(item)
-        self._wake()
+        self.items.append(item)
+        if self._waiter is not None:
+            self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
         """End, with an error or without; only the first time counts."""
@@ -51,20 +59,80 @@ class Feed:
     def leave(self) -> None:
         """Know that nobody reads any more."""
         self._left = True
-        self._items.clear()
+        self.items.clear()
+        self.end()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        while not self._items:
+    async def wait(self) -> None:
+        """Wait for an event, or raise what the stream has ended with."""
+        if self._waiter is not None:
+            message = "the stream is being read already"
+            raise RuntimeError(message)
+        while not self.items:
             if self._over:
                 error, self._error = self._error, None
                 raise error if error is not None else StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._items.popleft()
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            except BaseException:
+                self.leave()
+                raise
+            finally:
+                self._waiter = None
+
+
+class Reader(AsyncGenerator[Any, None]):
+    """The stream that a client is given; it begins when it is first read.
+
+    A generator in all but name: one of Python's own would be a frame more for every event, and
+    there would be somebody to wait for when it is left.
+    """
+
+    __slots__ = ("_begin", "_feed")
+
+    def __init__(self, begin: Callable[[], Awaitable[Feed]]) -> None:
+        self._begin: Callable[[], Awaitable[Feed]] | None = begin
+        self._feed: Feed | None = None
+
+    async def __anext__(self) -> Any:
+        feed = self._feed
+        if feed is None:
+            begin, self._begin = self._begin, None
+            if begin is None:
+                raise StopAsyncIteration
+            feed = self._feed = await begin()
+        if not feed.items:
+            await feed.wait()
+        return feed.items.popleft()
+
+    async def asend(self, value: Any) -> Any:
+        """Give the next event; there is nobody to send anything to."""
+        del value
+        return await self.__anext__()
+
+    async def athrow(
+        self,
+        kind: Any,
+        error: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        """Leave, and raise what is thrown."""
+        self._leave()
+        return await super().athrow(kind, error, traceback)
+
+    async def aclose(self) -> None:
+        """Leave; what was begun goes on."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._begin = None
+        if self._feed is not None:
+            self._feed.leave()
+
+    def __del__(self) -> None:
+        """Leave: nobody can read any more."""
+        self._leave()

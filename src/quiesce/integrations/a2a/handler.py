@@ -8,21 +8,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from quiesce.core import arguments
 from quiesce.core.current import detached
 from quiesce.core.scope import Scope
-from quiesce.errors import ArgumentError, JobCancelled, ScopeClosed, UsageError
+from quiesce.errors import ArgumentError, ScopeClosed, UsageError
 from quiesce.integrations.a2a import closing, recovering, versions
 from quiesce.integrations.a2a.executing import OwnedExecutor
-from quiesce.integrations.a2a.feeding import Feed
+from quiesce.integrations.a2a.feeding import Feed, Reader
 from quiesce.integrations.a2a.pushing import DurablePushSender, Pushes, Relay
 from quiesce.integrations.a2a.storing import Notified, telling
-from quiesce.integrations.a2a.tracking import Request, Tracker, request
+from quiesce.integrations.a2a.tracking import Request, Tracker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -93,6 +94,8 @@ class QuiescentRequestHandler:
         }
         self._inner = factory(**(given | wrapped))
         self._scope: Scope | None = None
+        self._loops: Scope | None = None
+        self._ready = False
         self._opening: Job[None] | None = None
         self._end: closing.End | None = None
         self.recovered: recovering.Recovery = recovering.Recovery()
@@ -121,11 +124,14 @@ class QuiescentRequestHandler:
     async def _opened(self) -> Scope:
         if self._scope is None:
             with detached():  # it outlives the request that happens to be the first
-                self._scope = await Scope.open("a2a", adopt=True, services=versions.SERVICES)
+                self._scope = await Scope.open("a2a", adopt=True)
+            if versions.FIRST:  # it has loops for each task, busy or parked; 0.3 has none
+                self._loops = self._scope.child("loops of the SDK", adopt=True, services=("*",))
             self._tracker.scope = self._scope
             self._opening = self._scope.spawn(self._open, name="open")
         if self._opening is not None:
             await self._opening
+        self._ready = True
         return self._scope
 
     async def _open(self) -> None:
@@ -165,7 +171,6 @@ class QuiescentRequestHandler:
         if self._scope is None:
             message = "the handler was not opened yet: open() it, or enter it"
             raise UsageError(message)
-        self._tracker.look()
         return self._scope.frontier()
 
     async def idle(self) -> None:
@@ -220,102 +225,104 @@ class QuiescentRequestHandler:
     async def on_message_send(self, params: Any, context: Any = None) -> Any:
         """Handle a message, as the SDK does, in a job (1)."""
         self._check_open()
-        scope = await self._opened()
-        await self._refuse_ended(params, context)
+        scope = self._scope if self._ready else await self._opened()
+        if params.message.task_id:
+            await self._refuse_ended(params, context)
         return await self._run(scope, "send", self._inner.on_message_send, params, context)
 
     async def on_cancel_task(self, params: Any, context: Any = None) -> Any:
         """Cancel a task, as the SDK does, in a job (1); also while it drains."""
         scope = await self._opened()
+        before = self._tracker.ends.get(params.id)  # 1.0 gives it back as if it had cancelled it
         task = await self._run(scope, "cancel", self._inner.on_cancel_task, params, context)
         state = self._tracker.ends.get(params.id)
-        if state is not None and task is not None and task.status.state != state:
+        if task is not None and (
+            before is not None or (state is not None and task.status.state != state)
+        ):
             raise versions.not_cancelable(params.id, state)  # it had ended in the meantime
         return task
 
-    async def _run(self, scope: Scope, name: str, call: Any, params: Any, context: Any) -> Any:
-        async def attempt() -> tuple[Any, Exception | None]:
-            request.set(asked)
-            try:
-                return await call(params, context), None
-            except Exception as error:  # noqa: BLE001 - the client's, if it is still there
-                self._tracker.gave_up(asked)
-                return None, error
-
-        asked = _asked(params)
+    async def _run(self, scope: Any, name: str, call: Any, params: Any, context: Any) -> Any:
+        asked = self._asked(params)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            result, error = await scope.spawn(attempt, name=name)
-        except (JobCancelled, ScopeClosed):
+            job = scope.spawn(self._attempt, call, params, context, asked, answer, name=name)
+        except ScopeClosed:
             raise versions.refusal(_REFUSAL) from None
-        if error is not None:
-            raise error
-        return result
+        job.add_done_callback(partial(_answered, answer))
+        return await answer
+
+    async def _attempt(
+        self, call: Any, params: Any, context: Any, asked: Request, answer: asyncio.Future[Any]
+    ) -> None:
+        asked.enter()
+        try:
+            result = await call(params, context)
+            if not answer.done():  # or its client has left
+                answer.set_result(result)
+        except Exception as error:  # noqa: BLE001 - the client's, if it is still there
+            self._give_up(asked)
+            if not answer.done():
+                answer.set_exception(error)
+        finally:
+            asked.leave()
+
+    def _asked(self, params: Any) -> Request:
+        task_id = getattr(getattr(params, "message", None), "task_id", None)
+        return Request(task_id or None, self._scope, self._loops)
+
+    def _give_up(self, asked: Request) -> None:
+        """Know that the SDK has refused, or given up, a request; end what it has begun for it."""
+        self._tracker.gave_up(asked)
+        asked.end_orphans()
 
     async def _refuse_ended(self, params: Any, context: Any) -> None:
         """Refuse a message to a task that has ended: in 1.x each would leave two tasks behind."""
-        task_id = params.message.task_id
-        if not task_id or not versions.FIRST:
+        if not versions.FIRST:
             return
-        task = await self._store.get(task_id, context)
+        task = await self._store.get(params.message.task_id, context)
         task = getattr(task, "task", task)
         if task is not None and task.status.state in versions.TERMINAL:
             raise versions.is_terminal_error(task)
 
-    async def on_message_send_stream(
-        self, params: Any, context: Any = None
-    ) -> AsyncGenerator[Any, None]:
+    def on_message_send_stream(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
         """Handle a message, and give its events, as the SDK does, through a job (1)."""
-        self._check_open()
-        scope = await self._opened()
-        await self._refuse_ended(params, context)
-        call = self._inner.on_message_send_stream
-        async with aclosing(self._read(scope, call, params, context, work=True)) as events:
-            async for event in events:
-                yield event
+        return Reader(partial(self._begin_work, params, context))
 
-    async def on_subscribe_to_task(
-        self, params: Any, context: Any = None
-    ) -> AsyncGenerator[Any, None]:
+    def on_subscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
         """Give the events of a task, as 1.x does, through a job (1)."""
-        scope = await self._opened()
-        call = self._inner.on_subscribe_to_task
-        async with aclosing(self._read(scope, call, params, context)) as events:
-            async for event in events:
-                yield event
+        return Reader(partial(self._begin, self._inner.on_subscribe_to_task, params, context))
 
-    async def on_resubscribe_to_task(
-        self, params: Any, context: Any = None
-    ) -> AsyncGenerator[Any, None]:
+    def on_resubscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
         """Give the events of a task, as 0.3 does, through a job (1)."""
-        scope = await self._opened()
-        call = self._inner.on_resubscribe_to_task
-        async with aclosing(self._read(scope, call, params, context)) as events:
-            async for event in events:
-                yield event
+        return Reader(partial(self._begin, self._inner.on_resubscribe_to_task, params, context))
 
-    async def _read(
-        self, scope: Scope, call: Any, params: Any, context: Any, *, work: bool = False
-    ) -> AsyncGenerator[Any, None]:
+    async def _begin_work(self, params: Any, context: Any) -> Feed:
+        self._check_open()
+        if not self._ready:
+            await self._opened()
+        if params.message.task_id:
+            await self._refuse_ended(params, context)
+        return await self._begin(self._inner.on_message_send_stream, params, context, work=True)
+
+    async def _begin(self, call: Any, params: Any, context: Any, *, work: bool = False) -> Feed:
+        scope = await self._opened()
         feed = Feed()
+        # One who only listens, or listens to a parked task, is not in the way of being idle.
+        # In 0.3 it is the reading of a stream that stores.
+        service = versions.FIRST or not work
         try:
-            # One who only listens, or listens to a parked task, is not in the way of being idle.
-            # In 0.3 it is the reading of a stream that stores.
-            service = versions.FIRST or not work
             scope.spawn(self._pump, call, params, context, feed, name="stream", service=service)
             if work and versions.FIRST:
                 feed.hold = scope.hold("a2a stream", params.message.message_id)
         except ScopeClosed:
             raise versions.refusal(_REFUSAL) from None
-        try:
-            async for event in feed:
-                yield event
-        finally:
-            feed.leave()
+        return feed
 
     async def _pump(self, call: Any, params: Any, context: Any, feed: Feed) -> None:
         error: BaseException | None = versions.refusal(_REFUSAL)
-        asked = _asked(params)
-        request.set(asked)
+        asked = self._asked(params)
+        asked.enter()
         try:
             async for event in call(params, context):
                 feed.put(event)
@@ -323,12 +330,27 @@ class QuiescentRequestHandler:
                     feed.hold.release()
             error = None
         except Exception as raised:  # noqa: BLE001 - the client's, if it is still there
-            self._tracker.gave_up(asked)
+            self._give_up(asked)
             error = raised
         finally:
+            asked.leave()
             feed.end(error)
             if feed.hold is not None:
                 feed.hold.release()
+
+    async def on_create_task_push_notification_config(
+        self, params: Any, context: Any = None
+    ) -> Any:
+        """Take a receiver, as 1.x does; a crash does not forget it."""
+        made = await self._inner.on_create_task_push_notification_config(params, context)
+        await self._pushes.retarget(params.task_id)
+        return made
+
+    async def on_set_task_push_notification_config(self, params: Any, context: Any = None) -> Any:
+        """Take a receiver, as 0.3 does; a crash does not forget it."""
+        made = await self._inner.on_set_task_push_notification_config(params, context)
+        await self._pushes.retarget(params.task_id)
+        return made
 
     async def on_delete_task_push_notification_config(
         self, params: Any, context: Any = None
@@ -344,8 +366,10 @@ class QuiescentRequestHandler:
         return getattr(self._inner, name)
 
 
-def _asked(params: Any) -> Request:
-    return Request(getattr(getattr(params, "message", None), "task_id", None) or None)
+def _answered(answer: asyncio.Future[Any], _: object) -> None:
+    """See to it that a client is answered whose request was cut, be it before it had begun."""
+    if not answer.done():
+        answer.set_exception(versions.refusal(_REFUSAL))
 
 
 def _sender(given: dict[str, Any]) -> DurablePushSender | Relay | None:

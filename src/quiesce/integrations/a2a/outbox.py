@@ -6,13 +6,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+from quiesce.core import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["DeadLetter", "MemoryOutbox", "Outbox"]
+
+WAITING = "waiting"
+TRYING = "trying"  # its receiver is being asked at this moment
+OVER = "over"  # it was given up while it waited
 
 
 @dataclass(eq=False)
@@ -20,23 +27,27 @@ class Push:
     """One push to one receiver."""
 
     task_id: str
-    url: str
-    headers: dict[str, str]
-    body: bytes
+    url: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
     status: str = ""
     """What tells the status that it is about from others; empty for artifacts."""
-    number: int = 0
     attempts: int = 0
-    event: Any = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+    """The same whenever it comes again."""
+    at: float = field(default_factory=time.time)
+    """When it was written, in seconds since 1970."""
+    event: Any = field(default=None, repr=False)
     """What it tells, for a sender of the user's own."""
+    stage: str = WAITING
 
 
 @dataclass(frozen=True)
 class Target:
     """A receiver of pushes, as its configuration had it."""
 
-    url: str
-    headers: dict[str, str]
+    url: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Note:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A push that was given up."""
+    """A push that was given up. It has none of the credentials that it was sent with."""
 
     task_id: str
     url: str
@@ -60,6 +71,8 @@ class DeadLetter:
     why: str
     at: float
     """When, in seconds since 1970."""
+    id: str = ""
+    """What its receiver has seen, or will see, in `X-Quiesce-Push`."""
 
 
 class Outbox(Protocol):
@@ -77,7 +90,7 @@ class Outbox(Protocol):
         """Let go of files and threads."""
 
     async def write(self, note: Note, pushes: Sequence[Push], ended: Sequence[str] = ()) -> None:
-        """Keep what is known of a task, and its pushes, in one step; number the pushes.
+        """Keep what is known of a task, and its pushes, in one step.
 
         Tasks that have ended before are forgotten in the same step.
         """
@@ -106,6 +119,14 @@ class Outbox(Protocol):
         """Give what was given up, oldest first."""
         ...
 
+    async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
+        """Make pushes of dead letters again, behind those that wait; of all, without ids."""
+        ...
+
+    async def discard(self, ids: Sequence[str]) -> int:
+        """Forget dead letters; gives how many there were."""
+        ...
+
 
 _DEAD_MAX = 1000
 
@@ -119,9 +140,12 @@ class MemoryOutbox:
     """
 
     dead_max: int = _DEAD_MAX
-    _number: int = 0
-    _pending: dict[int, Push] = field(default_factory=dict)
-    _dead: list[DeadLetter] = field(default_factory=list)
+    _pending: dict[str, Push] = field(default_factory=dict)
+    _dead: list[tuple[DeadLetter, Push]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        arguments.size("dead_max", self.dead_max)
 
     @property
     def durable(self) -> bool:
@@ -137,23 +161,22 @@ class MemoryOutbox:
     async def write(self, note: Note, pushes: Sequence[Push], ended: Sequence[str] = ()) -> None:
         """Keep the pushes; no task outlives a crash here."""
         del note, ended
-        for push in pushes:
-            self._number += 1
-            push.number = self._number
-            self._pending[push.number] = push
+        self._pending |= {push.id: push for push in pushes}
 
     async def sent(self, push: Push) -> None:
         """Forget a push."""
-        self._pending.pop(push.number, None)
+        self._pending.pop(push.id, None)
 
     async def failed(self, push: Push, why: str) -> None:
         """Keep nothing: the push itself counts."""
 
     async def dead(self, push: Push, why: str) -> None:
         """Give a push up."""
-        self._pending.pop(push.number, None)
-        letter = DeadLetter(push.task_id, push.url, push.body, push.attempts, why, time.time())
-        self._dead = [*self._dead, letter][-self.dead_max :]
+        self._pending.pop(push.id, None)
+        letter = DeadLetter(
+            push.task_id, push.url, push.body, push.attempts, why, time.time(), push.id
+        )
+        self._dead = [*self._dead, (letter, push)][-self.dead_max :]
 
     async def pending(self) -> list[Push]:
         """Give what was not delivered."""
@@ -168,4 +191,20 @@ class MemoryOutbox:
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Give what was given up."""
-        return list(self._dead)
+        return [letter for letter, _ in self._dead]
+
+    async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
+        """Make pushes of dead letters again."""
+        found = [push for _, push in self._dead if ids is None or push.id in ids]
+        await self.discard([push.id for push in found])
+        pushes = [
+            replace(push, status="", attempts=0, at=time.time(), stage=WAITING) for push in found
+        ]
+        self._pending |= {push.id: push for push in pushes}
+        return pushes
+
+    async def discard(self, ids: Sequence[str]) -> int:
+        """Forget dead letters."""
+        before = len(self._dead)
+        self._dead = [(letter, push) for letter, push in self._dead if push.id not in ids]
+        return before - len(self._dead)

@@ -8,8 +8,11 @@ gains nothing.
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import ipaddress
+import re
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -19,6 +22,7 @@ import httpcore
 from quiesce.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__: list[str] = []
@@ -26,7 +30,11 @@ __all__: list[str] = []
 _IPV4_INSIDE = ipaddress.ip_network("64:ff9b::/96")  # NAT64: the last four bytes are an IPv4 one
 _ANSWER_BYTES_MAX = 64 * 1024
 _GONE = 410
+_BUSY = frozenset((429, 503))
+_AFTER_DIGITS_MAX = 9
 _OK = range(200, 300)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -37,6 +45,11 @@ class Refused(Exception):  # noqa: N818 - what happened: it must not, or need no
 
 class NotTaken(Exception):  # noqa: N818 - the same
     """A push that its receiver has not taken this time."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.after = after
+        """How many seconds its receiver wants to be left alone."""
 
 
 class Policy:
@@ -60,7 +73,9 @@ class Policy:
         inside = _inside(address)
         if inside is not None:
             return self.permits(inside)
-        return address.is_global and not address.is_multicast
+        if address.is_multicast or address.is_reserved or getattr(address, "is_site_local", False):
+            return False  # some of these count as global
+        return address.is_global
 
 
 def _inside(address: Address) -> ipaddress.IPv4Address | None:
@@ -118,15 +133,39 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no
         await asyncio.sleep(seconds)
 
 
+class _Body:
+    """What is posted, in one part; httpcore's own would be left half-read by a cancellation."""
+
+    def __init__(self, body: bytes) -> None:
+        self._parts = [body]
+
+    def __aiter__(self) -> _Body:
+        return _Body(*self._parts)
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
+
+
 class Poster:
     """Posts pushes; one for each server."""
 
-    def __init__(self, policy: Policy, *, seconds: float, bytes_max: int, connections: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        seconds: float,
+        bytes_max: int,
+        connections: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
         self._policy = policy
         self._seconds = seconds
         self._bytes_max = bytes_max
         self._connections = connections
-        self._pool: Any = None
+        self._ssl_context = ssl_context
+        self._pools: dict[str, Any] = {}
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> None:
         """Post a body, and be content with any answer that says it was taken.
@@ -134,17 +173,18 @@ class Poster:
         *Raises*: `Refused` if it is no use; `NotTaken` if it may be tried again.
         """
         self._check(url, body)
-        head = [(b"Content-Type", b"application/json")]
         try:
-            head += [
-                (name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()
+            head = [
+                (b"Content-Type", b"application/json"),
+                (b"Content-Length", str(len(body)).encode()),
+                *lines(headers),
             ]
-        except UnicodeEncodeError:
+        except ValueError:
             message = "its configuration has a token or credentials that are no header"
             raise Refused(message) from None
         try:
             with anyio.fail_after(self._seconds):  # the pool is shielded from no other kind
-                status = await self._post(url, head, body)
+                status, after = await self._post(url, head, body)
         except TimeoutError:
             message = f"no answer within {self._seconds} s"
             raise NotTaken(message) from None
@@ -153,44 +193,89 @@ class Poster:
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             raise NotTaken(message) from error
-        _judge(status)
+        _judge(status, after)
 
     def _check(self, url: str, body: bytes) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            message = f"{url!r} is no http or https URL"
+        """Refuse a URL that leads nowhere; without repeating it, as it may have a secret in it."""
+        try:
+            parts = urlsplit(url)
+            fine = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            fine = False
+        if not fine or not (url.isascii() and url.isprintable()) or " " in url:
+            message = "its URL is no http or https URL in ASCII"
+            raise Refused(message)
+        if "@" in parts.netloc:
+            message = "its URL has a user in it: credentials belong in the push configuration"
             raise Refused(message)
         if len(body) > self._bytes_max:
             message = f"it has {len(body)} bytes, more than {self._bytes_max}"
             raise Refused(message)
 
-    async def _post(self, url: str, head: Sequence[tuple[bytes, bytes]], body: bytes) -> int:
-        if self._pool is None:
-            self._pool = httpcore.AsyncConnectionPool(
+    async def _post(
+        self, url: str, head: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> tuple[int, str]:
+        pool = await self._pool(urlsplit(url).scheme)
+        limits = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
+        async with pool.stream(
+            "POST", url, headers=list(head), content=_Body(body), extensions={"timeout": limits}
+        ) as response:
+            read = 0
+            with anyio.CancelScope() as enough:
+                async for part in response.aiter_stream():  # to its end, or the connection is lost
+                    read += len(part)
+                    if read > _ANSWER_BYTES_MAX:
+                        enough.cancel()  # and not `break`: what is read from would be left open
+            after = b"".join(
+                value for name, value in response.headers if name.lower() == b"retry-after"
+            )
+            return response.status, after.decode("latin-1")
+
+    async def _pool(self, scheme: str) -> Any:
+        """Give the connections of a scheme; only one of them needs certificates, which take time."""
+        if scheme == "https" and self._ssl_context is None:
+            self._ssl_context = await asyncio.to_thread(httpcore.default_ssl_context)
+        if scheme not in self._pools:
+            self._pools[scheme] = httpcore.AsyncConnectionPool(
+                ssl_context=self._ssl_context,
                 max_connections=self._connections,
                 keepalive_expiry=5.0,
                 network_backend=_CheckedNetwork(self._policy),
             )
-        limits = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
-        async with self._pool.stream(
-            "POST", url, headers=list(head), content=body, extensions={"timeout": limits}
-        ) as response:
-            read = 0
-            async for part in response.aiter_stream():  # to its end, or the connection is lost
-                read += len(part)
-                if read > _ANSWER_BYTES_MAX:
-                    break
-            status: int = response.status
-            return status
+        return self._pools[scheme]
 
     async def close(self) -> None:
         """Close the connections."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        while self._pools:
+            _, pool = self._pools.popitem()
             await pool.aclose()
 
 
-def _judge(status: int) -> None:
+def lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Give headers as they are sent.
+
+    *Raises*: `ValueError` if one is none; it does not say what it was, which may be a secret.
+    """
+    made = []
+    for name, value in headers.items():
+        if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+            message = "no header"
+            raise ValueError(message)
+        made.append((name.encode("ascii"), value.encode("latin-1")))
+    return made
+
+
+def receiver(url: str) -> str:
+    """Name a receiver, for logs: not by its whole URL, which may have a secret in it."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "a URL that is none"
+    return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+def _judge(status: int, after: str) -> None:
     if status in _OK:
         return
     if 300 <= status < 400:  # noqa: PLR2004 - HTTP's
@@ -200,4 +285,14 @@ def _judge(status: int) -> None:
         message = "it answered that it is gone (410)"
         raise Refused(message)
     message = f"it answered {status}"
-    raise NotTaken(message)
+    raise NotTaken(message, _seconds(after) if status in _BUSY else 0.0)
+
+
+def _seconds(after: str) -> float:
+    """Read a `Retry-After`: a number of seconds, or a date."""
+    if after.isascii() and after.isdigit() and len(after) <= _AFTER_DIGITS_MAX:
+        return float(after)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

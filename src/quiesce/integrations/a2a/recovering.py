@@ -55,6 +55,7 @@ async def recover(store: TellingStore, pushes: Pushes) -> Recovery:
             parked.append(note.task_id)
         else:
             over.append(note.task_id)
+    pushes.disown(over)
     await sender.outbox.forget(over)
     if failed or waiting:
         _log.warning("%d tasks were left behind, and %d pushes", len(failed), len(waiting))

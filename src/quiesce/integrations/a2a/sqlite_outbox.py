@@ -2,6 +2,11 @@
 
 All of SQLite is done by one thread of its own, in the order of the calls. One process at a time has
 the file: it is locked, and whoever opens it next waits some seconds for the one before to end.
+
+1. What was begun is ended, although whoever asked for it is cancelled; the cancellation is passed on
+   after. So a push is in the file or is not, and whoever wrote it can know.
+2. A change that fails leaves nothing of itself, and nothing in the way of the next one.
+3. However `open` and `close` end, there is no thread after, no lock and no open file.
 """
 
 from __future__ import annotations
@@ -12,8 +17,11 @@ import os
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
 
 from quiesce.core import arguments
 from quiesce.errors import UsageError
@@ -27,24 +35,46 @@ except ImportError:  # not on Windows: there nobody is kept from opening it twic
     fcntl = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
 __all__ = ["SqliteOutbox"]
 
 T = TypeVar("T")
 
 _LOCK_POLL_SECONDS = 0.05
-_SCHEMA = """
-create table if not exists tasks (
-    id text primary key, user text not null, tenant text not null, targets text not null);
-create table if not exists pushes (
-    number integer primary key autoincrement, task text not null, url text not null,
-    headers text not null, body blob not null, status text not null,
-    attempts integer not null default 0, error text);
-create table if not exists dead (
-    number integer primary key autoincrement, task text not null, url text not null,
-    body blob not null, attempts integer not null, why text not null, at real not null);
-"""
+_VERSION = 1
+_TABLES = {
+    "tasks": {
+        "id": "text primary key",
+        "user": "text not null",
+        "tenant": "text not null",
+        "targets": "text not null",
+    },
+    "pushes": {
+        "number": "integer primary key",
+        "task": "text not null",
+        "url": "text not null",
+        "headers": "text not null",
+        "body": "blob not null",
+        "status": "text not null",
+        "attempts": "integer not null default 0",
+        "error": "text",
+        "id": "text not null default ''",
+        "at": "real not null default 0",
+    },
+    "dead": {
+        "number": "integer primary key",
+        "task": "text not null",
+        "url": "text not null",
+        "body": "blob not null",
+        "attempts": "integer not null",
+        "why": "text not null",
+        "at": "real not null",
+        "id": "text not null default ''",
+        "headers": "text not null default '{}'",
+    },
+}
 
 
 class SqliteOutbox:
@@ -52,6 +82,8 @@ class SqliteOutbox:
 
     The file has what the pushes say, and the credentials of their receivers: only its owner may
     read it.
+
+    *Cancel safety*: what was begun is ended, and then the cancellation is passed on.
 
     Args:
         path: The file; it is made if it is not there.
@@ -74,23 +106,27 @@ class SqliteOutbox:
         """Describe it; `open` makes the file."""
         self.path: Path = Path(path)
         self._synchronous = arguments.one_of("synchronous", synchronous, ("NORMAL", "FULL"))
-        self._dead_max = dead_max
+        self._dead_max = arguments.size("dead_max", dead_max)
         self._lock_seconds = arguments.seconds("lock_seconds", lock_seconds)
         self._thread: ThreadPoolExecutor | None = None
+        self._closing: Future[None] | None = None
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
 
     async def open(self) -> None:
         """Make or open the file.
 
-        *Raises*: `UsageError` if another process has it.
+        *Raises*: `UsageError` if another process has it, or if it cannot be opened.
         """
         if self._thread is not None:
             return
-        await self._take()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="quiesce-outbox")
         try:
+            await self._take()
             await self._do(self._connect)
+        except (OSError, sqlite3.Error) as error:
+            await self.close()
+            raise UsageError(_explained(self.path, error)) from error
         except BaseException:
             await self.close()
             raise
@@ -99,13 +135,14 @@ class SqliteOutbox:
         if fcntl is None:
             return
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + self._lock_seconds
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._lock_seconds
         try:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if time.monotonic() >= deadline:
+                    if clock() >= deadline:
                         message = (
                             f"the outbox {self.path} is in use by another process: give each server"
                             " process an outbox of its own"
@@ -121,31 +158,57 @@ class SqliteOutbox:
 
     def _connect(self) -> None:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self.path, isolation_level=None)
-        connection.execute("pragma journal_mode=wal")
-        connection.execute(f"pragma synchronous={self._synchronous}")
-        connection.executescript(_SCHEMA)
-        self._connection = connection
+        self._connection = sqlite3.connect(self.path, isolation_level=None)
+        self._execute("pragma journal_mode=wal")
+        self._execute(f"pragma synchronous={self._synchronous}")
+        ((version,),) = self._execute("pragma user_version").fetchall()
+        if version > _VERSION:
+            message = f"the outbox {self.path} is of a newer quiesce ({version}, not {_VERSION})"
+            raise UsageError(message)
+        with self._change():
+            for table, columns in _TABLES.items():
+                wanted = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+                self._execute(f"create table if not exists {table} ({wanted})")
+                found = {row[1] for row in self._execute(f"pragma table_info({table})")}
+                for name, kind in columns.items():
+                    if name not in found:  # a file of an older quiesce
+                        self._execute(f"alter table {table} add column {name} {kind}")
+            for table in ("pushes", "dead"):
+                self._execute(f"update {table} set id = '{table}/' || number where id = ''")  # noqa: S608 - ours
+                self._execute(f"create unique index if not exists {table}_id on {table} (id)")
+            self._execute("update pushes set at = ? where at = 0", time.time())
+            self._execute(f"pragma user_version={_VERSION}")
 
     async def close(self) -> None:
         """Close the file; what is pending stays in it."""
         thread, self._thread = self._thread, None
-        if thread is not None:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                closing = thread.submit(connection.close)
-                await asyncio.wait([asyncio.wrap_future(closing)])
+        if thread is None:
+            if self._closing is not None:
+                await _settled(self._closing)
+            return
+        self._closing = thread.submit(self._shut)
+        try:
+            await _settled(self._closing)
+        finally:
+            self._closing = None
             thread.shutdown(wait=True)  # it has nothing left to do
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+
+    def _shut(self) -> None:
+        connection, self._connection = self._connection, None
+        lock, self._lock = self._lock, None
+        try:
+            if connection is not None:
+                connection.close()
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     async def _do(self, work: Callable[[], T]) -> T:
         thread = self._thread
         if thread is None:
             message = f"the outbox {self.path} is not open: open() it, or enter its handler"
             raise UsageError(message)
-        return await asyncio.wrap_future(thread.submit(work))
+        return await _settled(thread.submit(work))
 
     def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if self._connection is None:
@@ -153,63 +216,75 @@ class SqliteOutbox:
             raise UsageError(message)
         return self._connection.execute(statement, values)
 
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Make several changes one, or none (2)."""
+        self._execute("begin immediate")
+        try:
+            yield
+            self._execute("commit")
+        except BaseException:
+            # SQLite has taken it back by itself if the disk is full.
+            if self._connection is not None and self._connection.in_transaction:
+                self._execute("rollback")
+            raise
+
     async def write(self, note: Note, pushes: Sequence[Push], ended: Sequence[str] = ()) -> None:
         """Keep what is known of a task, and its pushes, in one step."""
         await self._do(lambda: self._write(note, pushes, ended))
 
     def _write(self, note: Note, pushes: Sequence[Push], ended: Sequence[str]) -> None:
-        self._execute("begin immediate")
-        try:
+        with self._change():
             for task in ended:
                 self._execute("delete from tasks where id = ?", task)
             targets = json.dumps([[target.url, target.headers] for target in note.targets])
             self._execute(
-                "insert or replace into tasks values (?, ?, ?, ?)",
+                "insert or replace into tasks (id, user, tenant, targets) values (?, ?, ?, ?)",
                 note.task_id, note.user, note.tenant, targets,
             )  # fmt: skip
             for push in pushes:
-                cursor = self._execute(
-                    "insert into pushes (task, url, headers, body, status) values (?, ?, ?, ?, ?)",
-                    push.task_id, push.url, json.dumps(push.headers), push.body, push.status,
-                )  # fmt: skip
-                push.number = cursor.lastrowid or 0
-            self._execute("commit")
-        except BaseException:
-            self._execute("rollback")
-            raise
+                self._insert(push)
+
+    def _insert(self, push: Push) -> None:
+        self._execute(
+            "insert into pushes (task, url, headers, body, status, attempts, id, at)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?)",
+            push.task_id, push.url, json.dumps(push.headers), push.body, push.status,
+            push.attempts, push.id, push.at,
+        )  # fmt: skip
 
     async def sent(self, push: Push) -> None:
         """Forget a push."""
-        await self._do(lambda: self._execute("delete from pushes where number = ?", push.number))
+        await self._do(lambda: self._execute("delete from pushes where id = ?", push.id))
 
     async def failed(self, push: Push, why: str) -> None:
         """Keep that a delivery has failed."""
-        statement = "update pushes set attempts = ?, error = ? where number = ?"
-        await self._do(lambda: self._execute(statement, push.attempts, why, push.number))
+        statement = "update pushes set attempts = ?, error = ? where id = ?"
+        await self._do(lambda: self._execute(statement, push.attempts, why, push.id))
 
     async def dead(self, push: Push, why: str) -> None:
         """Give a push up, and keep it among the dead letters."""
         await self._do(lambda: self._dead(push, why))
 
     def _dead(self, push: Push, why: str) -> None:
-        self._execute("begin immediate")
-        self._execute("delete from pushes where number = ?", push.number)
-        self._execute(
-            "insert into dead (task, url, body, attempts, why, at) values (?, ?, ?, ?, ?, ?)",
-            push.task_id, push.url, push.body, push.attempts, why, time.time(),
-        )  # fmt: skip
-        kept = "select number from dead order by number desc limit ?"
-        self._execute(f"delete from dead where number not in ({kept})", self._dead_max)  # noqa: S608 - ours
-        self._execute("commit")
+        with self._change():
+            self._execute("delete from pushes where id = ?", push.id)
+            self._execute(
+                "insert into dead (task, url, body, attempts, why, at, id, headers)"
+                " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                push.task_id, push.url, push.body, push.attempts, why, time.time(),
+                push.id, json.dumps(push.headers),
+            )  # fmt: skip
+            kept = "select number from dead order by number desc limit ?"
+            self._execute(f"delete from dead where number not in ({kept})", self._dead_max)  # noqa: S608 - ours
 
     async def pending(self) -> list[Push]:
         """Give what was not delivered, oldest first."""
-        columns = "task, url, headers, body, status, number, attempts"
+        columns = "task, url, headers, body, status, attempts, id, at"
         statement = f"select {columns} from pushes order by number"  # noqa: S608 - ours
         found = await self._do(lambda: self._execute(statement).fetchall())
         return [
-            Push(task, url, json.loads(headers), body, status, number, attempts)
-            for task, url, headers, body, status, number, attempts in found
+            Push(task, url, json.loads(headers), *others) for task, url, headers, *others in found
         ]
 
     async def unfinished(self) -> list[Note]:
@@ -229,13 +304,63 @@ class SqliteOutbox:
         await self._do(lambda: self._forget(task_ids))
 
     def _forget(self, task_ids: Sequence[str]) -> None:
-        self._execute("begin immediate")
-        for task in task_ids:
-            self._execute("delete from tasks where id = ?", task)
-        self._execute("commit")
+        with self._change():
+            for task in task_ids:
+                self._execute("delete from tasks where id = ?", task)
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Give what was given up, oldest first."""
-        statement = "select task, url, body, attempts, why, at from dead order by number"
+        statement = "select task, url, body, attempts, why, at, id from dead order by number"
         found = await self._do(lambda: self._execute(statement).fetchall())
         return [DeadLetter(*row) for row in found]
+
+    async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
+        """Make pushes of dead letters again, behind those that wait; of all, without ids."""
+        return await self._do(lambda: self._revive(ids))
+
+    def _revive(self, ids: Sequence[str] | None) -> list[Push]:
+        with self._change():
+            statement = "select task, url, headers, body, id from dead order by number"
+            found = [
+                Push(task, url, json.loads(headers), body, id=push_id)
+                for task, url, headers, body, push_id in self._execute(statement).fetchall()
+                if ids is None or push_id in ids
+            ]
+            for push in found:
+                self._insert(push)
+                self._execute("delete from dead where id = ?", push.id)
+            return found
+
+    async def discard(self, ids: Sequence[str]) -> int:
+        """Forget dead letters; gives how many there were."""
+        return await self._do(lambda: self._discard(ids))
+
+    def _discard(self, ids: Sequence[str]) -> int:
+        with self._change():
+            return sum(
+                self._execute("delete from dead where id = ?", push_id).rowcount for push_id in ids
+            )
+
+
+async def _settled(future: Future[T]) -> T:
+    """Wait for what a thread does, to its end (1)."""
+    done = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            while not done.done():
+                try:
+                    await asyncio.wait([done])
+                except asyncio.CancelledError:
+                    continue  # the first one is passed on
+        done.exception()  # nobody else will ask
+        raise
+
+
+def _explained(path: Path, error: OSError | sqlite3.Error) -> str:
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        hint = "move it away, with what was not delivered, or give another file"
+    else:
+        hint = "give a file in a folder that this process may write to"
+    return f"the outbox {path} cannot be opened: {error}; {hint}"

@@ -7,11 +7,16 @@ between the two is told apart at the next start, by a look at the store (recover
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.node import current
 from quiesce.integrations.a2a import versions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from quiesce.integrations.a2a.outbox import Push
     from quiesce.integrations.a2a.pushing import Pushes
     from quiesce.integrations.a2a.tracking import Entry, Tracker
 
@@ -31,19 +36,24 @@ class Notified:
         """Know that an event was stored; push it if it has no state, whose push `save` has written."""
         event = told[-1]
         task_id = told[0] if versions.FIRST else event.id
-        entry = self._tracker.entries.get(task_id)
-        context = entry.context if entry is not None else None
         try:
-            if versions.FIRST:
-                news = not versions.has_status(event)
-            else:  # the whole task, at any time; artifacts come without a new state
-                end = self._tracker.ends.get(task_id)
-                stale = end is not None and event.status.state != end
-                news = not stale and self._tracker.news(task_id, versions.payload(event))
-            if news:
-                await self._pushes.artifact(task_id, event, context)
+            if not versions.FIRST:  # the whole task, at any time; artifacts come without a new state
+                await self._push(task_id, lambda: self._news(event))
+            elif not versions.has_status(event):
+                await self._push(task_id, lambda: event)
         finally:
             self._tracker.consumed(task_id)
+
+    async def _push(self, task_id: str, tell: Callable[[], Any]) -> None:
+        if self._pushes.sender is not None:
+            entry = self._tracker.entries.get(task_id)
+            context = entry.context if entry is not None else None
+            await self._pushes.artifact(task_id, tell, context)
+
+    def _news(self, task: Any) -> Any:
+        end = self._tracker.ends.get(task.id)
+        stale = end is not None and task.status.state != end
+        return None if stale or not self._tracker.news(task.id, versions.payload(task)) else task
 
 
 class TellingStore:
@@ -51,6 +61,8 @@ class TellingStore:
 
     def __init__(self, store: Any, tracker: Tracker, pushes: Pushes) -> None:
         self.inner = store
+        self.get: Callable[..., Awaitable[Any]] = store.get
+        """Gives a task, as the user's store has it."""
         self._tracker = tracker
         self._pushes = pushes
 
@@ -61,32 +73,54 @@ class TellingStore:
         two tasks, and the older state must not come last.
         """
         entry = self._tracker.entry(task.id)
-        entry.saving += 1
         try:
-            async with entry.turn:
+            if entry.saving:
+                await entry.turn()
+            else:
+                entry.saving = True
+            try:
                 return await self._save(entry, task, args, options)
+            finally:
+                entry.pass_on()
         finally:
-            entry.saving -= 1
             self._tracker.refresh(entry)
 
     async def _save(self, entry: Entry, task: Any, args: Any, options: dict[str, Any]) -> Any:
+        state = task.status.state
         if entry.ended and task.status.state != entry.state:
             return self._refuse(entry, task)
         context = options.get("context", args[-1] if args else None)
         entry.context = context if context is not None else entry.context
-        key = versions.status_key(task.status)
-        told = await self._tell(entry, task, key, context)
+        key = b""
+        told: Sequence[Push] = ()
+        if self._pushes.sender is not None:
+            key = versions.status_key(task.status)
+            if entry.status != key:
+                told = await self._tell(entry, task, key, context)
+        token = current.set(self._tracker.scope)  # what the user's store begins is work
         try:
             result = await self.inner.save(task, *args, **options)
-        except BaseException:
+        except BaseException as error:
             self._pushes.drop(told)
-            entry.queued = 0  # the SDK gives up its queue
+            if versions.is_concurrent(error):
+                await self._overtaken(entry, context)
+            else:
+                entry.queued = 0  # the SDK gives up its queue
             raise
-        self._tracker.stored(entry, task.status.state, key)
+        finally:
+            current.reset(token)
+        self._tracker.stored(entry, state, key)
         self._pushes.send(told)
         if entry.ended:
             self._pushes.ended(task.id)
         return result
+
+    async def _overtaken(self, entry: Entry, context: Any) -> None:
+        """Know what another server has made of a task; the SDK tries again, unless it has ended."""
+        stored = await self.get(entry.task_id, context)
+        if stored is not None and stored.task.status.state in versions.TERMINAL:
+            self._tracker.stored(entry, stored.task.status.state, b"")
+            self._pushes.ended(entry.task_id)
 
     def _refuse(self, entry: Entry, task: Any) -> Any:
         """Leave a terminal state as it is: there is exactly one."""
@@ -98,24 +132,25 @@ class TellingStore:
     async def put(self, task: Any, before: Any, context: Any) -> None:
         """Store a task on our own account, in the place of what the store has given before."""
         del before
+        self._pushes.tell_whole(task.id)  # an artifact may be stored, and not pushed
         await self.save(task, context)
 
-    async def _tell(self, entry: Entry, task: Any, key: bytes, context: Any) -> Any:
+    async def _tell(self, entry: Entry, task: Any, key: bytes, context: Any) -> Sequence[Push]:
         if entry.status is None and not entry.fresh:
             before = await self.get(task.id, context)
             before = getattr(before, "task", before)  # the stores with versions wrap it
             if before is not None and before is not task:  # 0.3 changes what its store has
                 entry.status = versions.status_key(before.status)
-        new = entry.status is None
-        if entry.status == key:
-            return ()
+                if entry.status == key:
+                    return ()
+        return await self._pushes.write(
+            task, partial(self._told, task, new=entry.status is None), context
+        )
+
+    def _told(self, task: Any, *, new: bool) -> Any:
         if not versions.FIRST:
             self._tracker.news(task.id, versions.payload(task))
-        return await self._pushes.write(task, versions.told_of(task, new=new), context)
-
-    async def get(self, task_id: str, context: Any = None) -> Any:
-        """Give a task, as the user's store has it."""
-        return await self.inner.get(task_id, context)
+        return versions.told_of(task, new=new)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -141,6 +176,7 @@ class TellingVersionedStore(TellingStore):
     async def put(self, task: Any, before: Any, context: Any) -> None:
         """Store a task, unless another server has stored it meanwhile."""
         event = versions.status_event(task.id, task.context_id, task.status)
+        self._pushes.tell_whole(task.id)
         await self.save(
             task, event=event, prev=before.task, prev_version=before.version, context=context
         )

@@ -8,32 +8,44 @@
    not busy, although the SDK keeps loops for it and its executor may wait as well.
 3. A stored terminal state is the end: what is queued behind it is of no account.
 4. What is known of a task is kept while it is busy, or is in a state that somebody has to end.
+5. The states of a task are stored one at a time, in the order in which they came. There is no lock:
+   whoever ends names the next in the same step, so that nobody who leaves can hold up the others.
+6. The loops that 1.x has for each task are owned apart: they live as long as the task does, and
+   are not in the way of being idle.
+7. If the SDK refuses a call, nothing is left of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
-from collections import OrderedDict
+import sys
+from collections import OrderedDict, deque
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from contextvars import Context, ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from quiesce.core import sites
+from quiesce.core.backends.tasks import AdoptedTask
+from quiesce.core.hold import NOTHING, Hold
+from quiesce.core.node import State, current
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.a2a import versions
 
 if TYPE_CHECKING:
-    from quiesce.core.hold import Hold
+    from collections.abc import Mapping
+
     from quiesce.core.scope import Scope
 
 __all__: list[str] = []
 
+_TERMINAL, _PARKED = versions.TERMINAL, versions.PARKED
 _ENDED_MAX = 10_000  # tasks of which it is remembered how they ended, and what was pushed last
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Entry:
     """What is known of a task."""
 
@@ -52,9 +64,10 @@ class Entry:
     cut: bool = False
     """Whether its executor was told to stop because the server does."""
     hold: Hold | None = None
-    saving: int = 0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Whose turn it is to store; held while the store works, and by nobody else's leave."""
+    saving: bool = False
+    """Whether it is somebody's turn to store it."""
+    waiting: deque[asyncio.Future[None]] | None = None
+    """Those whose turn comes next, in order (5)."""
 
     @property
     def ended(self) -> bool:
@@ -62,31 +75,132 @@ class Entry:
         return self.state in versions.TERMINAL
 
     @property
-    def parked(self) -> bool:
-        """Whether it waits for its client."""
-        return self.state in versions.PARKED and not self.queued
-
-    @property
     def busy(self) -> bool:
         """Whether something is still to come of it without its client."""
-        if self.ended:
+        # Written out: it is asked at every step of every event.
+        if self.state in _TERMINAL:
             return self.executing > 0
-        return not self.parked and bool(self.executing or self.queued)
+        if self.queued:
+            return True
+        return self.executing > 0 and self.state not in _PARKED
 
     @property
     def owed(self) -> bool:
         """Whether it was accepted, and has neither ended nor is it parked."""
         return self.state is not None and not self.ended and self.state not in versions.PARKED
 
+    async def turn(self) -> None:
+        """Wait for one's turn to store it, behind all who came before (5)."""
+        if self.waiting is None:
+            self.waiting = deque()
+        named: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(named)
+        try:
+            await named
+        except asyncio.CancelledError:
+            if not named.cancelled():
+                self.pass_on()  # it was named, and leaves in the same turn of the loop
+            raise
+
+    def pass_on(self) -> None:
+        """End one's turn, and name the next; who has left meanwhile is passed over (5)."""
+        while self.waiting:
+            named = self.waiting.popleft()
+            if not named.done():
+                named.set_result(None)
+                return
+        self.saving = False
+
+
+class TaskHold(Hold):
+    """A task in flight; what it says of itself is looked up when somebody asks."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, scope: Scope, entry: Entry) -> None:
+        """Hold a task in a scope, in the same step."""
+        if scope._state is not State.OPEN:
+            scope._admit()
+        frame = sys._getframe(1)
+        super().__init__(scope, "a2a task", entry.task_id, NOTHING, frame.f_code, frame.f_lasti)
+        self._entry = entry
+        scope._insert(self, self)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The task's state, how many of its events are not stored yet, and what it waits on."""
+        entry = self._entry
+        state = "accepted" if entry.state is None else versions.state_name(entry.state)
+        return {"state": state, "events_queued": entry.queued, "waits_on": _waits_on(entry)}
+
 
 class Request:
-    """One call of the SDK's handler, and the tasks that were executed for it."""
+    """One call of the SDK's handler: the tasks that were executed for it, and what was begun.
 
-    def __init__(self, task_id: str | None) -> None:
+    It stands for a scope in the context of the call. What the SDK begins there belongs to
+    `loops` (6), until the user's executor runs for it: by then there are the loops that live as
+    long as a task of the protocol. All that they begin, they wait for; it is left alone.
+    """
+
+    __slots__ = ("_adopter", "_began", "_loops", "_parent", "task_ids")
+
+    _state = State.CLOSED  # whoever asks for the scope that this is in is sent on to its parent
+
+    def __init__(self, task_id: str | None, scope: Scope | None, loops: Scope | None) -> None:
         self.task_ids: set[str] = {task_id} if task_id else set()
+        self._parent = scope
+        self._loops = loops
+        self._adopter: Scope | None = loops
+        self._began = 0.0
+
+    def _owns(self, key: object) -> bool:
+        del key
+        return False
+
+    def enter(self) -> None:
+        """Be the call that the running task makes."""
+        request.set(self)
+        if self._loops is not None:
+            self._began = self._loops._backend.clock()
+            current.set(self)  # type: ignore[arg-type]  # it has all that is asked of a node there
+
+    def executes(self, task_id: str) -> None:
+        """Know that the user's executor runs for it."""
+        self.task_ids.add(task_id)
+        self._adopter = None
+
+    def leave(self) -> None:
+        """Know that the call has ended."""
+        self._adopter = None
+
+    def end_orphans(self) -> None:
+        """End what the SDK has begun for a call that it then refused (7)."""
+        if self._loops is None:
+            return
+        born = []
+        for task in reversed(self._loops._services):
+            if not isinstance(task, AdoptedTask) or task._since < self._began:
+                break
+            if _asked_by(task) is self:
+                born.append((task, versions.part_of(task.get_coro())))
+        if any(part == "ActiveTask" for _, part in born):
+            return  # it had begun; it ends by itself, and others may be waiting for it
+        for task, part in born:
+            if part == "EventQueueSource":
+                task.cancel()
 
 
 request: ContextVar[Request | None] = ContextVar("quiesce_a2a_request", default=None)
+
+
+def _asked_by(task: asyncio.Task[Any]) -> Request | None:
+    """Give the call in whose context a task was made."""
+    if sys.version_info >= (3, 12):
+        return task.get_context().get(request)
+    for found in gc.get_referents(task):  # CPython 3.11 has no other way to ask
+        if isinstance(found, Context):
+            return found.get(request)
+    return None
 
 
 class Tracker:
@@ -117,9 +231,7 @@ class Tracker:
         if entry.busy:
             if entry.hold is None and self.scope is not None:
                 with suppress(ScopeClosed):  # the end is answered for by others (closing.py)
-                    entry.hold = self.scope.hold("a2a task", entry.task_id, **_described(entry))
-            elif entry.hold is not None:
-                cast("dict[str, object]", entry.hold.details).update(_described(entry))
+                    entry.hold = TaskHold(self.scope, entry)
             return
         if entry.hold is not None:
             entry.hold.release()
@@ -132,7 +244,8 @@ class Tracker:
         """Know that the SDK has stored an event (1)."""
         entry = self.entries.get(task_id)
         if entry is not None:
-            entry.queued = max(0, entry.queued - 1)
+            if entry.queued:
+                entry.queued -= 1
             self.refresh(entry)
 
     def gave_up(self, failed: Request) -> None:
@@ -151,25 +264,12 @@ class Tracker:
         _remember(self.told, task_id, key)
         return True
 
-    def look(self) -> None:
-        """Bring what the holds say of their tasks up to date."""
-        for entry in self.entries.values():
-            if entry.hold is not None:
-                details = cast("dict[str, object]", entry.hold.details)
-                details.update(_described(entry))
-                details["waits_on"] = _waits_on(entry)
-
 
 def _remember(table: OrderedDict[str, Any], task_id: str, value: Any) -> None:
     table[task_id] = value
     table.move_to_end(task_id)
     if len(table) > _ENDED_MAX:
         table.popitem(last=False)
-
-
-def _described(entry: Entry) -> dict[str, object]:
-    state = "accepted" if entry.state is None else versions.state_name(entry.state)
-    return {"state": state, "events_queued": entry.queued}
 
 
 def _waits_on(entry: Entry) -> str:

@@ -43,11 +43,11 @@ if FIRST:
     from google.protobuf.json_format import MessageToDict
 
     _STATE: Any = types.TaskState
-    TERMINAL = frozenset(
+    TERMINAL: frozenset[Any] = frozenset(
         _STATE.Value(f"TASK_STATE_{name}")
         for name in ("COMPLETED", "CANCELED", "FAILED", "REJECTED")
     )
-    PARKED = frozenset(
+    PARKED: frozenset[Any] = frozenset(
         _STATE.Value(f"TASK_STATE_{name}") for name in ("INPUT_REQUIRED", "AUTH_REQUIRED")
     )
     _FAILED = _STATE.Value("TASK_STATE_FAILED")
@@ -56,7 +56,9 @@ else:
     TERMINAL = frozenset((_STATE.completed, _STATE.canceled, _STATE.failed, _STATE.rejected))
     PARKED = frozenset((_STATE.input_required, _STATE.auth_required))
     _FAILED = _STATE.failed
-ENDS = TERMINAL | PARKED
+ENDS: frozenset[Any] = TERMINAL | PARKED
+_TELLING = (types.Task, types.TaskStatusUpdateEvent)
+_EVENTS = (*_TELLING, types.TaskArtifactUpdateEvent)
 
 
 def state_name(state: Any) -> str:
@@ -82,14 +84,12 @@ def status_mark(status: Any) -> str:
 
 def is_event(event: Any) -> bool:
     """Tell whether something that an agent has enqueued changes a task: it is no plain message."""
-    return isinstance(
-        event, types.Task | types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent
-    )
+    return isinstance(event, _EVENTS)
 
 
 def has_status(event: Any) -> bool:
     """Tell whether an event tells of a state."""
-    return isinstance(event, types.Task | types.TaskStatusUpdateEvent)
+    return isinstance(event, _TELLING)
 
 
 def copied(task: Any) -> Any:
@@ -171,7 +171,7 @@ async def configs(store: Any, task_id: str, context: Any) -> list[Any]:
         found = await store.get_info(task_id, context)
     else:
         found = await store.get_info(task_id)
-    return list(found or ())
+    return [one for one in found or () if one.url]  # 1.0 stores one for a message without any
 
 
 def push_headers(config: Any) -> dict[str, str]:
@@ -266,9 +266,19 @@ def versioned_store() -> Any:
     return VersionedTaskStore
 
 
+def part_of(coro: Any) -> str:
+    """Name the class of 1.x whose method a coroutine is."""
+    return str(getattr(coro, "__qualname__", "")).partition(".")[0]
+
+
 def parks(event: Any) -> bool:
     """Tell whether an event says that a task waits for its client."""
     return has_status(event) and event.status.state in PARKED
+
+
+def is_concurrent(error: BaseException) -> bool:
+    """Tell whether a shared store says that a task has changed meanwhile."""
+    return type(error).__name__ == "ConcurrentTaskModificationError"  # not in all
 
 
 def concurrent(task_id: str) -> Exception:
