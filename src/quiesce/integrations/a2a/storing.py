@@ -37,7 +37,7 @@ class Notified:
         event = told[-1]
         task_id = told[0] if versions.FIRST else event.id
         try:
-            if not versions.FIRST:  # the whole task, at any time; artifacts come without a new state
+            if not versions.FIRST:  # the whole task; artifacts come without a new state
                 await self._push(task_id, lambda: self._news(event))
             elif not versions.has_status(event):
                 await self._push(task_id, lambda: event)
