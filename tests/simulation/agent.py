@@ -143,9 +143,10 @@ class Agent:
                     task = self._tasks.get(edge)
                     if task is not None:
                         self.later(self.world.random.uniform(0, 2), self.stop, task)
-                case Settle(receipt=receipt):
+                case Settle(edge, receipt=receipt):
                     if self.world.verdict is None:
                         self.world.verdict = Verdict(receipt, self.world.now)
+                    self.engine.told(edge, self.world.now)
 
     def make_calls(self) -> None:
         """Make the calls that are due, and come back when more are."""

@@ -23,6 +23,12 @@ def test_no_verdict_is_wrong() -> None:
     assert list(failures(RUNS)) == []
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("torn", 105307), ("everything", 105182)])
+def test_what_was_wrong_once_is_right(kind: str, seed: int) -> None:
+    """The root died after its journal was compacted, and before anybody was told of the verdict."""
+    assert simulate(kind, seed).judge() == []
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_protocol_is_found_out(name: str) -> None:
     """Each rule of the protocol is needed: without it, some verdict is wrong."""

@@ -251,13 +251,15 @@ class Detector:
 
     def _tell(self, hop: Hop, receipt: Receipt) -> None:
         if hop.is_root:
-            del self._hops[hop.edge]
             self._effects.append(Settle(hop.edge, hop.cascade, receipt))
         elif hop.reply is not None and hop.is_answered:
             self._effects.append(Post(hop.edge, hop.reply, receipt))
 
     def taken(self, edge: bytes) -> None:
-        """Know that the receipt of an edge was taken, for good; or that nobody waits for it."""
+        """Know that the receipt of an edge was taken, for good; or that nobody waits for it.
+
+        Of a root: that whoever waits for its cascade was told.
+        """
         hop = self._hops.get(edge)
         if hop is not None and hop.state is HopState.CLOSED:
             hop.move("receipt is taken")

@@ -106,6 +106,11 @@ class Engine:
         self.detector.end(hop, status, seconds=seconds, why=why)
         self._absorb(now)
 
+    def told(self, edge: bytes, now: float) -> None:
+        """Know that whoever waits for a cascade was told that it has settled."""
+        self.detector.taken(edge)
+        self._absorb(now)
+
     def cancel(self, hop: Hop, now: float) -> None:
         """Have a hop end, and all that was handed on from it."""
         self.detector.cancel(hop)
