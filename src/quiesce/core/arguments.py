@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import ArgumentError
@@ -69,6 +71,11 @@ def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
         message = f"{what} must be a list of patterns: write [{value!r}], not {value!r}"
         raise ArgumentError(message)
     return tuple(text(what, item) for item in value)
+
+
+def one_pattern(given: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Make one pattern of several; None of none."""
+    return re.compile("|".join(map(fnmatch.translate, given))) if given else None
 
 
 def check_callable(fn: object, verb: str = "spawn", wanted: str = "one") -> None:

@@ -143,7 +143,9 @@ def _start(
 
 def _scope_for(scope: Scope, name: str, frame: FrameType | Place) -> Scope:
     """Open the scope of a context: not work, and closed after its parent's services."""
-    node = type(scope)(name, cleanup=scope._cleanup)
+    from quiesce.core.scope import Scope as Plain  # noqa: PLC0415 - which imports this module
+
+    node = Plain(name, cleanup=scope._cleanup)  # whatever `scope` itself may be
     node._counts = False
     node._open(scope, frame)
     del scope._children[node]

@@ -262,16 +262,26 @@ class Node(Described):
         Such work may finish its own sub-work during the grace; anyone else, a service among
         them, would bring new work.
         """
-        owner, key = self._owner_of_running_task()
+        owner, key = self._owner_of_running_task(self._drain_root)
         return owner is not None and key in owner._holds and owner._is_within(self._drain_root)
 
-    def _owner_of_running_task(self) -> tuple[Node | None, object]:
-        """Find the node that owns the running task, as work or otherwise, and the task's key."""
-        key = acting.get() or self._backend.current()
-        node: Node | None = getattr(key, "_node", None)
-        if node is not None:  # one of our own: it knows
-            return node if node._owns(key) else None, key
-        node = current.get()  # somebody else's task, if it was adopted
+    def _owner_of_running_task(self, root: Node | None = None) -> tuple[Node | None, object]:
+        """Find the node that owns the running task, as work or otherwise, and the task's key.
+
+        A task that works in a scope which does not own it (see light.py) has two owners: then its own
+        if that is below `root`, this node by default; else the other.
+        """
+        held = acting.get()
+        key = held or self._backend.current()
+        own: Node | None = getattr(key, "_node", None)
+        node = current.get()
+        if held is None and node is not None and node is not own:
+            task = self._backend.task()
+            if task in node._holds and (own is None or not own._is_within(root or self)):
+                return node, task
+        if own is not None:  # one of our own: it knows
+            return own if own._owns(key) else None, key
+        # Somebody else's task, if it was adopted.
         while node is not None and key is not None:
             if node._owns(key):
                 return node, key

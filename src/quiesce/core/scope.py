@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
-import re
 import sys
 import warnings
 from asyncio.events import _get_running_loop
@@ -172,10 +170,7 @@ class Scope(Node):
         if parent is None:
             roots.add(self)
         self._adopter = self if self._wants_adoption else parent and parent._adopter
-        if self._services_given:
-            self._service_pattern = re.compile(
-                "|".join(fnmatch.translate(pattern) for pattern in self._services_given)
-            )
+        self._service_pattern = arguments.one_pattern(self._services_given)
 
     async def __aenter__(self) -> Self:
         """Open the scope as a child of the current one, and make it the current one."""

@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import gc
 import logging
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -27,6 +28,9 @@ from tests.unit.integrations.asgi_driver import (
     respond,
     wrapped,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 on_asyncio = pytest.mark.backends("asyncio", "uvloop")
 
@@ -130,6 +134,27 @@ async def test_the_scope_of_a_request_is_like_any_other() -> None:
     assert found["names"] == {"GET /x", "held", "inner"}
     assert (found["missing"], found["shared"], found["state"]) == ([], [], "open")
     assert "asgi_driver.py" in found["where"]  # the app's
+
+
+async def test_a_handler_may_enter_contexts_in_its_scope() -> None:
+    """They are left when the request is over, by their own task."""
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def manager() -> AsyncIterator[str]:
+        log.append("in")
+        yield "value"
+        log.append("out")
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        assert await here().enter(manager()) == "value"
+        await respond(send)
+
+    app = wrapped(handler)
+    async with living(app):
+        call = await ask(app)
+        assert (call.status, call.error, log) == (200, None, ["in", "out"])
+    assert lost(app) == {}
 
 
 async def test_what_a_request_leaves_waits_for_the_apps_drain(backend: str) -> None:

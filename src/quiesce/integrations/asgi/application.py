@@ -22,20 +22,21 @@ import anyio
 
 from quiesce.core import callers
 from quiesce.core import report as reports
-from quiesce.core.current import detached
+from quiesce.core.current import current_scope, detached
 from quiesce.core.gate import Gate
+from quiesce.core.light import LightScope, Model, count_in
 from quiesce.core.node import State
 from quiesce.core.scope import Scope
 from quiesce.errors import JobCancelled
 from quiesce.integrations.asgi import exits
-from quiesce.integrations.asgi.request import Model, count_in
 from quiesce.integrations.asgi.signals import HeldSignal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
+    from quiesce.core.node import Node
     from quiesce.core.report import Ended, Report
     from quiesce.integrations.asgi.exchange import Exchange
     from quiesce.integrations.asgi.settings import Settings
@@ -53,8 +54,11 @@ _CLOSING, _CLOSED = State.CLOSING, State.CLOSED
 class Application:
     """What one app has in flight."""
 
-    def __init__(self, settings: Settings, root: Scope, *, lives: bool) -> None:
+    def __init__(
+        self, settings: Settings, root: Scope, *, lives: bool, around: Scope | None = None
+    ) -> None:
         backend = root._backend
+        self._around = around  # the server, if that runs in a scope
         self.lives: bool = lives
         """Whether a lifespan opens and closes it; else it is open while there is work."""
         self.settings: Settings = settings
@@ -63,7 +67,8 @@ class Application:
         self.requests: Scope = root.child(
             "requests", adopt=self.adopts, services=settings.services, on_error=self.failed
         )
-        self.model: Model | None = Model(self.requests, self.failed) if self.adopts else None
+        self.model: Model = self._model(settings.services)
+        self.service_model: Model = self._model(["*"])  # all that a service starts is part of it
         self.waiter: Callable[[], Waiter] = backend.waiter
         self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
@@ -87,9 +92,10 @@ class Application:
     @classmethod
     async def open(cls, settings: Settings, *, lives: bool) -> Application:
         """Open the scopes, and hold SIGTERM back from the server from now on."""
+        around = current_scope() if lives else None
         with detached():  # its life is the server's to end, not that of a scope around the server
             root = await Scope.open(settings.name)
-        app = cls(settings, root, lives=lives)
+        app = cls(settings, root, lives=lives, around=around)
         if settings.hold_signal and not app._signal.take():
             logger.info("not in the main thread: the drain begins when the server shuts down")
         return app
@@ -125,6 +131,39 @@ class Application:
         return state is _CLOSING or state is _CLOSED
 
     # What becomes of requests and their tasks.
+
+    def _model(self, services: Iterable[str]) -> Model:
+        return Model(
+            self.requests, adopt=self.adopts, services=services if self.adopts else (),
+            on_error=self.failed, leftovers="parent",
+        )  # fmt: skip
+
+    def outer(self) -> Node | None:
+        """Give the scope that somebody has opened around the request which comes in now, if any.
+
+        That is not one in which the server itself runs, and not one of ours; but what comes from a request
+        that is held by another is part of that.
+        """
+        scope = current_scope()
+        if scope is None or not scope._backend.here():  # or carried over from another loop
+            return None
+        if self._around is not None and self._around._is_within(scope):
+            return None
+        if not scope._is_within(self.root):
+            return scope
+        node: Node | None = scope
+        while node is not None and not (isinstance(node, LightScope) and node._bond is not None):
+            node = node._parent
+        return node
+
+    def see_off(self, scope: LightScope) -> None:
+        """Close a scope that is held by another when all is over that its request has started."""
+        self.root.spawn(self._see_off, scope, name=f"after {scope.name}", service=True)
+
+    async def _see_off(self, scope: LightScope) -> None:
+        await scope.idle()
+        await scope.aclose()
+        self.left_over(scope)
 
     def failed(self, job: Any, error: BaseException) -> None:
         """Tell of a job whose failure nobody else hears of; in a drain it is in the report."""

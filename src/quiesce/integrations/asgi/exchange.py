@@ -15,10 +15,9 @@ import anyio
 from quiesce.core.backends.tasks import _task_done
 from quiesce.core.node import State, current
 from quiesce.core.report import Ended
-from quiesce.core.sites import Place
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.asgi import answers
-from quiesce.integrations.asgi.request import PlainScope, RequestScope, dissolve
+from quiesce.integrations.asgi.request import RequestScope
 from quiesce.integrations.asgi.settings import awaitable
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
-    from quiesce.core.scope import Scope
+    from quiesce.core.node import Node
     from quiesce.integrations.asgi.application import Application
     from quiesce.integrations.asgi.settings import App, AsgiScope, Message, Receive, Send
 
@@ -61,6 +60,7 @@ class Exchange:
         "_hung_up",
         "_is_websocket",
         "_job",
+        "_outer",
         "_over",
         "_raw_receive",
         "_raw_send",
@@ -76,7 +76,7 @@ class Exchange:
     )  # fmt: skip
 
     _job: Job[None]
-    _scope: Scope
+    _scope: RequestScope
 
     def __init__(
         self, app: Application, target: App, asgi: AsgiScope, receive: Receive, send: Send
@@ -91,6 +91,7 @@ class Exchange:
         self._waiter: Waiter | None = None
         self._headers: Iterable[tuple[bytes, bytes]] = ()
         self._error: BaseException | None = None
+        self._outer: Node | None = None
         self._service = False
         self._started = False
         self._complete = False
@@ -111,12 +112,18 @@ class Exchange:
         """
         app, name = self._app, answers.name_of(self._asgi)
         self._service = bool(app.settings.services and app.settings.is_service(name))
-        if app.model is not None and not self._service and app.requests._state is _OPEN:
-            self._scope = RequestScope(app.model, name, app.settings.code)
-            self._job = self._scope.begin(self._call(), self._seen)
-        elif not self._spawn(name):
+        model = app.service_model if self._service else app.model
+        try:
+            self._scope = RequestScope(model, name, app.settings.code)
+            if current.get() is not None:
+                self._be_held()
+        except ScopeClosed:  # nothing may begin any more
             await answers.refuse(self._asgi, self._raw_send, app.settings.retry_after)
             return
+        if app.adopts and not self._service:
+            self._job = self._scope.begin(self._call(), self._seen)
+        else:
+            self._spawn(name)
         app.exchanges[self] = None
         try:
             try:
@@ -132,34 +139,35 @@ class Exchange:
                 await self._end()
         finally:
             try:
-                if not dissolve(self._scope):
-                    await self._scope.aclose()
-                    app.left_over(self._scope)
+                if not self._scope.dissolve():
+                    await self._leave()
             finally:
                 app.left(self)
 
-    def _spawn(self, name: str) -> bool:
-        """Have a scope of the usual kind, and a job in it; False if there may be none any more."""
-        app = self._app
-        scope = PlainScope(
-            name,
-            adopt=app.adopts,
-            on_error=app.failed,
-            leftovers="parent",
-        )
-        try:
-            scope._open(app.requests, Place(app.settings.code, 0))
-        except ScopeClosed:
-            return False
-        # The patterns were compiled once; all that a service starts is part of the service.
-        like = app.lifespan if self._service else app.requests
-        scope._service_pattern = like._service_pattern
-        self._scope = scope
-        job: Any = scope.spawn(self._call, name=name, service=self._service)
-        job._code_started, job._offset_started = app.settings.code, 0
+    def _be_held(self) -> None:
+        """Have the scope that the request is in, if it is in one, wait for all that it starts."""
+        self._outer = outer = self._app.outer()
+        if outer is not None:
+            try:
+                self._scope.held_by(outer)
+            except ScopeClosed:
+                self._scope.dissolve()
+                raise
+
+    def _spawn(self, name: str) -> None:
+        job: Any = self._scope.spawn(self._call, name=name, service=self._service)
+        job._code_started, job._offset_started = self._app.settings.code, 0
         self._job = job
         self._job._when_done(self.release)
-        return True
+
+    async def _leave(self) -> None:
+        """Hand what the request has left running to the app's scope; or stay, if somebody waits for it."""
+        app, scope = self._app, self._scope
+        if self._outer is not None and scope._closing is None and app.root._state is _OPEN:
+            app.see_off(scope)
+        else:
+            await scope.aclose()
+            app.left_over(scope)
 
     async def _call(self) -> None:
         try:
@@ -169,8 +177,7 @@ class Exchange:
                 raise  # it fell over when it was cancelled: that is for the report
             self._error = error
         self._returned = True
-        scope = self._scope
-        if isinstance(scope, RequestScope) and scope.settle(self._job):
+        if self._app.adopts and self._scope.settle(self._job):
             self._settled = True
             self.release()
 
@@ -260,7 +267,8 @@ class Exchange:
             self._accepted = True
         elif kind in {"websocket.close", "websocket.http.response.start"}:
             self._closed = True
-        token = current.set(None)  # what the server starts in here is the server's, not the app's
+        # What the server starts in here is the server's, not the app's.
+        token = current.set(self._outer)
         try:
             await self._raw_send(message)
         finally:
@@ -278,7 +286,7 @@ class Exchange:
 
     async def _receive(self) -> Message:
         """Receive from the client; from a WebSocket's until we hang up."""
-        token = current.set(None)  # as in _send
+        token = current.set(self._outer)  # as in _send
         try:
             if not self._is_websocket:
                 return await self._raw_receive()

@@ -1,0 +1,400 @@
+"""A light scope: a scope like any other, most of which is made when it is first used.
+
+It is for whoever opens one for every request: nearly all of them start nothing, and ask their scope for
+nothing. Such a scope is its name, its parent and the table of its holds; the other attributes are filled
+in, all at once, as soon as anybody reads one of them. What light scopes have in common is in their `Model`.
+
+Three things that a scope of that kind needs, and others do not:
+
+- it is closed in one step if nothing is left (`dissolve`), else by its owner when it is idle (`when_idle`);
+- somebody else's task may work in it for a while (`occupy`), which is then the scope's own work;
+- a scope of another tree may hold it until it is over (`held_by`), in whose midst it was opened.
+"""
+
+from __future__ import annotations
+
+from asyncio.events import _get_running_loop
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from quiesce.core import arguments, frontier, sites
+from quiesce.core.backends.tasks import TaskJob, coro_of
+from quiesce.core.gate import Gate
+from quiesce.core.hold import NOTHING, Fate, Hold
+from quiesce.core.node import Node, State, current
+from quiesce.core.scope import Scope
+from quiesce.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from contextvars import Token
+    from types import CodeType
+
+    from quiesce.core.job import Job
+
+__all__: list[str] = []
+
+_OPEN, _CLOSED = State.OPEN, State.CLOSED
+_SET_AT_ONCE = frozenset(
+    {
+        "_adopter",
+        "_backend",
+        "_code",
+        "_completed",
+        "_holds",
+        "_loop",
+        "_name",
+        "_offset",
+        "_since",
+        "_state",
+    }
+)
+_NAMED_MAX = 3  # of what is in flight, where there is one line for it
+
+
+class Model:
+    """What the light scopes below one parent have in common; the options are those of `Scope`."""
+
+    def __init__(self, parent: Scope, **options: Any) -> None:
+        scope = Scope("model", **options)
+        self.adopts: bool = scope._wants_adoption
+        if self.adopts and parent._adopter is not parent:
+            message = f"light scopes adopt only if their parent does: open {parent.name!r} with adopt=True"
+            raise UsageError(message)
+        self.parent: Scope = parent
+        self.loop: Any = parent._loop
+        self.backend: Any = parent._backend
+        self.clock: Callable[[], float] = parent._backend.clock
+        slots = [slot for kind in Scope.__mro__ for slot in getattr(kind, "__slots__", ())]
+        values: dict[str, Any] = {
+            slot: getattr(scope, slot)
+            for slot in slots
+            if not slot.startswith("__") and hasattr(scope, slot) and slot not in _SET_AT_ONCE
+        } | {
+            "_parent": parent,
+            "_service_pattern": arguments.one_pattern(scope._services_given),
+            "_start": parent._start,
+        }
+        # Each scope has its own tables.
+        self.tables: dict[str, type] = {
+            slot: type(value) for slot, value in values.items() if type(value) in {dict, list}
+        }
+        self.values: dict[str, Any] = {
+            slot: value for slot, value in values.items() if slot not in self.tables
+        }
+
+
+class LightScope(Scope):
+    """A scope that is open when it is made, below the parent that its model names.
+
+    It may be subclassed, with slots of its own.
+    """
+
+    __slots__ = ("_bond", "_filled", "_model", "_when_idle")
+
+    def __init__(self, model: Model, name: str, code: CodeType) -> None:
+        """Open it; `code` is what it is for, as `where` shows it.
+
+        *Raises*: what `Scope.child()` raises: `ScopeClosed`, and `UsageError` in another event loop.
+        """
+        parent = model.parent
+        usual = parent._state is _OPEN and _get_running_loop() is model.loop
+        if not usual:
+            parent._admit()
+        self._model = model
+        self._filled = False
+        self._bond: Bond | None = None
+        self._when_idle: Callable[[], object] | None = None
+        self._name = name
+        self._state = _OPEN
+        self._adopter = self if model.adopts else parent._adopter
+        self._backend = model.backend
+        self._loop = model.loop
+        self._since = model.clock()
+        self._code = code
+        self._offset = 0
+        self._completed = 0
+        self._holds = {}
+        parent._children[self] = None
+        if not usual:
+            self._fill()
+            self._attach(parent)
+            if self._state is not _OPEN:
+                self._closing_gate.open()
+
+    # What is made late.
+
+    if not TYPE_CHECKING:  # or every name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Fill in the rest: somebody reads what has not been set so far.
+
+            All in one go, so that nothing is overwritten: whoever sets what he has not read fills in first.
+            """
+            if not self._filled:
+                self._fill()
+            return object.__getattribute__(self, name)
+
+    def _fill(self) -> None:
+        self._filled = True
+        model = self._model
+        for slot, value in model.values.items():
+            setattr(self, slot, value)
+        for slot, kind in model.tables.items():
+            setattr(self, slot, kind())
+        self._closing_gate = Gate(model.backend)
+        if self._state is not _OPEN:
+            self._closing_gate.open()
+
+    def _mark_draining(self, root: Node, *, deep: bool = True) -> None:
+        if not self._filled:
+            self._fill()
+        super()._mark_draining(root, deep=deep)
+
+    def _move(self, node: Node) -> None:
+        if not self._filled:
+            self._fill()
+        super()._move(node)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing is held, and nobody has ever asked for more: then `dissolve()` will do."""
+        return not self._filled and not self._holds
+
+    # Busy and idle.
+
+    def _turned_busy(self) -> None:
+        if self._filled:
+            super()._turned_busy()
+            return
+        parent = self._model.parent
+        if not parent._holds:
+            parent._turned_busy()
+        parent._holds[self] = self  # as _insert() has it; every request pays for it
+
+    def _turned_idle(self) -> None:
+        if self._when_idle is not None:  # before the parent hears of it, and goes on
+            self._backend.soon(self._look)
+        if self._filled:
+            super()._turned_idle()
+        else:
+            self._model.parent._discard(self)
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call `call` once, in a step in which nothing is in flight, services apart.
+
+        That is a turn of the loop after the last hold went, if nothing has begun since: a task that has
+        ended may have callbacks which start another. In a drain of the parent it is called as well; not
+        any more if this scope is being closed: whoever is to know of that has `_closed()`.
+        """
+        self._when_idle = call
+        if not self._holds:
+            self._backend.soon(self._look)
+
+    def _look(self) -> None:
+        call = self._when_idle
+        being_closed = self._filled and self._closing is not None
+        if call is None or self._holds or self._state is _CLOSED or being_closed:
+            return
+        self._when_idle = None
+        call()
+
+    # Somebody else's task.
+
+    def occupy(
+        self,
+        kind: str,
+        name: str,
+        details: Mapping[str, object] = NOTHING,
+        on_stop: Callable[[], object] | None = None,
+        code: CodeType | None = None,
+    ) -> Stay:
+        """Have the running task work in this scope, as its current one, until `Stay.end()`.
+
+        Args:
+            kind: What the work is called, in one word.
+            name: Which one it is.
+            details: What else there is to say of it.
+            on_stop: What ends it early, when the scope is closed; it may be called more than once.
+            code: Where it is, as `where` shows it; the scope's own by default.
+        """
+        stay = Stay(self, kind, name, details, code or self._code, 0, on_stop)
+        holds = self._holds
+        key = self._backend.task()
+        if key in holds:
+            key = stay  # the task works in here already
+        stay._key = key
+        if not holds:
+            self._turned_busy()
+        holds[key] = stay
+        stay._token = current.set(self)
+        return stay
+
+    # A job of its own.
+
+    def begin(self, coro: Coroutine[Any, Any, None], seen: Callable[[Any], None]) -> Job[None]:
+        """Start a job as `spawn()` does, on asyncio; its end is `seen`, or settled by itself."""
+        context = copy_context()
+        context.run(current.set, self)
+        job: TaskJob[None] = TaskJob(coro, loop=self._model.loop, name=self._name, context=context)
+        job._node = self
+        job._since = self._since
+        job._code_started = self._code
+        job._offset_started = 0
+        job._key = None
+        job.add_done_callback(seen)
+        holds = self._holds
+        if not holds:
+            self._turned_busy()
+        holds[job] = job
+        return job
+
+    def settle(self, job: Job[None]) -> bool:
+        """Stop holding a job in its last step; False if it is not held here, as work, any more."""
+        holds = self._holds
+        if holds.pop(job, None) is None:
+            return False
+        self._completed += 1
+        if not holds:
+            if self._filled or self._when_idle is not None:
+                self._turned_idle()
+            else:
+                self._model.parent._discard(self)
+        return True
+
+    # The end.
+
+    def dissolve(self) -> bool:
+        """Close it in one step if nothing is left, as is usual; False if there is, and nothing was done.
+
+        A closing would come to the same, with a plan and two reports that nobody reads. What it has seen
+        is counted in the parent's report. True also if it was dissolved before.
+        """
+        if self._holds:
+            return False
+        if self._filled and (self._closing is not None or self._has_more()):
+            return False
+        if self._state is _CLOSED:
+            return True
+        self._state = _CLOSED
+        if self._filled:
+            parent = self._parent
+            assert parent is not None  # noqa: S101 - it was opened below one
+            count_in(parent, self._completed, self._withdrawn, self._handled)
+            self._closing_gate.open()
+            self._detach()
+        else:
+            parent = self._model.parent
+            parent._completed += self._completed
+            del parent._children[self]  # which is not closing: it would have looked at us
+        self._adopter = parent._adopter  # not itself any more: nothing is left for the collector
+        self._closed()
+        return True
+
+    def _has_more(self) -> bool:
+        """Tell whether there is anything but holds for a closing to see to."""
+        return bool(
+            self._services or self._children or self._quiet or self._contexts
+            or self._closers or self._resources or self._failed or self._unasked
+            or self._unheard or self._undelivered
+        )  # fmt: skip
+
+    def _closed(self) -> None:
+        """Know that it is closed, in this step, in whichever way; `report` says how, if not by `dissolve()`.
+
+        There is nothing to undo here that opening did: it is no root, and its parent adopts for it.
+        """
+        if self._bond is not None:
+            self._bond.end()
+
+    def __del__(self) -> None:
+        """Do nothing: it has a parent, which closes it at the latest."""
+
+    # Another tree.
+
+    def held_by(self, outer: Node) -> None:
+        """Have a scope of another tree hold this one until it is closed.
+
+        If that one is closed, what is in flight here is cancelled along with its own work; if it hands
+        over what it holds, this goes along.
+
+        *Raises*: what `Scope.hold()` raises.
+        """
+        outer._admit()
+        self._bond = bond = Bond(outer, self)
+        outer._insert(bond, bond)
+
+
+class Stay(Hold):
+    """The work of a task in a scope that does not own it, held under the task's own key."""
+
+    __slots__ = ("_key", "_token")
+
+    _fate: ClassVar[Fate] = "stuck"
+    _key: object
+    _token: Token[Node | None]
+
+    @property
+    def released(self) -> bool:
+        """Whether it has ended."""
+        return self._key not in self._node._holds
+
+    def release(self) -> None:
+        """End it. Only the task itself may."""
+        self.end()
+
+    def end(self) -> None:
+        """Work where the task has worked before."""
+        current.reset(self._token)
+        self._node._discard(self._key)
+
+    def _chain(self) -> list[sites.Frame]:
+        coro = getattr(self._key, "coro", None)  # trio's tasks have one, and asyncio's give it
+        return sites.await_chain(coro_of(self._key) if coro is None else coro)
+
+
+class Bond(Hold):
+    """A scope of another tree, which is waited for and ended as work is."""
+
+    __slots__ = ("_scope", "_was_cut")
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(self, outer: Node, scope: LightScope) -> None:
+        super().__init__(outer, "scope", scope._name, NOTHING, scope._code, scope._offset)
+        self._scope = scope
+        self._was_cut = False
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """What is in flight in it."""
+        found = [f"{entry.kind} {entry.name}" for entry in frontier.look(self._scope).in_flight]
+        more = [f"{len(found) - _NAMED_MAX} more"] if len(found) > _NAMED_MAX else []
+        return {"in_flight": ", ".join([*found[:_NAMED_MAX], *more])} if found else NOTHING
+
+    def end(self) -> None:
+        """Release it; what was cut off for the sake of the one who held it is in that one's report."""
+        if self._was_cut and not self.released:
+            self._node._job_cancelled(self, service=False)
+        self.release()
+
+    def _stop(self, *, force: bool = False) -> None:
+        self._was_cut = bool(self._scope._holds) or self._was_cut
+        _stop_all(self._scope, force=force)
+
+
+def _stop_all(node: Node, *, force: bool) -> None:
+    """Ask all that is in flight in a scope to end."""
+    for held in tuple(node._holds.values()):
+        if isinstance(held, Node):
+            _stop_all(held, force=force)
+        else:
+            held._stop(force=force)
+
+
+def count_in(node: Node | None, completed: int, withdrawn: int, handled: int) -> None:
+    """Count what a scope has seen that is closed before its parent, so that the parent's report has it."""
+    if node is not None:
+        node._completed += completed
+        node._withdrawn += withdrawn
+        node._handled += handled
