@@ -73,7 +73,11 @@ def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
         time.sleep(_PAUSE_SECONDS)
     if worker in getattr(worker._thread_cache, "_idle_workers", ()):
         return True
-    handles = any(frame.f_code.co_name == "_handle_job" for frame in _frames(thread))
+    handles = any(
+        # It has a result: the function has returned, and trio tidies up after it.
+        frame.f_code.co_name == "_handle_job" and "result" not in frame.f_locals
+        for frame in _frames(thread)
+    )
     return worker._job is None and not handles
 
 
