@@ -6,6 +6,7 @@ VENV ?= .venv
 ARGS ?=
 
 VENV_DEMO := .venv-demo
+VENV_LOSSES := .venv-losses
 VENV_LOCK := .venv-lock
 UV_VERSION := 0.13.7
 
@@ -16,6 +17,7 @@ TEST_PACKAGES := $(VENV)/.test-packages
 DEV_PACKAGES := $(VENV)/.dev-packages
 READY := $(VENV)/.ready
 DEMO_READY := $(VENV_DEMO)/.ready
+LOSSES_READY := $(VENV_LOSSES)/.ready
 # Test subjects: packages of a pinned version, each in a folder of its own, because two versions of
 # one package cannot share an environment. A test runs a program with that folder on its path.
 SUBJECTS := $(patsubst requirements/subjects/%.lock,$(VENV)/subjects/%/.ready,\
@@ -40,13 +42,17 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # --- what a newcomer runs ---------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(DEMO_READY) ## Programs that lose work, and the same ones with quiesce
-	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.demo $(ARGS)
+demo: $(DEMO_READY) ## Five A2A agents that hand work to each other, and when all of it has ended
+	@PYTHONPATH=src $(VENV_DEMO)/bin/python -m examples.mesh $(ARGS)
+
+.PHONY: demo-losses
+demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with quiesce
+	@PYTHONPATH=src $(VENV_LOSSES)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
 test: $(READY) $(SUBJECTS) ## The whole test suite (ARGS="-k idle" goes to pytest)
@@ -170,7 +176,12 @@ $(VENV)/subjects/%/.ready: requirements/subjects/%.lock $(TEST_PACKAGES)
 	$(call install,$(PY),$<) --no-deps --no-build-isolation --target $(@D)
 	@touch $@
 
-$(DEMO_READY): requirements/run.lock
+$(DEMO_READY): requirements/demo.lock
 	$(call new-venv,$(VENV_DEMO))
+	$(call install,$(VENV_DEMO)/bin/python,$<)
+	@touch $@
+
+$(LOSSES_READY): requirements/run.lock
+	$(call new-venv,$(VENV_LOSSES))
 	$(call install,$(VENV_DEMO)/bin/python,$<)
 	@touch $@

@@ -3,8 +3,9 @@
 - A ```` ```python ```` block is a whole program and is run.
 - A ```` ```text ```` block that follows it as the next block is what it prints, standard output
   and errors together. `...` stands for any text. Without such a block, the output is not looked at.
-- `<!-- run: exit=1 file=lost.py -->` on a line above the block: the exit code to expect (0 unless
-  given), and the name of the program's file (program.py unless given).
+- `<!-- run: exit=1 file=lost.py with=a-package-1.2.3 -->` on a line above the block: the exit code to
+  expect (0 unless given), the name of the program's file (program.py unless given), and a test subject
+  that it imports (see tests/integration/subjects.py).
 - `<!-- not run: reason -->` above the block: a fragment; it only has to be Python (`await` outside
   a function is fine).
 """
@@ -18,6 +19,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tests.integration import subjects
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +52,7 @@ class Program:
     exit_code: int = 0
     file: str = "program.py"
     runs: bool = True
+    subject: str | None = None
 
 
 def blocks(page: str) -> list[Block]:
@@ -91,6 +95,7 @@ def programs(page: str) -> list[Program]:
                 exit_code=int(options.get("exit", "0")),
                 file=options.get("file", "program.py"),
                 runs=NOT_RUN.match(block.above) is None,
+                subject=options.get("with"),
             )
         )
     return found
@@ -99,7 +104,7 @@ def programs(page: str) -> list[Program]:
 def _options(block: Block) -> dict[str, str]:
     run = RUN.match(block.above)
     options = dict(pair.split("=", 1) for pair in run["options"].split()) if run else {}
-    unknown = options.keys() - {"exit", "file"}
+    unknown = options.keys() - {"exit", "file", "with"}
     if unknown:
         raise ValueError(f"line {block.line}: unknown option {', '.join(sorted(unknown))}")
     return options
@@ -115,7 +120,7 @@ def fault_of(program: Program, folder: Path) -> str | None:
     done = subprocess.run(
         [sys.executable, program.file],
         cwd=folder,
-        env=os.environ | {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"},
+        env=_environment(program),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -128,6 +133,13 @@ def fault_of(program: Program, folder: Path) -> str | None:
     if program.output is not None and not same_output(program.output, output):
         return f"it printed:\n{output}\nbut the page says:\n{program.output}"
     return None
+
+
+def _environment(program: Program) -> dict[str, str]:
+    fixed = {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    if program.subject is None:
+        return os.environ | fixed
+    return subjects.environment(program.subject, **fixed)
 
 
 def same_output(expected: str, actual: str) -> bool:

@@ -60,9 +60,10 @@ subject() {
 
 if [ $# -eq 0 ]; then
     group dev
-    # The same versions in all three.
+    # The same versions in all of them.
     group test --constraint requirements/dev.lock
     group run --constraint requirements/dev.lock
+    group demo --constraint requirements/dev.lock
     # Those that others stand on come first: by the number of those that each stands on.
     set -- $(cd requirements/subjects && ls ./*.in | sed 's,^\./,,; s,\.in$,,' | while read -r name; do
         echo "$(cd ../.. && shared "$name" | wc -w) $name"

@@ -2,38 +2,53 @@
 """Simulate many worlds of nodes that hand work to each other, and look for a wrong verdict.
 
 `python tools/simulate.py --runs 100000` is the size for a night; CI runs 5,000. A world that goes wrong
-is named by its kind and its seed: `--kind torn --seed 763 --runs 1` runs it again.
+is printed as the command that runs it again, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.simulation.agent import Agent  # noqa: E402 - the same
 from tests.simulation.mutants import MUTANTS  # noqa: E402 - the paths first
-from tests.simulation.runs import KINDS, simulate  # noqa: E402 - the same
+from tests.simulation.runs import KINDS, examine  # noqa: E402 - the same
 
 PROGRESS_SECONDS = 5.0
 
 
-def verdict_of(kind: str, seed: int, agent: type[Agent]) -> tuple[str, list[str]]:
-    """Run one world; gives the verdict in a word, and what is wrong with it."""
-    world = simulate(kind, seed, agent)
-    wrong = world.judge()
-    if world.verdict is None:
-        return "none", wrong
-    receipt = world.verdict.receipt
-    if receipt.unknown:
-        return "unknown", wrong
-    return "settled with losses" if receipt.lost else "settled", wrong
+def replay(kind: str, seed: int, mutant: str | None) -> str:
+    """Give the command that runs one world again."""
+    command = ["python", "tools/simulate.py", "--kind", kind, "--seed", str(seed), "--runs", "1"]
+    return shlex.join([*command, "--mutant", mutant] if mutant else command)
+
+
+class Progress:
+    """Tell from time to time how far it is, so that nobody thinks that it hangs."""
+
+    def __init__(self, total: int) -> None:
+        """Begin now."""
+        self.total = total
+        self.begin = self.told = time.monotonic()
+
+    def tell(self, done: int, wrong: int) -> None:
+        """Say it, if it was not said just now."""
+        now = time.monotonic()
+        if now - self.told < PROGRESS_SECONDS:
+            return
+        self.told = now
+        rate = done / (now - self.begin)
+        left = (self.total - done) / rate
+        told = f"{done:,} of {self.total:,} worlds, {wrong} wrong, {rate:.0f} a second, {left:.0f} s left"
+        sys.stderr.write(told + "\n")
 
 
 def main() -> int:
@@ -49,18 +64,17 @@ def main() -> int:
     agent = MUTANTS[arguments.mutant] if arguments.mutant else Agent
     tally: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     wrong: list[dict[str, object]] = []
-    begin = told = time.monotonic()
-    for seed in range(arguments.seed, arguments.seed + arguments.runs):
+    progress = Progress(arguments.runs)
+    for done, seed in enumerate(range(arguments.seed, arguments.seed + arguments.runs), start=1):
         kind = kinds[seed % len(kinds)]
-        verdict, found = verdict_of(kind, seed, agent)
+        verdict, found = examine(kind, seed, agent)
         tally[kind][verdict] += 1
         if found:
-            wrong.append({"kind": kind, "seed": seed, "wrong": found})
-            sys.stderr.write(f"--kind {kind!r} --seed {seed} --runs 1: {'; '.join(found)}\n")
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
-            sys.stderr.write(f"{seed - arguments.seed + 1} of {arguments.runs} ...\n")
-    seconds = time.monotonic() - begin
+            again = replay(kind, seed, arguments.mutant)
+            wrong.append({"kind": kind, "seed": seed, "wrong": found, "replay": again})
+            sys.stderr.write(f"WRONG: {'; '.join(found)}\n    {again}\n")
+        progress.tell(done, len(wrong))
+    seconds = time.monotonic() - progress.begin
     if arguments.json:
         report = {"runs": arguments.runs, "seconds": seconds, "tally": tally, "wrong": wrong}
         sys.stdout.write(json.dumps(report) + "\n")

@@ -22,6 +22,8 @@ QuiesceError
 ├── ProtocolError      a message between nodes of a mesh is not as it should be
 │   ├── LocalProtocolError    …and this end was about to send it
 │   └── RemoteProtocolError   …and the other end has sent it
+├── EdgeRefused        a message that must not be worked on: it was before, or came too late
+├── CascadeCancelled   what you do is part of a cascade that was told to end
 ├── JournalInUse       another process has the journal of this node
 ├── JournalBroken      the journal of this node is not as it was written
 ├── JobCancelled       you awaited a job, and the job was cancelled
@@ -159,6 +161,19 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """What another node has sent is not of the protocol; nothing was changed by it."""
+
+
+class EdgeRefused(QuiesceError):
+    """A message must not be worked on; `header` is what its sender is to be told, as `Cascade-Receipt`."""
+
+    def __init__(self, message: str, header: str) -> None:
+        """Carry the answer."""
+        super().__init__(message)
+        self.header: str = header
+
+
+class CascadeCancelled(QuiesceError):
+    """The cascade that the running code works for was told to end, and so was the code."""
 
 
 class JournalInUse(QuiesceError):

@@ -1,4 +1,4 @@
-"""`make demo`: the programs really lose today, really lose nothing with quiesce, and the demo can tell."""
+"""`make demo-losses`: the programs really lose today, really lose nothing with quiesce, and the demo can tell."""
 
 import json
 import os
@@ -24,7 +24,7 @@ QUIET = Observation(
 
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo as `make demo` does."""
+    """Run the demo as `make demo-losses` does."""
     source = str(ROOT / "src")
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     return subprocess.run(

@@ -214,6 +214,8 @@ class Agent:
         now = self.world.now
         if self.world.chance(self.world.faults.refusals):
             answer = self.engine.refuse(edge, now)
+            if answer.kind == "not now":
+                self.world.refused.add(edge)
         else:
             answer = self.engine.arrive(edge, cascade, parent, source, now)
         self.commit()
@@ -339,6 +341,8 @@ class Agent:
         task = self._sends.pop(edge, None)
         if task is None:
             return
+        if how == "is taken":
+            self.world.taken.add(edge)
         self.engine.sent(edge, how, self.world.now)
         self.commit()
         self.idle(task)

@@ -23,6 +23,9 @@ KINDS: dict[str, Faults] = {
     "dying": Faults(loss=0.05, twice=0.1, crashes=2, restarts=0.4),
     "forgetful": Faults(loss=0.1, twice=0.2, late=0.1, crashes=2, forgetful=3),
     "forgetful, late copies": Faults(twice=0.6, late=0.5, crashes=4, forgetful=4),
+    "forgetful, refusing": Faults(
+        loss=0.1, twice=0.3, late=0.2, crashes=4, forgetful=4, refusals=0.3
+    ),
     "everything": Faults(
         loss=0.1, twice=0.2, late=0.1, crashes=2, restarts=0.8, torn=0.01, partitions=1, opaque=1,
         forgetful=1, cancels=True, refusals=0.05,
@@ -43,6 +46,21 @@ def simulate(
     return world
 
 
+def examine(kind: str, seed: int, agent: type[Agent] = Agent) -> tuple[str, list[str]]:
+    """Run one world; gives its verdict in a word, and what is wrong with it."""
+    try:
+        world = simulate(kind, seed, agent)
+        wrong = world.judge()
+    except Exception as error:
+        return "crash", [f"raised {error!r}"]
+    if world.verdict is None:
+        return "none", wrong
+    receipt = world.verdict.receipt
+    if receipt.unknown:
+        return "unknown", wrong
+    return "settled with losses" if receipt.lost else "settled", wrong
+
+
 def failures(
     count: int, *, first: int = 0, agent: type[Agent] = Agent, kinds: Iterable[str] = KINDS
 ) -> Iterator[tuple[str, int, list[str]]]:
@@ -50,9 +68,6 @@ def failures(
     chosen = list(kinds)
     for number in range(first, first + count):
         kind = chosen[number % len(chosen)]
-        try:
-            wrong = simulate(kind, number, agent).judge()
-        except Exception as error:
-            wrong = [f"raised {error!r}"]
+        _, wrong = examine(kind, number, agent)
         if wrong:
             yield kind, number, wrong

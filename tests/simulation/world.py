@@ -97,6 +97,10 @@ class World:
         self.planned = 0
         self.ids = 0
         self.depths: dict[bytes, int] = {}
+        self.refused: set[bytes] = set()
+        """Edges that an agent without a journal has refused: in another life it may run them."""
+        self.taken: set[bytes] = set()
+        """Edges whose sender was told that they are worked on."""
         self._due: list[_Due] = []
         self._number = 0
         self._cuts: list[tuple[float, float, frozenset[str]]] = []
@@ -172,7 +176,7 @@ class World:
         receipt = verdict.receipt
         if receipt.unknown:
             return self._judge_unknown()
-        if receipt.volatile and len({work.edge for work in taking_part}) < len(taking_part):
+        if receipt.volatile and self._met_again(taking_part):
             return []  # that is what it warns of
         wrong = [
             "work in flight after the verdict"
@@ -191,6 +195,11 @@ class World:
         ):
             wrong.append(f"{len(taking_part)} hops were run, {receipt.hops} are told")
         return wrong + self._judge_red()
+
+    def _met_again(self, taking_part: list[Work]) -> bool:
+        """Tell whether an agent without a journal has met an edge in two lives, and nobody could know."""
+        run = {work.edge for work in taking_part}
+        return len(run) < len(taking_part) or bool(run & self.refused - self.taken)
 
     def _judge_unknown(self) -> list[str]:
         """Where everybody comes back, and has a journal, everything can be known."""

@@ -3,6 +3,9 @@
 A receipt is sent until it is taken. An edge is asked for until it is closed: soon if it is in doubt
 whether it arrived, else seldom, for its receiver sends the receipt by itself. What is due to one node
 goes out in one call. A node that was not heard of for too long is given up.
+
+There may be a million edges to ask for, and hardly any is ever asked for. So an edge has no time of its
+own: those that are to be asked for at about the same time are a round, and have one for all of them.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from quiesce.mesh.facts import Answer, Post, Watch
     from quiesce.mesh.receipt import Receipt
 
 __all__ = ["Patience"]
+
+T = TypeVar("T")
+
+_EARLY = 1 / 32  # how much earlier than told an edge may be asked for, to be so with others
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Call:
     receipts: tuple[tuple[bytes, Receipt], ...]
     asks: tuple[tuple[bytes, bool], ...]
     """Edges that are asked for, each with whether it is to end."""
+    wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +68,91 @@ class Reply:
     answers: tuple[tuple[bytes, Answer], ...]
 
 
-class _Errand:
-    """A receipt that is to be sent, or an edge that is to be asked for."""
+class _Round(Generic[T]):
+    """Errands that are due at one time, after as many failures; by edge, in order."""
 
-    __slots__ = ("at", "attempts", "cancel", "edge", "heard", "out", "receipt", "to")
+    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out")
 
-    def __init__(self, edge: bytes, to: str, now: float) -> None:
-        self.edge = edge
-        self.to = to
-        self.at = now
-        self.attempts = 0
-        self.heard = now
-        self.cancel = False
-        self.out = False
-        self.receipt: Receipt | None = None
+    def __init__(self, at: float, heard: float, attempts: int) -> None:
+        self.at = at
+        self.heard = heard
+        self.attempts = attempts
+        self.errands: dict[bytes, T] = {}
+        self.is_out = False
+        self.hurried: _Round[T] | None = None
+
+
+class _Errands(Generic[T]):
+    """The errands of one kind, each in a round."""
+
+    __slots__ = ("_count", "_heap", "_joined", "_rounds")
+
+    def __init__(self) -> None:
+        self._rounds: dict[bytes, _Round[T]] = {}
+        self._joined: dict[float, _Round[T]] = {}
+        self._heap: list[tuple[float, int, _Round[T]]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def find(self, edge: bytes) -> _Round[T] | None:
+        """Give the round that an edge's errand is in."""
+        return self._rounds.get(edge)
+
+    def remove(self, edge: bytes) -> None:
+        """Have no errand for an edge."""
+        found = self._rounds.pop(edge, None)
+        if found is not None:
+            del found.errands[edge]
+
+    def put(self, edge: bytes, errand: T, into: _Round[T]) -> None:
+        """Have an errand for an edge, in place of the one before."""
+        found = self._rounds.get(edge)
+        if found is not None:
+            del found.errands[edge]
+        self._rounds[edge] = into
+        into.errands[edge] = errand
+
+    def add(self, edge: bytes, errand: T, wait: float, now: float) -> None:
+        """Have an errand for an edge after a while, with others of that time."""
+        into = self._joined.get(wait)
+        if into is None or into.is_out or now + wait - into.at > wait * _EARLY:
+            into = self._joined[wait] = self.new(now + wait, now, 0)
+        into.heard = now
+        self.put(edge, errand, into)
+
+    def hurry(self, edge: bytes, errand: T, before: _Round[T], now: float) -> None:
+        """Have the errand of an edge due now, with others of its round that are to hurry."""
+        into = before.hurried
+        if into is None or into.is_out:
+            into = before.hurried = self.new(now, before.heard, before.attempts)
+        self.put(edge, errand, into)
+
+    def new(self, at: float, heard: float, attempts: int) -> _Round[T]:
+        """Begin a round."""
+        made: _Round[T] = _Round(at, heard, attempts)
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, made))
+        return made
+
+    def next_at(self) -> float:
+        """Tell when a round is due; never, if there is none."""
+        heap = self._heap
+        while heap:
+            at, _, first = heap[0]
+            if first.errands:
+                return at
+            first.is_out = True  # nobody joins it any more
+            heapq.heappop(heap)
+        return math.inf
+
+    def due(self, now: float) -> Iterator[_Round[T]]:
+        """Give the rounds that are due; each is out then."""
+        while self.next_at() <= now:
+            _, _, first = heapq.heappop(self._heap)
+            first.is_out = True
+            yield first
 
 
 class Courier:
@@ -92,119 +171,106 @@ class Courier:
         self._patience = patience
         self._jitter = jitter
         self._give_up = give_up
-        self._posts: dict[bytes, _Errand] = {}
-        self._asks: dict[bytes, _Errand] = {}
-        self._heap: list[tuple[float, int, _Errand]] = []
-        self._count = 0
+        self._posts: _Errands[Post] = _Errands()
+        self._asks: _Errands[str] = _Errands()  # whom
+        self._ending: set[bytes] = set()
 
     def post(self, post: Post, now: float) -> None:
         """Send a receipt from now on."""
-        errand = self._posts[post.edge] = _Errand(post.edge, post.to, now)
-        errand.receipt = post.receipt
-        self._push(errand, now)
+        self._posts.add(post.edge, post, 0.0, now)
 
     def watch(self, watch: Watch, now: float) -> None:
         """Ask for an edge from now on."""
-        errand = self._asks.get(watch.edge)
-        if errand is None:
-            errand = self._asks[watch.edge] = _Errand(watch.edge, watch.to, now)
-        errand.cancel = errand.cancel or watch.cancel
-        patience = self._patience
-        wait = patience.ask_in_doubt if watch.in_doubt else patience.ask_every
-        self._push(errand, now if watch.cancel else now + wait)
+        edge, asks = watch.edge, self._asks
+        if watch.cancel:
+            self._ending.add(edge)
+        before = asks.find(edge)
+        if before is None or not watch.cancel:
+            patience = self._patience
+            wait = patience.ask_in_doubt if watch.in_doubt else patience.ask_every
+            asks.add(edge, watch.to, 0.0 if watch.cancel else wait, now)
+        elif not before.is_out:  # else whoever takes the answer sees to it
+            asks.hurry(edge, watch.to, before, now)
+
+    @property
+    def unposted(self) -> int:
+        """How many receipts nobody has taken so far."""
+        return len(self._posts)
 
     def unwatch(self, edge: bytes) -> None:
         """Ask for an edge no more."""
-        self._asks.pop(edge, None)
-
-    def _push(self, errand: _Errand, at: float) -> None:
-        self._count += 1
-        errand.at = at
-        heapq.heappush(self._heap, (at, self._count, errand))
-
-    def _is_live(self, at: float, errand: _Errand) -> bool:
-        table = self._asks if errand.receipt is None else self._posts
-        return table.get(errand.edge) is errand and errand.at == at and not errand.out
+        self._asks.remove(edge)
+        self._ending.discard(edge)
 
     def next_at(self) -> float:
         """Tell when something is due; never, if nothing is to be done."""
-        while self._heap:
-            at, _, errand = self._heap[0]
-            if self._is_live(at, errand):
-                return at
-            heapq.heappop(self._heap)
-        return math.inf
+        return min(self._posts.next_at(), self._asks.next_at())
 
     def due(self, now: float) -> list[Call]:
         """Give the calls to be made now; each is answered by `replied` or `failed`."""
-        by_node: dict[str, list[_Errand]] = {}
-        while self._heap and self._heap[0][0] <= now:
-            at, _, errand = heapq.heappop(self._heap)
-            if not self._is_live(at, errand):
-                continue
-            if self._is_hopeless(errand, now):
-                self._drop(errand)
-                continue
-            errand.out = True
-            by_node.setdefault(errand.to, []).append(errand)
-        most = self._patience.batch_max
+        receipts: dict[str, list[tuple[bytes, Receipt]]] = {}
+        asks: dict[str, list[tuple[bytes, bool]]] = {}
+        for posting in self._posts.due(now):
+            if self._is_hopeless(posting, now):  # it is kept for whoever asks
+                for edge in list(posting.errands):
+                    self._posts.remove(edge)
+            for edge, post in posting.errands.items():
+                receipts.setdefault(post.to, []).append((edge, post.receipt))
+        for asking in self._asks.due(now):
+            if self._is_hopeless(asking, now):
+                for edge, to in list(asking.errands.items()):
+                    self.unwatch(edge)
+                    self._give_up(edge, f"{to} was not heard of any more")
+            for edge, to in asking.errands.items():
+                asks.setdefault(to, []).append((edge, edge in self._ending))
         return [
-            _call(to, errands[first : first + most])
-            for to, errands in by_node.items()
-            for first in range(0, len(errands), most)
+            call
+            for to in dict.fromkeys((*receipts, *asks))
+            for call in self._calls(to, receipts.get(to, []), asks.get(to, []))
         ]
 
-    def _is_hopeless(self, errand: _Errand, now: float) -> bool:
-        return errand.attempts > 0 and now - errand.heard >= self._patience.give_up
+    def _calls(
+        self, to: str, receipts: list[tuple[bytes, Receipt]], asks: list[tuple[bytes, bool]]
+    ) -> Iterator[Call]:
+        most = self._patience.batch_max
+        for first in range(0, len(receipts) + len(asks), most):
+            some = tuple(receipts[first : first + most])
+            place = max(0, first - len(receipts))
+            yield Call(to, some, tuple(asks[place : place + most - len(some)]))
 
-    def _drop(self, errand: _Errand) -> None:
-        """Give up: an edge is unknown then; a receipt is kept for whoever asks."""
-        if errand.receipt is None:
-            self._asks.pop(errand.edge, None)
-            self._give_up(errand.edge, f"{errand.to} was not heard of any more")
-        else:
-            self._posts.pop(errand.edge, None)
+    def _is_hopeless(self, tried: _Round[T], now: float) -> bool:
+        return tried.attempts > 0 and now - tried.heard >= self._patience.give_up
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Know that a call was answered: what it did not settle is asked again in time."""
-        taken = set(reply.taken)
-        asked = dict(call.asks)
-        for errand in self._of(call):
-            errand.out = False
-            errand.heard = now
-            errand.attempts = 0
-            if errand.receipt is not None and errand.edge in taken:
-                self._posts.pop(errand.edge, None)
-            elif errand.receipt is not None:
-                self._again(errand, now)
-            else:  # asked to end while the question was under way: that is still to be told
-                is_told = asked[errand.edge] or not errand.cancel
-                self._push(errand, now + self._patience.ask_every if is_told else now)
+        patience, taken = self._patience, set(reply.taken)
+        for edge, _ in call.receipts:
+            posting = self._posts.find(edge)
+            if edge in taken:
+                self._posts.remove(edge)
+            elif posting is not None:
+                self._posts.add(edge, posting.errands[edge], patience.retry_first, now)
+        for edge, is_told in call.asks:
+            if self._asks.find(edge) is not None:
+                # Asked to end while the question was under way: that is still to be told.
+                is_late = edge in self._ending and not is_told
+                self._asks.add(edge, call.to, 0.0 if is_late else patience.ask_every, now)
 
     def failed(self, call: Call, now: float) -> None:
         """Know that a call was not answered."""
-        for errand in self._of(call):
-            errand.out = False
-            self._again(errand, now)
+        part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
+        self._again(self._posts, (edge for edge, _ in call.receipts), part, now)
+        self._again(self._asks, (edge for edge, _ in call.asks), part, now)
 
-    def _again(self, errand: _Errand, now: float) -> None:
+    def _again(self, errands: _Errands[T], edges: Iterable[bytes], part: float, now: float) -> None:
         patience = self._patience
-        wait = min(patience.retry_most, patience.retry_first * 2.0 ** min(errand.attempts, 30))
-        errand.attempts += 1
-        self._push(errand, now + wait * (0.5 + 0.5 * self._jitter()))
-
-    def _of(self, call: Call) -> Iterable[_Errand]:
-        for edge, _ in call.receipts:
-            if edge in self._posts:
-                yield self._posts[edge]
-        for edge, _ in call.asks:
-            if edge in self._asks:
-                yield self._asks[edge]
-
-
-def _call(to: str, errands: list[_Errand]) -> Call:
-    return Call(
-        to,
-        tuple((one.edge, one.receipt) for one in errands if one.receipt is not None),
-        tuple((one.edge, one.cancel) for one in errands if one.receipt is None),
-    )
+        later: dict[_Round[T], _Round[T]] = {}
+        for edge in edges:
+            before = errands.find(edge)
+            if before is None:
+                continue
+            if before not in later:
+                wait = patience.retry_first * 2.0 ** min(before.attempts, 30)
+                at = now + min(patience.retry_most, wait) * part
+                later[before] = errands.new(at, before.heard, before.attempts + 1)
+            errands.put(edge, before.errands[edge], later[before])

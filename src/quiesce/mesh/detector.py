@@ -27,6 +27,7 @@ from quiesce.errors import UsageError
 from quiesce.mesh.facts import (
     NEVER,
     NOT_NOW,
+    RECORDS,
     RUN,
     UNKNOWN,
     WORKING,
@@ -45,18 +46,24 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import ENDS, Note, Receipt, Tally, mark, not_run
+from quiesce.mesh.receipt import ENDS, Receipt, Tally, mark, not_run, note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quiesce.mesh.facts import Effect, Record
+    from quiesce.mesh.facts import Act, Effect, Record
     from quiesce.mesh.receipt import Status
 
 __all__: list[str] = []
 
 
-class HopState(Enum):
+class _State(Enum):
+    """A state: there is one of each, so its identity is hash enough, and much faster than its name's."""
+
+    __hash__ = object.__hash__
+
+
+class HopState(_State):
     """Where the receiving side of an edge stands; `ABSENT` and `OVER` are never a hop's own."""
 
     ABSENT = "absent"
@@ -66,7 +73,7 @@ class HopState(Enum):
     OVER = "over"
 
 
-class EdgeState(Enum):
+class EdgeState(_State):
     """Where the sending side of an edge stands."""
 
     SENDING = "sending"
@@ -103,6 +110,9 @@ Sending = Literal[
 ]  # fmt: skip
 
 
+NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
+
+
 class Edge:
     """An edge that was sent from here, and is not closed."""
 
@@ -135,8 +145,14 @@ class Hop:
         self.is_answered: bool = False
         self.is_cancelled: bool = False
         self.edges: dict[bytes, Edge] = {}
-        self.tally: Tally = Tally()
+        self.tally: Tally = NOTHING
         self.receipt: Receipt | None = None
+
+    def add(self, receipt: Receipt) -> None:
+        """Count the receipt of an edge that was sent from it."""
+        if self.tally is NOTHING:
+            self.tally = Tally()
+        self.tally.add(receipt)
 
     def move(self, event: str) -> None:
         """Go to the next state."""
@@ -159,15 +175,16 @@ class Detector:
         self._edges: dict[bytes, Edge] = {}
         self._over: dict[bytes, Receipt | None] = {}
         self._long_over: dict[bytes, Receipt | None] = {}
-        self._effects: list[Effect] = []
+        self._effects: list[Record | Act] = []
 
     def take(self) -> list[Effect]:
         """Give what is to be done, in this order."""
+        return [Write(one) if isinstance(one, RECORDS) else one for one in self.take_bare()]
+
+    def take_bare(self) -> list[Record | Act]:
+        """Give the same, each record as it is, and not in a `Write`."""
         effects, self._effects = self._effects, []
         return effects
-
-    def _write(self, record: Record) -> None:
-        self._effects.append(Write(record))
 
     # The receiving side.
 
@@ -176,7 +193,7 @@ class Detector:
         return self._begin(Begun(edge, cascade, "", None, is_root=True))
 
     def _begin(self, begun: Begun) -> Hop:
-        self._write(begun)
+        self._effects.append(begun)
         hop = self._hops[begun.edge] = Hop(begun)
         return hop
 
@@ -209,7 +226,7 @@ class Detector:
 
     def _end(self, edge: bytes, receipt: Receipt | None) -> None:
         self._over[edge] = receipt
-        self._write(Over(edge))
+        self._effects.append(Over(edge))
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
@@ -227,6 +244,23 @@ class Detector:
         """Give the hop of an edge that runs here."""
         return self._hops[edge]
 
+    def find(self, edge: bytes) -> Hop | None:
+        """Give the hop of an edge, if it has not ended, or its receipt was not taken."""
+        hop = self._hops.get(edge)
+        return None if hop is None or hop.receipt is not None else hop
+
+    def roots(self) -> list[Hop]:
+        """Give the cascades that began here, and that nobody was told the end of."""
+        return [hop for hop in self._hops.values() if hop.is_root]
+
+    def knows(self, edge: bytes) -> bool:
+        """Tell whether an edge ever came, or was asked for."""
+        return self._known(edge) is not None
+
+    def is_open(self, edge: bytes) -> bool:
+        """Tell whether an edge that was sent from here is not closed."""
+        return edge in self._edges
+
     def end(self, hop: Hop, status: Status, *, seconds: float | None = None, why: str = "") -> None:
         """Know that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
         if status not in ENDS:
@@ -235,18 +269,18 @@ class Detector:
         hop.status, hop.seconds, hop.why = status, seconds, why
         if hop.edges:
             hop.move("ends, with edges open")
-            self._write(Ended(hop.edge, status, seconds, why))
+            self._effects.append(Ended(hop.edge, status, seconds, why))
         else:
             hop.move("ends")
             self._close(hop)
 
     def _close(self, hop: Hop) -> None:
-        own = Note(mark(hop.edge), hop.parent, self.name, hop.status, hop.seconds, hop.why)
+        own = note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
         volatile = (
             not self._lasting and not hop.is_root
         )  # a root never arrives, and never again (6)
         hop.receipt = receipt = hop.tally.close(hop.status, own, volatile=volatile)
-        self._write(Closed(hop.edge, receipt))
+        self._effects.append(Closed(hop.edge, receipt))
         self._tell(hop, receipt)
 
     def _tell(self, hop: Hop, receipt: Receipt) -> None:
@@ -292,7 +326,7 @@ class Detector:
         if hop.state is not HopState.RUNNING:
             message = "the hop has ended: what is sent now would belong to nobody"
             raise UsageError(message)
-        self._write(Sent(hop.edge, edge, to))
+        self._effects.append(Sent(hop.edge, edge, to))
         self._edges[edge] = hop.edges[edge] = Edge(hop, to)
 
     def sent(self, edge: bytes, how: Sending) -> None:
@@ -324,12 +358,10 @@ class Detector:
             return
         if answer.receipt is not None:
             self._closed(edge, found, "has a receipt", answer.receipt)
-        elif answer.kind in {"never", "not now"}:
+        elif answer.kind == "never":
             status: Status = "cancelled" if found.hop.is_cancelled else "lost"
-            volatile = answer.kind == "not now"
-            why = "it was not taken" if volatile else "it never arrived"
-            self._close_edge(edge, found, "never will run", status, why, volatile=volatile)
-        elif answer.kind == "unknown":
+            self._close_edge(edge, found, "never will run", status, "it never arrived")
+        elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
             why = "its agent has no journal, and may have been started anew"
             self._close_edge(edge, found, "is not known there", "unknown", why)
 
@@ -349,17 +381,17 @@ class Detector:
         *,
         volatile: bool = False,
     ) -> None:
-        note = Note(mark(edge), mark(found.hop.edge), found.to, status, None, why)
-        self._closed(edge, found, event, not_run(status, note, volatile=volatile))
+        made = note(edge, mark(found.hop.edge), found.to, status, None, why)
+        self._closed(edge, found, event, not_run(status, made, volatile=volatile))
 
     def _closed(self, edge: bytes, found: Edge, event: str, receipt: Receipt) -> None:
         hop, watched = found.hop, found.state is EdgeState.OPEN
         found.state = EDGE_MOVES[found.state, event]
         del self._edges[edge], hop.edges[edge]
-        self._write(EdgeClosed(edge, receipt))
+        self._effects.append(EdgeClosed(edge, receipt))
         if watched:
             self._effects.append(Unwatch(edge))
-        hop.tally.add(receipt)
+        hop.add(receipt)
         if not hop.edges and hop.state is HopState.WAITING:
             hop.move("last edge is closed")
             self._close(hop)
@@ -393,7 +425,8 @@ class Detector:
                 yield Over(edge, receipt)
         for hop in self._hops.values():
             yield Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
-            yield Tallied(hop.edge, hop.tally.sum())
+            if hop.tally is not NOTHING:
+                yield Tallied(hop.edge, hop.tally.sum())
             for edge, sent in hop.edges.items():
                 yield Sent(hop.edge, edge, sent.to)
             if hop.receipt is not None:
@@ -431,9 +464,9 @@ class Detector:
             case EdgeClosed(edge, receipt):
                 found = self._edges.pop(edge)
                 del found.hop.edges[edge]
-                found.hop.tally.add(receipt)
+                found.hop.add(receipt)
             case Tallied(edge, receipt):
-                self._hops[edge].tally.add(receipt)
+                self._hops[edge].add(receipt)
             case Ended(edge, status, seconds, why):
                 ended = self._hops[edge]
                 ended.status, ended.seconds, ended.why = status, seconds, why

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Post, Settle, Stop, Unwatch, Watch, Write
+from quiesce.mesh.facts import RECORDS, Post, Unwatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.detector import Hop, Sending
-    from quiesce.mesh.facts import Answer, Record
+    from quiesce.mesh.facts import Answer, Record, Settle, Stop
     from quiesce.mesh.receipt import Receipt, Status
 
 __all__: list[str] = []
@@ -53,18 +53,17 @@ class Engine:
 
     def _absorb(self, now: float) -> None:
         courier = self._courier
-        for effect in self.detector.take():
-            match effect:
-                case Write(record):
-                    self._writes.append(record)
-                case Post():
-                    courier.post(effect, now)
-                case Watch():
-                    courier.watch(effect, now)
-                case Unwatch(edge):
-                    courier.unwatch(edge)
-                case Stop() | Settle():
-                    self._news.append(effect)
+        for effect in self.detector.take_bare():
+            if isinstance(effect, RECORDS):
+                self._writes.append(effect)
+            elif isinstance(effect, Watch):
+                courier.watch(effect, now)
+            elif isinstance(effect, Unwatch):
+                courier.unwatch(effect.edge)
+            elif isinstance(effect, Post):
+                courier.post(effect, now)
+            else:
+                self._news.append(effect)
 
     def restore(self, records: Iterable[Record], now: float) -> None:
         """Take up what a process before this one has written."""
@@ -135,6 +134,11 @@ class Engine:
 
     # Calls from node to node.
 
+    @property
+    def unposted(self) -> int:
+        """How many receipts are to be posted, and nobody has taken so far."""
+        return self._courier.unposted
+
     def next_at(self) -> float:
         """Tell when `due` has something to give."""
         return self._courier.next_at()
@@ -170,3 +174,9 @@ class Engine:
         )
         self._absorb(now)
         return Reply(tuple(edge for edge, _ in call.receipts), answers)
+
+    def heard(self, answers: Iterable[tuple[bytes, Answer]], now: float) -> None:
+        """Take answers to questions that were asked without the courier."""
+        for edge, answer in answers:
+            self.detector.told(edge, answer)
+        self._absorb(now)

@@ -1,4 +1,8 @@
-"""What a detector writes, what it wants done, and what it answers: plain facts, nothing else."""
+"""What a detector writes, what it wants done, and what it answers: plain facts, nothing else.
+
+Nobody changes one. They are not frozen all the same: several are made for every message, and a frozen
+one takes four times as long to make.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ __all__: list[str] = []
 # What is written.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Begun:
     """A hop begins."""
 
@@ -24,7 +28,7 @@ class Begun:
     is_root: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Sent:
     """An edge is about to be sent from a hop."""
 
@@ -33,7 +37,7 @@ class Sent:
     to: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class EdgeClosed:
     """An edge that was sent is closed."""
 
@@ -41,7 +45,7 @@ class EdgeClosed:
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Tallied:
     """What the edges of a hop that are closed come to; in place of their records."""
 
@@ -49,7 +53,7 @@ class Tallied:
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Ended:
     """A hop's own work has ended; edges are open."""
 
@@ -59,7 +63,7 @@ class Ended:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Closed:
     """A hop has its receipt."""
 
@@ -67,7 +71,7 @@ class Closed:
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Over:
     """An edge never runs here, or not again; its receipt is there if it may still be asked for."""
 
@@ -76,19 +80,20 @@ class Over:
 
 
 Record = Begun | Sent | EdgeClosed | Tallied | Ended | Closed | Over
+RECORDS = (Begun, Closed, Sent, EdgeClosed, Over, Ended, Tallied)  # the usual ones first
 
 
 # What is to be done.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Write:
     """Keep a record, so that it is there after a restart, before what comes next is done."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Post:
     """Send a receipt to whoever has sent the edge, until it is taken."""
 
@@ -97,7 +102,7 @@ class Post:
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Watch:
     """Ask the receiver of an edge how it stands, from time to time, until it is closed."""
 
@@ -109,21 +114,21 @@ class Watch:
     """Whether to ask at once, and to ask it to end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Unwatch:
     """Ask no more: the edge is closed."""
 
     edge: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Stop:
     """Cancel the work of a hop; it says when it has ended, as ever."""
 
     edge: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Settle:
     """Tell whoever waits for a cascade that began here."""
 
@@ -132,13 +137,14 @@ class Settle:
     receipt: Receipt
 
 
-Effect = Write | Post | Watch | Unwatch | Stop | Settle
+Act = Post | Watch | Unwatch | Stop | Settle
+Effect = Write | Act
 
 
 # What a receiver answers when an edge arrives, or is asked for.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Answer:
     """How an edge stands with its receiver.
 

@@ -15,24 +15,26 @@ What holds:
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import zlib
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
 from quiesce.errors import JournalBroken, JournalInUse, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.receipt import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.facts import Record
+    from quiesce.mesh.receipt import Note, Receipt
 
 __all__ = ["Journal"]
 
@@ -56,6 +58,7 @@ class Journal:
         self._lock: int | None = None
         self._file: int | None = None
         self._size = 0
+        self._is_spoiled = False
 
     def open(self) -> list[Record]:
         """Open the file, and give what it has.
@@ -112,7 +115,7 @@ class Journal:
                 message = "its checksum is another"
                 raise ValueError(message)  # noqa: TRY301 - told as all the others are
             return _decode(json.loads(line[_SPACE:]))
-        except (ValueError, TypeError, KeyError, IndexError, QuiesceError) as error:
+        except (LookupError, RecursionError, TypeError, ValueError, QuiesceError) as error:
             message = (
                 f"line {number} of the journal {self.path} is not as it was written ({error}). What"
                 " this node had begun is not known: move the file away if you can do without, and"
@@ -134,6 +137,9 @@ class Journal:
                 os.fdatasync(self._opened())
 
     def _opened(self) -> int:
+        if self._is_spoiled:
+            message = f"the journal {self.path} has a part of a line at its end: nothing may follow it"
+            raise JournalBroken(message)
         if self._file is None:
             message = f"the journal {self.path} is not open"
             raise UsageError(message)
@@ -145,8 +151,12 @@ class Journal:
         try:
             _write_all(file, data)
         except BaseException:
-            with contextlib.suppress(OSError):
+            try:
                 os.ftruncate(file, before)
+            except OSError:
+                # What was written next would be taken for the rest of that line. The lock is kept:
+                # this process is not dead.
+                self._is_spoiled = True
             raise
         self._size = before + len(data)
 
@@ -182,10 +192,14 @@ class Journal:
             if number is not None:
                 os.close(number)
         self._file = self._lock = None
+        self._is_spoiled = False
 
 
 def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
+    done = os.write(file, data)
+    if done == len(data):
+        return
+    view = memoryview(data)[done:]
     while view:
         view = view[os.write(file, view) :]
 
@@ -193,7 +207,27 @@ def _write_all(file: int, data: bytes) -> None:
 # How records are written.
 
 
-def _same(value: Any) -> Any:
+def _one_of(*kinds: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) not in kinds:
+            message = "a value of another kind"
+            raise TypeError(message)
+        return value
+
+    return check
+
+
+def _status(value: Any) -> Any:
+    if value not in ENDS:
+        message = "a status that is none"
+        raise ValueError(message)
+    return value
+
+
+def _time(value: Any) -> Any:
+    if value is not None and not wire.is_time(value):
+        message = "a time that is none"
+        raise ValueError(message)
     return value
 
 
@@ -202,27 +236,88 @@ def _perhaps(value: Any) -> Any:
 
 
 _FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
-    "begun": (Begun, (bytes.fromhex, bytes.fromhex, _same, _same, _same)),
-    "sent": (Sent, (bytes.fromhex, bytes.fromhex, _same)),
+    "begun": (
+        Begun,
+        (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(str, NoneType), _one_of(bool)),
+    ),
+    "sent": (Sent, (bytes.fromhex, bytes.fromhex, _one_of(str))),
     "edge closed": (EdgeClosed, (bytes.fromhex, wire.receipt_of)),
     "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
-    "ended": (Ended, (bytes.fromhex, _same, _same, _same)),
+    "ended": (Ended, (bytes.fromhex, _status, _time, _one_of(str))),
     "closed": (Closed, (bytes.fromhex, wire.receipt_of)),
     "over": (Over, (bytes.fromhex, _perhaps)),
 }
-_NAMES = {kind: name for name, (kind, _) in _FORMS.items()}
 
 
 def _line(record: Record) -> bytes:
-    values = [_plain(getattr(record, name)) for name in type(record).__slots__]
-    data = json.dumps([_NAMES[type(record)], *values], separators=(",", ":")).encode() + b"\n"
+    data = _TEXTS[type(record)](record).encode()
     return b"%08x %s" % (zlib.crc32(data), data)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    return wire.receipt_json(value) if isinstance(value, Receipt) else value
+# JSON, written by hand: every request waits for two lines, and this takes a fifth of the time.
+
+
+def _begun(record: Begun) -> str:
+    reply = "null" if record.reply is None else quoted(record.reply)
+    return (
+        f'["begun","{record.edge.hex()}","{record.cascade.hex()}",{quoted(record.parent)},{reply},'
+        f"{'true' if record.is_root else 'false'}]\n"
+    )
+
+
+def _sent(record: Sent) -> str:
+    return f'["sent","{record.hop.hex()}","{record.edge.hex()}",{quoted(record.to)}]\n'
+
+
+def _ended(record: Ended) -> str:
+    what = f'"{record.status}",{_seconds(record.seconds)},{quoted(record.why)}'
+    return f'["ended","{record.edge.hex()}",{what}]\n'
+
+
+def _with_receipt(name: str) -> Callable[[Any], str]:
+    return lambda record: f'["{name}","{record.edge.hex()}",{_receipt(record.receipt)}]\n'
+
+
+def _receipt(receipt: Receipt | None) -> str:
+    """Write what `wire.receipt_json` gives."""
+    if receipt is None:
+        return "null"
+    counts = f',"n":{receipt.hops}' if receipt.hops else ""
+    if receipt.failed:
+        counts += f',"f":{receipt.failed}'
+    if receipt.cancelled:
+        counts += f',"c":{receipt.cancelled}'
+    if receipt.lost:
+        counts += f',"l":{receipt.lost}'
+    if receipt.opaque:
+        counts += f',"o":{receipt.opaque}'
+    if receipt.unknown:
+        counts += f',"u":{receipt.unknown}'
+    if receipt.volatile:
+        counts += f',"v":{receipt.volatile}'
+    notes = f',"notes":[{",".join(map(_note, receipt.notes))}]' if receipt.notes else ""
+    return f'{{"s":"{receipt.status}"{counts}{notes}}}'
+
+
+def _note(note: Note) -> str:
+    name, why = quoted(note.name[: wire.NAME_MAX]), quoted(note.why[: wire.WHY_MAX])
+    marks = f"{quoted(note.mark)},{quoted(note.parent)}"
+    return f'[{marks},{name},"{note.status}",{_seconds(note.seconds)},{why}]'
+
+
+def _seconds(seconds: float | None) -> str:
+    return "null" if seconds is None else repr(seconds)
+
+
+_TEXTS: dict[type, Callable[[Any], str]] = {
+    Begun: _begun,
+    Sent: _sent,
+    EdgeClosed: _with_receipt("edge closed"),
+    Tallied: _with_receipt("tallied"),
+    Ended: _ended,
+    Closed: _with_receipt("closed"),
+    Over: _with_receipt("over"),
+}
 
 
 def _decode(found: list[Any]) -> Record:

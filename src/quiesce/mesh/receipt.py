@@ -7,8 +7,9 @@ knows it may end it. People, logs and other agents are shown its *mark*, from wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Note", "Receipt"]
 
@@ -22,6 +23,7 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 """How a hop ends, in the words of the agent that ran it."""
 
 
+@lru_cache(maxsize=1024)  # an edge is named several times in a row
 def mark(edge: bytes) -> str:
     """Give the name of an edge that everybody may see."""
     return blake2b(edge, digest_size=6, person=b"quiesce mark").hexdigest()
@@ -71,6 +73,33 @@ class Receipt:
         return not (self.lost or self.opaque or self.unknown or self.volatile)
 
 
+# To fill a frozen object takes five times as long as another, and every message has two of them. So they
+# are filled as what is not frozen, of the same slots, and are frozen then.
+
+
+class _Note:
+    __slots__ = Note.__slots__
+
+
+class _Receipt:
+    __slots__ = Receipt.__slots__
+
+
+def note(
+    edge: bytes, parent: str, name: str, status: Status, seconds: float | None, why: str
+) -> Note:
+    """Make the note of an edge."""
+    made: Any = _Note()
+    made.mark = mark(edge)
+    made.parent = parent
+    made.name = name
+    made.status = status
+    made.seconds = seconds
+    made.why = why
+    made.__class__ = Note
+    return made  # type: ignore[no-any-return]  # it is one now
+
+
 def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
     """Make the receipt of an edge whose agent gives none."""
     return Receipt(
@@ -109,8 +138,9 @@ class Tally:
         self.opaque += receipt.opaque
         self.unknown += receipt.unknown
         self.volatile += receipt.volatile
-        if receipt.notes:
-            self.notes = foremost((*self.notes, *receipt.notes))
+        notes = receipt.notes
+        if notes and (len(self.notes) < NOTES_MAX or any(one.status != "done" for one in notes)):
+            self.notes = foremost((*self.notes, *notes))
 
     def sum(self) -> Receipt:
         """Give all of it as one receipt, of the status of no hop."""
@@ -121,29 +151,30 @@ class Tally:
 
     def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
         """Make the receipt of the hop itself."""
-        return Receipt(
-            status,
-            hops=self.hops + 1,
-            failed=self.failed + (status == "failed"),
-            cancelled=self.cancelled + (status == "cancelled"),
-            lost=self.lost + (status == "lost"),
-            opaque=self.opaque,
-            unknown=self.unknown,
-            volatile=self.volatile + volatile,
-            notes=foremost((own, *self.notes)),
-        )
+        made: Any = _Receipt()
+        made.status = status
+        made.hops = self.hops + 1
+        made.failed = self.failed + (status == "failed")
+        made.cancelled = self.cancelled + (status == "cancelled")
+        made.lost = self.lost + (status == "lost")
+        made.opaque = self.opaque
+        made.unknown = self.unknown
+        made.volatile = self.volatile + volatile
+        made.notes = foremost((own, *self.notes))
+        made.__class__ = Receipt
+        return made  # type: ignore[no-any-return]  # it is one now
 
 
 def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
     """Leave out what is over the limit: first of what went well, from the end."""
-    if len(notes) <= most:
+    spare = len(notes) - most
+    if spare <= 0:
         return notes
-    room = most - sum(note.status != "done" for note in notes)
-    kept = []
-    for note in notes:
-        if note.status == "done":
-            if room <= 0:
-                continue
-            room -= 1
-        kept.append(note)
+    kept = list(notes)
+    for place in range(len(notes) - 1, -1, -1):
+        if notes[place].status == "done":
+            del kept[place]
+            spare -= 1
+            if not spare:
+                return tuple(kept)
     return tuple(kept[:most])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from quiesce.errors import LocalProtocolError, RemoteProtocolError
@@ -29,6 +29,7 @@ VERSION = 0
 HEADER_BYTES_MAX = 4096
 BODY_BYTES_MAX = 4 * 1024 * 1024
 ITEMS_MAX = 1000
+WAIT_MAX = 60.0
 NOTES_ON_HEADER = 8
 NAME_MAX, WHY_MAX, HOME_MAX = 200, 500, 512
 _COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly
@@ -41,7 +42,12 @@ _FIRST = re.compile(
 )
 _ANSWER = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<mark>[0-9a-f]{12})(?P<more>-[0-9a-f-]*)?")
 _MARK = re.compile(r"[0-9a-f]{12}|")
+_SECONDS = re.compile(r"[0-9]{1,12}")
 _HOME = re.compile(r"https?://[!-+\--:<-~]+")  # visible ASCII, without comma and semicolon
+_PLAIN = re.compile(
+    r"00-([0-9a-f]{32})-([0-9a-f]{24})-([0-9a-f]{12})-[0-9a-f]{2}"
+    r";b=([0-9]{1,12})(?:;h=(https?://[!-+\--:<-~]+))?"
+)
 _COUNTS = {
     "n": "hops", "f": "failed", "c": "cancelled", "l": "lost", "o": "opaque", "u": "unknown",
     "v": "volatile",
@@ -53,10 +59,21 @@ class Handed:
     """What comes with a message: the edge that it is."""
 
     cascade: bytes
-    edge: bytes
+    edge: bytes = field(repr=False)  # a secret
     parent: str
+    begin_by: int
+    """Until when it may begin, in seconds since 1970; a copy that comes later is refused."""
     home: str | None = None
-    """Where its receipt is to be posted; None: whoever sent it asks for it."""
+    """The node that its receipt is to be posted to; None: whoever sent it asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the answer to a message says."""
+
+    answer: Answer
+    must_ask: bool = False
+    """Whether the receiver posts no receipt, so that its sender has to ask for it."""
 
 
 def _refuse(what: str, why: str) -> NoReturn:
@@ -73,13 +90,20 @@ def request_header(handed: Handed) -> str:
     Raises:
         LocalProtocolError: the address cannot be written there.
     """
-    text = f"00-{handed.cascade.hex()}-{handed.edge.hex()}-{handed.parent}-00"
-    if handed.home is None:
-        return text
-    if len(handed.home) > HOME_MAX or not _HOME.fullmatch(handed.home):
-        message = f"not an address that fits into a header: {handed.home!r}"
+    text = f"00-{handed.cascade.hex()}-{handed.edge.hex()}-{handed.parent}-00;b={handed.begin_by:d}"
+    return text if handed.home is None else f"{text};h={home(handed.home)}"
+
+
+def home(address: str) -> str:
+    """Check the address of a node, as others are told it.
+
+    Raises:
+        LocalProtocolError: it cannot be written into a header.
+    """
+    if len(address) > HOME_MAX or not _HOME.fullmatch(address):
+        message = f"not an address that fits into a header: {address!r}"
         raise LocalProtocolError(message)
-    return f"{text};h={handed.home}"
+    return address
 
 
 def parse_request_header(text: str | bytes) -> Handed:
@@ -88,12 +112,24 @@ def parse_request_header(text: str | bytes) -> Handed:
     Raises:
         RemoteProtocolError: it is not one.
     """
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    plain = _PLAIN.fullmatch(text) if len(text) <= HOME_MAX else None
+    if plain is not None:  # as nearly all are: in one go
+        cascade, edge, parent, latest, node = plain.groups()
+        return Handed(bytes.fromhex(cascade), bytes.fromhex(edge), parent, int(latest), node)
     found, options = _header(REQUEST_HEADER, text, _FIRST)
-    home = options.get("h")
-    if home is not None and (len(home) > HOME_MAX or not _HOME.fullmatch(home)):
+    address, begin_by = options.get("h"), options.get("b", "")
+    if address is not None and (len(address) > HOME_MAX or not _HOME.fullmatch(address)):
         _refuse(REQUEST_HEADER, "h is not an http address")
+    if not _SECONDS.fullmatch(begin_by):
+        _refuse(REQUEST_HEADER, "b is not a number of seconds")
     return Handed(
-        bytes.fromhex(found["cascade"]), bytes.fromhex(found["edge"]), found["parent"], home
+        bytes.fromhex(found["cascade"]),
+        bytes.fromhex(found["edge"]),
+        found["parent"],
+        int(begin_by),
+        address,
     )
 
 
@@ -119,18 +155,20 @@ def _header(
     return found, options
 
 
-def response_header(edge: bytes, answer: Answer) -> str:
+def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> str:
     """Write the header of an answer to a message: how its edge stands."""
     text = f"00-{mark(edge)}"
     if answer.receipt is None:
-        return f"{text};s={answer.kind.replace(' ', '-')}"
-    receipt = replace(answer.receipt, notes=foremost(answer.receipt.notes, NOTES_ON_HEADER))
-    while len(body := _dumps(receipt_json(receipt))) > HEADER_BYTES_MAX // 2:
+        return f"{text};s={answer.kind.replace(' ', '-')}{';d=ask' * must_ask}"
+    receipt = answer.receipt
+    if len(receipt.notes) > NOTES_ON_HEADER:
+        receipt = replace(receipt, notes=foremost(receipt.notes, NOTES_ON_HEADER))
+    while len(body := dumps(receipt_json(receipt))) > HEADER_BYTES_MAX // 2:
         receipt = replace(receipt, notes=receipt.notes[:-1])
     return f"{text};s=closed;r={body.hex()}"
 
 
-def parse_response_header(text: str | bytes, edge: bytes) -> Answer:
+def parse_response_header(text: str | bytes, edge: bytes) -> Answered:
     """Read the header of the answer to a message.
 
     Raises:
@@ -141,12 +179,12 @@ def parse_response_header(text: str | bytes, edge: bytes) -> Answer:
         _refuse(RESPONSE_HEADER, "it is about another message")
     kind = options.get("s", "").replace("-", " ")
     if kind != "closed":
-        return _answer(kind)
+        return Answered(_answer(kind), must_ask=options.get("d") == "ask")
     try:
         body = bytes.fromhex(options.get("r", ""))
     except ValueError:
         _refuse(RESPONSE_HEADER, "r is not in hexadecimal")
-    return Answer("closed", _parse_receipt(_loads(RESPONSE_HEADER, body)))
+    return Answered(Answer("closed", _parse_receipt(_loads(RESPONSE_HEADER, body))))
 
 
 # Bodies.
@@ -156,7 +194,8 @@ def call_body(call: Call) -> bytes:
     """Write a call."""
     receipts = [[edge.hex(), receipt_json(receipt)] for edge, receipt in call.receipts]
     asks = [[edge.hex(), cancel] for edge, cancel in call.asks]
-    return _dumps({"v": VERSION, "receipts": receipts, "asks": asks})
+    made = {"v": VERSION, "receipts": receipts, "asks": asks}
+    return dumps(made | {"wait": call.wait} if call.wait else made)
 
 
 def parse_call(body: bytes, to: str = "") -> Call:
@@ -165,15 +204,18 @@ def parse_call(body: bytes, to: str = "") -> Call:
     Raises:
         RemoteProtocolError: it is not one.
     """
-    found = _versioned("call", body)
-    receipts = _items(found, "receipts", _parse_receipt)
-    return Call(to, receipts, _items(found, "asks", _parse_ask))
+    found = versioned("call", body)
+    receipts = _pairs(found, "receipts", _parse_receipt)
+    wait = found.get("wait", 0)
+    if not is_time(wait):
+        _refuse("call", "wait is not a number of seconds")
+    return Call(to, receipts, _pairs(found, "asks", _parse_ask), min(float(wait), WAIT_MAX))
 
 
 def reply_body(reply: Reply) -> bytes:
     """Write the answer to a call."""
     answers = [[edge.hex(), _answered(answer)] for edge, answer in reply.answers]
-    return _dumps({"v": VERSION, "taken": [edge.hex() for edge in reply.taken], "answers": answers})
+    return dumps({"v": VERSION, "taken": [edge.hex() for edge in reply.taken], "answers": answers})
 
 
 def parse_reply(body: bytes) -> Reply:
@@ -182,13 +224,17 @@ def parse_reply(body: bytes) -> Reply:
     Raises:
         RemoteProtocolError: it is not one.
     """
-    found = _versioned("reply", body)
-    taken = tuple(_edge(one) for one in _list(found, "taken"))
-    return Reply(taken, _items(found, "answers", _parse_answer))
+    found = versioned("reply", body)
+    taken = tuple(edge_of(one) for one in items(found, "taken"))
+    return Reply(taken, _pairs(found, "answers", _parse_answer))
 
 
-def _dumps(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def dumps(value: object) -> bytes:
+    """Write JSON, small."""
+    return _encode(value).encode()
 
 
 def _loads(what: str, body: bytes) -> Any:
@@ -204,7 +250,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _versioned(what: str, body: bytes) -> dict[str, Any]:
+def versioned(what: str, body: bytes) -> dict[str, Any]:
+    """Read a body of this version."""
     found = _loads(what, body)
     if not isinstance(found, dict):
         _refuse(what, "not a JSON object")
@@ -213,25 +260,27 @@ def _versioned(what: str, body: bytes) -> dict[str, Any]:
     return found
 
 
-def _list(found: dict[str, Any], name: str) -> list[Any]:
+def items(found: dict[str, Any], name: str) -> list[Any]:
+    """Read one of its lists."""
     value = found.get(name, [])
     if not isinstance(value, list) or len(value) > ITEMS_MAX:
         _refuse(name, f"not a list of at most {ITEMS_MAX}")
     return value
 
 
-def _items(
+def _pairs(
     found: dict[str, Any], name: str, parse: Callable[[Any], T]
 ) -> tuple[tuple[bytes, T], ...]:
-    items = []
-    for one in _list(found, name):
+    pairs = []
+    for one in items(found, name):
         if not isinstance(one, list) or len(one) != 2:  # noqa: PLR2004 - a pair
             _refuse(name, "not a pair")
-        items.append((_edge(one[0]), parse(one[1])))
-    return tuple(items)
+        pairs.append((edge_of(one[0]), parse(one[1])))
+    return tuple(pairs)
 
 
-def _edge(value: Any) -> bytes:
+def edge_of(value: Any) -> bytes:
+    """Read the id of an edge."""
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}", value):
         _refuse("edge", "not 24 hexadecimal digits")
     return bytes.fromhex(value)
@@ -322,10 +371,11 @@ def _parse_note(found: Any) -> Note:
         _refuse("note", "a name that is too long, or none")
     if len(why) > WHY_MAX or not isinstance(status, str) or status not in _STATUSES:
         _refuse("note", "a status that is none, or a reason that is too long")
-    if seconds is not None and not _is_time(seconds):
+    if seconds is not None and not is_time(seconds):
         _refuse("note", "seconds that are none")
     return Note(own, parent, name, status, seconds, why)  # type: ignore[arg-type]  # a status
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Tell whether it is a number of seconds."""
     return type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _COUNT_MAX

@@ -129,3 +129,78 @@ def test_a_receipt_that_nobody_takes_is_not_sent_for_ever() -> None:
     assert now >= 100.0 or now == math.inf
     assert 20 < calls < 40
     assert given_up == []
+
+
+def edges(count: int) -> list[bytes]:
+    """Give so many edges."""
+    return [number.to_bytes(12, "big") for number in range(count)]
+
+
+def test_edges_are_asked_for_together_a_little_early_and_never_late() -> None:
+    """Each within a part of the time that it would have to itself, whatever else there is."""
+    courier, _ = new()
+    due = {edge: 30.0 + number * 0.1 for number, edge in enumerate(edges(100))}
+    for edge, at in due.items():
+        courier.watch(Watch(edge, "a"), at - 30.0)
+    times: set[float] = set()
+    while (now := courier.next_at()) < math.inf:
+        times.add(now)
+        for call in courier.due(now):
+            for edge, _ in call.asks:
+                assert due[edge] - 30.0 / 32 <= now <= due[edge]
+                courier.unwatch(edge)
+    assert len(times) <= 12
+
+
+def test_a_round_that_is_empty_is_joined_by_nobody() -> None:
+    """It is not looked at any more: who joined it would never be asked for."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a"), 0.0)
+    courier.unwatch(ONE)
+    assert courier.next_at() == math.inf
+    courier.watch(Watch(TWO, "a"), 0.5)
+    assert courier.next_at() == 30.5
+    assert [call.asks for call in courier.due(30.5)] == [((TWO, False),)]
+
+
+def test_receipts_and_questions_to_a_node_share_its_calls() -> None:
+    """Each call has as many of both as it may, and nothing is left out."""
+    courier, _ = new()
+    for edge in edges(3):
+        courier.post(Post(edge, "a", DONE), 0.0)
+        courier.watch(Watch(edge, "a", cancel=True), 0.0)
+    calls = courier.due(0.0)
+    assert [(len(call.receipts), len(call.asks)) for call in calls] == [(2, 0), (1, 1), (0, 2)]
+    assert [edge for call in calls for edge, _ in call.asks] == edges(3)
+
+
+def test_what_failed_together_is_tried_again_together() -> None:
+    """A dead node is called once a turn, however many edges wait for it; one that lives is not late."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
+    courier.watch(Watch(TWO, "a", in_doubt=True), 1.0)
+    courier.watch(Watch(THREE, "b", in_doubt=True), 1.0)
+    one, other = courier.due(3.0)
+    courier.failed(one, 3.0)
+    courier.replied(other, Reply((), ((THREE, WORKING),)), 3.0)
+    assert courier.next_at() == 4.0
+    (again,) = courier.due(4.0)
+    assert again == one
+    courier.failed(again, 4.0)
+    assert courier.next_at() == 6.0
+
+
+def test_a_wish_to_end_gives_a_silent_node_no_more_time() -> None:
+    """It is told at once; when the node was last heard of is as it was."""
+    courier, given_up = new()
+    courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
+    while (now := courier.next_at()) < 90.0:
+        for call in courier.due(now):
+            courier.failed(call, now)
+    courier.watch(Watch(ONE, "a", cancel=True), 90.0)
+    (call,) = courier.due(90.0)
+    assert call.asks == ((ONE, True),)
+    courier.failed(call, 99.0)
+    assert courier.next_at() == 103.0  # as long as after the failures before
+    assert courier.due(103.0) == []
+    assert given_up == [(ONE, "a was not heard of any more")]

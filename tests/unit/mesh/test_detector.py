@@ -143,7 +143,7 @@ def test_what_was_not_taken_is_closed_at_once(how: str, counts: tuple[int, int, 
     ("answer", "counts"),
     [
         (NEVER, (1, 0, 0)),
-        (NOT_NOW, (1, 0, 1)),
+        (NOT_NOW, (0, 1, 0)),
         (UNKNOWN, (0, 1, 0)),
         (Answer("closed", Receipt("lost", lost=1)), (1, 0, 0)),
     ],
@@ -262,3 +262,23 @@ def test_a_mark_does_not_give_the_edge_away() -> None:
     """It is short, and the same for the same edge."""
     assert mark(ONE) == mark(ONE) != mark(TWO)
     assert (len(mark(ONE)), ONE.hex() in mark(ONE)) == (12, False)
+
+
+def test_a_verdict_that_nobody_was_told_of_is_told_after_a_restart() -> None:
+    """Also from a snapshot, with all that its edges came to; once it was told, it is over."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.receive(ONE, Receipt("failed", 3, failed=2))
+    restarted = new()
+    restarted.restore(detector.snapshot())  # its process died at its work
+    first = restarted.take()[-1]
+    assert isinstance(first, Settle)
+    assert (first.receipt.hops, first.receipt.failed, first.receipt.lost) == (4, 2, 1)
+    again = new()
+    again.restore(restarted.snapshot())
+    assert again.take() == [first]
+    again.taken(ROOT)
+    last = new()
+    last.restore(again.snapshot())
+    assert last.take() == []

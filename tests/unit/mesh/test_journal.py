@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageError
+from quiesce.mesh import wire
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt, mark
+from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +67,53 @@ def test_what_was_written_is_there_again(tmp_path: Path, durability: str) -> Non
     assert again(journal) == RECORDS
     assert journal.size == (tmp_path / "a").stat().st_size
     journal.close()
+
+
+def any_records() -> st.SearchStrategy[Record]:
+    """Give records of every kind, with any text and any count."""
+    edges, text, counts = (
+        st.binary(min_size=12, max_size=12),
+        st.text(max_size=20),
+        st.integers(0, 9),
+    )
+    seconds = st.none() | st.floats(0, 1e9) | st.integers(0, 9)
+    statuses = st.sampled_from(get_args(Status))
+    marks = st.sampled_from(["", "0123456789ab"])
+    notes = st.builds(Note, marks, marks, text, statuses, seconds, text)
+    receipts = st.builds(Receipt, statuses, *[counts] * 7, st.lists(notes, max_size=3).map(tuple))
+    return st.one_of(
+        st.builds(Begun, edges, st.binary(min_size=16, max_size=16), text, st.none() | text, is_root=st.booleans()),
+        st.builds(Sent, edges, edges, text),
+        st.builds(Ended, edges, st.sampled_from(ENDS), seconds, text),
+        *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied, Closed, Over)),
+        st.builds(Over, edges),
+    )  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(records=st.lists(any_records(), max_size=4))
+def test_any_record_is_there_again(journal: Journal, records: list[Record]) -> None:
+    """Whatever is in its texts; and a line has what it would have on the wire."""
+    journal.path.unlink(missing_ok=True)
+    journal.open()
+    journal.write(records)
+    assert again(journal) == records
+    journal.close()
+    lines = journal.path.read_bytes().splitlines()[1:]
+    assert [json.loads(line[9:]) for line in lines] == [plain(one) for one in records]
+
+
+def plain(record: Record) -> list[object]:
+    """Give what the line of a record has to say."""
+    name = "edge closed" if isinstance(record, EdgeClosed) else type(record).__name__.lower()
+    values = [getattr(record, slot) for slot in type(record).__slots__]
+    return [name, *(_plain(value) for value in values)]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Receipt):
+        return wire.receipt_json(value)
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def test_a_compaction_takes_the_place_of_all_before(journal: Journal) -> None:
@@ -221,3 +273,29 @@ def test_a_folder_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Journal(tmp_path / "nowhere" / "a").open()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_nothing_follows_a_part_of_a_line_that_stays(tmp_path: Path) -> None:
+    """A write fails, and so does taking it back: the next would be lost with it. The lock is kept."""
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.open()
+    left = [20]
+    write = os.write
+
+    def half(file: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.EIO, "I/O error")
+        return write(file, data[: left.pop()])
+
+    cannot = mock.patch.object(os, "ftruncate", side_effect=OSError(errno.EIO, "I/O error"))
+    with mock.patch.object(os, "write", half), cannot, pytest.raises(OSError, match="I/O"):
+        journal.write([Over(b"1" * 12)])
+    with pytest.raises(JournalBroken, match="nothing may follow"):
+        journal.write([Over(b"2" * 12)])
+    with pytest.raises(JournalInUse):
+        Journal(path).open()
+    journal.close()
+    again = Journal(path)
+    assert again.open() == []
+    again.close()

@@ -14,14 +14,15 @@ from quiesce.mesh import wire
 from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
 from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
-from quiesce.mesh.wire import Handed
+from quiesce.mesh.wire import Answered, Handed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CASCADE, EDGE = bytes(range(16)), bytes(range(100, 112))
-HEADER = "00-000102030405060708090a0b0c0d0e0f-6465666768696a6b6c6d6e6f-0123456789ab-00"
-HANDED = Handed(CASCADE, EDGE, "0123456789ab")
+HEAD = "00-000102030405060708090a0b0c0d0e0f-6465666768696a6b6c6d6e6f-0123456789ab-00"
+HEADER = f"{HEAD};b=1763290000"
+HANDED = Handed(CASCADE, EDGE, "0123456789ab", 1_763_290_000)
 
 edges = st.binary(min_size=12, max_size=12)
 counts = st.integers(0, 2**53 - 1)
@@ -57,16 +58,16 @@ def test_the_header_of_a_message_is_short_and_read_again() -> None:
     assert len(HEADER) < 100
     assert wire.parse_request_header(HEADER) == HANDED
     assert wire.parse_request_header(HEADER.encode()) == HANDED
-    home = Handed(CASCADE, EDGE, "0123456789ab", "https://[::1]:8080/quiesce?a=b")
+    home = Handed(CASCADE, EDGE, "0123456789ab", 1, "https://[::1]:8080/quiesce?a=b")
     assert wire.parse_request_header(wire.request_header(home)) == home
 
 
 def test_a_later_version_may_add_and_not_change() -> None:
     """More fields and parameters are ignored, of a later version; ours has none."""
-    assert wire.parse_request_header("01" + HEADER[2:] + "-abcd;h=http://a;x=1") == Handed(
-        CASCADE, EDGE, "0123456789ab", "http://a"
+    assert wire.parse_request_header("01" + HEAD[2:] + "-abcd;h=http://a;x=1;b=7") == Handed(
+        CASCADE, EDGE, "0123456789ab", 7, "http://a"
     )
-    for wrong in ("ff" + HEADER[2:], HEADER + "-abcd"):
+    for wrong in ("ff" + HEADER[2:], HEAD + "-abcd;b=7"):
         with pytest.raises(RemoteProtocolError, match="has no such form"):
             wire.parse_request_header(wrong)
 
@@ -74,7 +75,8 @@ def test_a_later_version_may_add_and_not_change() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "", "00", HEADER[:-1], HEADER + "0", HEADER.upper(), HEADER.replace("-", "_"),
+        "", "00", HEADER[2:], HEAD + "0;b=7", HEAD.upper() + ";b=7", HEADER.replace("-", "_"),
+        HEAD, HEAD + ";b=", HEAD + ";b=-1", HEAD + ";b=1.5", HEAD + ";b=1234567890123",
         HEADER + ";", HEADER + ";h", HEADER + ";h=ftp://a", HEADER + ";h=http://a b",
         HEADER + ";h=http://a;h=http://a", HEADER + ";h=http://" + "a" * 600, "a" * 5000,
         HEADER.replace("6465", "zz65"), HEADER + "\n", "\xff" * 80,
@@ -90,23 +92,27 @@ def test_what_is_no_header_is_refused(wrong: str) -> None:
 def test_an_address_that_does_not_fit_is_not_sent() -> None:
     """It would be cut, or would become another parameter."""
     with pytest.raises(LocalProtocolError, match="fits into a header"):
-        wire.request_header(Handed(CASCADE, EDGE, "0123456789ab", "http://a;b"))
+        wire.request_header(Handed(CASCADE, EDGE, "0123456789ab", 1, "http://a;b"))
 
 
-@given(edges, answers)
-def test_the_header_of_an_answer_is_read_again(edge: bytes, answer: Answer) -> None:
+@given(edges, answers, st.booleans())
+def test_the_header_of_an_answer_is_read_again(
+    edge: bytes,
+    answer: Answer,
+    must_ask: bool,  # noqa: FBT001 - hypothesis gives it
+) -> None:
     """Whatever it says; of many notes only some are kept, the counts are all."""
-    text = wire.response_header(edge, answer)
+    text = wire.response_header(edge, answer, must_ask=must_ask)
     assert len(text) <= wire.HEADER_BYTES_MAX
     assert text.isascii()
     assert text.isprintable()
     read = wire.parse_response_header(text, edge)
     if answer.receipt is None:
-        assert read == answer
+        assert read == Answered(answer, must_ask)
     else:
-        assert read.receipt is not None
-        assert read.receipt.hops == answer.receipt.hops
-        assert read.receipt.lost == answer.receipt.lost
+        assert read.answer.receipt is not None
+        assert read.answer.receipt.hops == answer.receipt.hops
+        assert read.answer.receipt.lost == answer.receipt.lost
 
 
 def test_the_answer_to_another_message_is_refused() -> None:
@@ -116,10 +122,14 @@ def test_the_answer_to_another_message_is_refused() -> None:
         wire.parse_response_header(text, bytes(12))
 
 
-@given(st.lists(st.tuples(edges, receipts), max_size=5), st.lists(st.tuples(edges, st.booleans())))
-def test_a_call_is_read_again(posted: Any, asked: Any) -> None:
+@given(
+    st.lists(st.tuples(edges, receipts), max_size=5),
+    st.lists(st.tuples(edges, st.booleans())),
+    st.floats(0, wire.WAIT_MAX),
+)
+def test_a_call_is_read_again(posted: Any, asked: Any, wait: float) -> None:
     """Receipts and questions come out as they went in."""
-    call = Call("there", tuple(posted), tuple(asked))
+    call = Call("there", tuple(posted), tuple(asked), wait)
     assert wire.parse_call(wire.call_body(call), "there") == call
 
 
@@ -128,6 +138,11 @@ def test_a_reply_is_read_again(taken: Any, answered: Any) -> None:
     """What was taken and what is answered come out as they went in."""
     reply = Reply(tuple(taken), tuple(answered))
     assert wire.parse_reply(wire.reply_body(reply)) == reply
+
+
+def test_nobody_is_kept_waiting_for_longer_than_the_limit() -> None:
+    """However long a caller would wait."""
+    assert wire.parse_call(b'{"v":0,"wait":1e9}').wait == wire.WAIT_MAX
 
 
 def test_long_texts_are_cut_when_they_are_written() -> None:
@@ -173,6 +188,7 @@ def test_what_is_no_receipt_is_refused(receipt: object) -> None:
         b"", b"\xff", b"[]", b"{}", b'{"v":1}', b'{"v":false}', b'{"v":0,"asks":{}}',
         b'{"v":0,"asks":[1]}', b'{"v":0,"asks":[["%s",1]]}' % EDGE.hex().encode(),
         b'{"v":0,"asks":[["AB",true]]}', b'{"v":NaN}', b"[" * 100_000, b"1" * 10_000,
+        b'{"v":0,"wait":-1,"answers":1}', b'{"v":0,"wait":"1","answers":1}',
         b'{"v":0,"asks":[%s]}' % b",".join([b"[]"] * 1001), b" " * (wire.BODY_BYTES_MAX + 1),
     ],
 )  # fmt: skip

@@ -1,0 +1,125 @@
+"""An agent under uvicorn, plain or as part of a mesh, for `benchmarks.mesh`.
+
+`GET /cpu` tells the processor time of the process so far. `POST /work` answers at once. `POST /chain` answers,
+then works for a moment, then hands on to the next agent, if there is one; `GET /ended` tells when the last
+of that ended. `GET /go` begins a cascade with a `/chain`, and tells when it was known to have settled. `GET
+/trip` tells how long a call with nothing in it takes, to the agent that is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from quiesce.mesh import Node
+from quiesce.mesh.courier import Call
+from quiesce.mesh.http import Http
+from quiesce.mesh.transport import RECEIPTS
+from quiesce.mesh.wire import call_body
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+TRIPS = 20
+
+
+class Agent:
+    """What one process serves."""
+
+    def __init__(self, node: Node | None, after: str) -> None:
+        """Know whom to hand on to, if to anybody."""
+        self._node = node
+        self._after = after
+        self._client: Any = None if node is None else node.client(trust_env=False)
+        self._http = Http()
+        self._ended = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def cpu(self, _: Request) -> Response:
+        """Tell the processor time."""
+        return PlainTextResponse(str(time.process_time()))
+
+    async def work(self, request: Request) -> Response:
+        """Do next to nothing."""
+        found = await request.json()
+        return JSONResponse({"got": found["text"]})
+
+    async def chain(self, _: Request) -> Response:
+        """Answer, and go on."""
+        task = asyncio.create_task(self._go_on())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return PlainTextResponse("working", 202)
+
+    async def _go_on(self) -> None:
+        await asyncio.sleep(0.02)
+        if self._after:
+            await self._client.post(f"{self._after}/chain")
+        self._ended = time.monotonic()
+
+    async def ended(self, _: Request) -> Response:
+        """Tell when the last of it ended."""
+        return JSONResponse(self._ended)
+
+    async def go(self, request: Request) -> Response:
+        """Begin a cascade, and tell when it was known to have settled."""
+        assert self._node is not None
+        async with self._node.cascade("bench") as cascade:
+            await self._client.post(f"{request.query_params['to']}/chain")
+        settlement = await cascade.settled(within=20)
+        assert settlement.ok, str(settlement)
+        return JSONResponse([time.monotonic(), settlement.receipt.hops])
+
+    async def trip(self, request: Request) -> Response:
+        """Tell how long a call takes, there and back, in seconds."""
+        found = []
+        for _ in range(TRIPS):
+            began = time.perf_counter()
+            to = request.query_params["to"]
+            await self._http.call(to, RECEIPTS, call_body(Call(to, (), ())))
+            found.append(time.perf_counter() - began)
+        return JSONResponse(statistics.median(found))
+
+
+def main() -> None:
+    """Serve as the command line says, until somebody ends it."""
+    options = json.loads(sys.argv[1])
+    with socket.socket(fileno=options["listener"]) as listener:
+        node = None
+        if options["way"] != "bare":
+            node = Node(
+                options["name"],
+                url=options["url"],
+                journal=options["journal"],
+                peers=options["peers"],
+            )
+        agent = Agent(node, options.get("after", ""))
+        paths = ("cpu", "work", "chain", "ended", "go", "trip")
+        app: Any = Starlette(
+            routes=[
+                Route(f"/{path}", getattr(agent, path), methods=["GET", "POST"]) for path in paths
+            ]
+        )
+        config = uvicorn.Config(
+            app if node is None else node.asgi(app),
+            loop="asyncio",
+            log_level="error",
+            access_log=False,
+            timeout_keep_alive=600,  # the others are measured meanwhile
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

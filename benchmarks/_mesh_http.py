@@ -1,0 +1,176 @@
+"""Servers of a mesh, as processes over loopback: what taking part costs a request, how soon an end is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quiesce.mesh import wire
+from tests.adapters.runs import ROOT
+from tests.integration import subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUBJECT = "a2a-sdk-1.3.0"  # which brings uvicorn, Starlette and httpx
+WAYS = ("bare", "mesh", "mesh without a journal")
+_SECONDS_MAX = 30.0
+_BODY = b'{"text":"a message to an agent"}'
+
+
+@dataclass
+class Server:
+    """One process, and a connection to it."""
+
+    url: str
+    socket: socket.socket
+
+    def request(self, method: str, path: str, header: str = "", body: bytes = b"") -> bytes:
+        """Make a request, and give the body of the answer."""
+        extra = f"{wire.REQUEST_HEADER}: {header}\r\n" if header else ""
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
+        self.socket.sendall(head.encode() + body)
+        found = b""
+        while b"\r\n\r\n" not in found:
+            found += self._more()
+        top, _, rest = found.partition(b"\r\n\r\n")
+        lines = dict(line.lower().split(b": ", 1) for line in top.split(b"\r\n")[1:])
+        while len(rest) < int(lines[b"content-length"]):
+            rest += self._more()
+        status = int(top.split()[1])
+        if not 200 <= status < 300:
+            message = f"{path} answered {status}: {rest!r}"
+            raise ConnectionError(message)
+        if header and wire.RESPONSE_HEADER.lower().encode() not in lines:
+            message = f"{path} took no part"
+            raise ConnectionError(message)
+        return rest
+
+    def _more(self) -> bytes:
+        more = self.socket.recv(65536)
+        if not more:
+            message = "the server has ended"
+            raise ConnectionError(message)
+        return more
+
+    def json(self, path: str) -> Any:  # noqa: ANN401 - whatever it says
+        """Get a path, and read its JSON."""
+        return json.loads(self.request("GET", path))
+
+
+@contextmanager
+def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, Server]]:
+    """Run agents, each named and of one of the ways, and be connected to them.
+
+    Args:
+        ways: of each agent.
+        after: to whom those hand on that do.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        listeners = {name: stack.enter_context(_listener()) for name in ways}
+        urls = {name: f"http://127.0.0.1:{one.getsockname()[1]}" for name, one in listeners.items()}
+        made = {}
+        for name, way in ways.items():
+            options = {
+                "way": way,
+                "name": name,
+                "url": urls[name],
+                "peers": list(urls.values()),
+                "journal": None if "without" in way else str(Path(folder, f"{name}.journal")),
+                "after": urls.get(after.get(name, ""), ""),
+                "listener": listeners[name].fileno(),
+            }
+            stack.enter_context(_process(options))
+            made[name] = Server(urls[name], stack.enter_context(_connected(listeners[name])))
+        yield made
+
+
+def _listener() -> socket.socket:
+    # With the protocol named: only then asyncio sets TCP_NODELAY on what is accepted.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+@contextmanager
+def _process(options: dict[str, Any]) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks._mesh_agent", json.dumps(options)]
+    with subprocess.Popen(  # noqa: S603 - our own
+        command, cwd=ROOT, env=subjects.environment(SUBJECT), pass_fds=[options["listener"]]
+    ) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def _connected(listener: socket.socket) -> socket.socket:
+    connection = socket.create_connection(listener.getsockname(), _SECONDS_MAX)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What so many requests took."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def measure_requests(server: Server, way: str, requests: int) -> Cost:
+    """Make requests, one after the other; with a new message each, if the server takes part."""
+    begin_by = int(time.time()) + 3000
+    headers = [""] * requests
+    if way != "bare":
+        headers = [
+            wire.request_header(
+                wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
+            )
+            for _ in range(requests)
+        ]
+    cpu = float(server.request("GET", "/cpu"))
+    began = time.perf_counter()
+    for header in headers:
+        server.request("POST", "/work", header, _BODY)
+    seconds = time.perf_counter() - began
+    return Cost(seconds, float(server.request("GET", "/cpu")) - cpu)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """From the end of the last work to the verdict, and what the path of its receipts takes."""
+
+    seconds: float
+    round_trips: float
+
+
+def measure_latency(agents: list[Server]) -> Latency:
+    """Run one cascade down the chain."""
+    root, *others = agents
+    known, hops = root.json(f"/go?to={others[0].url}")
+    assert hops == len(agents), f"{hops} hops of {len(agents)}"
+    ended = max(agent.json("/ended") for agent in others)
+    path = agents[::-1]
+    trips = sum(
+        sender.json(f"/trip?to={receiver.url}") for sender, receiver in itertools.pairwise(path)
+    )
+    return Latency(known - ended, trips)
+
+
+def chain(length: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Describe a chain of agents, from the root to the last."""
+    names = [f"n{number}" for number in range(length)]
+    return dict.fromkeys(names, "mesh"), dict(itertools.pairwise(names))

@@ -1,0 +1,187 @@
+"""Engines that are wired in memory, by plain calls: cascades of any size, without a network or a file.
+
+Each shape gives how long it took, in processor seconds, and makes sure that the verdict counts every
+hop, once. What an engine wants written is taken, and thrown away: what the journal costs is measured by
+itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quiesce.mesh.courier import Patience
+from quiesce.mesh.engine import Engine
+from quiesce.mesh.facts import Settle
+from quiesce.mesh.receipt import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.mesh.detector import Hop
+    from quiesce.mesh.receipt import Receipt
+
+    Shape = Callable[[int], float]
+
+NAMES = ("http://127.0.0.1:8001", "http://127.0.0.1:8002")
+FAN_OUT = 10
+CASCADE = bytes(16)
+
+
+def new_engine(name: str = NAMES[0]) -> Engine:
+    """Make an engine as a node does, without jitter."""
+    return Engine(name, lasting=True, patience=Patience(), jitter=lambda: 1.0)
+
+
+class Mesh:
+    """Two nodes that hand everything to each other; the first begins."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.engines = {name: new_engine(name) for name in NAMES}
+        self.first, self.second = self.engines.values()
+        self.ids = 0
+        self.settled: list[Receipt] = []
+
+    def new_id(self) -> bytes:
+        """Give an id that nobody else has."""
+        self.ids += 1
+        return self.ids.to_bytes(12, "big")
+
+    def begin(self) -> Hop:
+        """Begin a cascade at the first node."""
+        hop = self.first.begin(self.new_id(), CASCADE, 0.0)
+        self.first.take_writes()
+        return hop
+
+    def hand(self, engine: Engine, hop: Hop, to: str) -> bytes:
+        """Send an edge from a hop."""
+        edge = self.new_id()
+        engine.send(hop, edge, to, 0.0)
+        engine.take_writes()
+        return edge
+
+    def take(self, edge: bytes, parent: str, by: str, reply: str) -> Hop:
+        """Have an edge arrive; its hop runs."""
+        engine = self.engines[by]
+        assert engine.arrive(edge, CASCADE, parent, reply, 0.0).kind == "run"
+        engine.take_writes()
+        return engine.detector.hop(edge)
+
+    def answer(self, edge: bytes, by: Engine, sender: Engine) -> None:
+        """Answer an edge's message: the receipt is on it, or comes later."""
+        answer = by.ride(edge, 0.0)
+        if answer.receipt is not None:
+            sender.receive(edge, answer.receipt, 0.0)
+        sender.sent(edge, "is taken", 0.0)
+        sender.take_writes()
+
+    def end(self, engine: Engine, hop: Hop) -> None:
+        """End the work of a hop."""
+        engine.end(hop, "done", 0.0, seconds=0.25)
+        engine.take_writes()
+
+    def call(self) -> None:
+        """Make the calls that are due, until none is."""
+        while min(engine.next_at() for engine in self.engines.values()) <= 0.0:
+            for engine in self.engines.values():
+                for call in engine.due(0.0):
+                    other = self.engines[call.to]
+                    reply = other.called(call, 0.0)
+                    other.take_writes()
+                    engine.replied(call, reply, 0.0)
+                    engine.take_writes()
+
+    def settle(self, hops: int) -> None:
+        """Hear the verdicts: of all cascades together, so many hops and nothing else."""
+        self.call()
+        for news in self.first.take_news():
+            assert isinstance(news, Settle)
+            self.first.told(news.edge, 0.0)
+            self.settled.append(news.receipt)
+        assert sum(receipt.hops for receipt in self.settled) == hops
+        assert all(receipt.is_whole for receipt in self.settled)
+        assert all(engine.next_at() == float("inf") for engine in self.engines.values())
+
+
+def timed(work: Callable[[Mesh, int], None], count: int) -> float:
+    """Have work done by a mesh of its own; gives processor seconds a hop."""
+    mesh = Mesh()
+    gc.collect()
+    begin = time.process_time()
+    work(mesh, count)
+    return (time.process_time() - begin) / count
+
+
+def tree(mesh: Mesh, hops: int) -> None:
+    """Have every hop hand on to ten, first come, first served, until there are so many.
+
+    A hop that hands nothing on ends before its message is answered: its receipt is on the answer.
+    """
+    waiting = deque([(0, mesh.begin(), NAMES[0])])
+    while waiting:
+        number, hop, name = waiting.popleft()
+        engine, to = mesh.engines[name], NAMES[name == NAMES[0]]
+        other, parent = mesh.engines[to], mark(hop.edge)
+        for below in range(number * FAN_OUT + 1, min(hops, (number + 1) * FAN_OUT + 1)):
+            edge = mesh.hand(engine, hop, to)
+            child = mesh.take(edge, parent, to, name)
+            if below * FAN_OUT + 1 < hops:
+                waiting.append((below, child, to))
+            else:
+                mesh.end(other, child)
+            mesh.answer(edge, other, engine)
+        mesh.end(engine, hop)
+        mesh.call()
+    mesh.settle(hops)
+
+
+def star(mesh: Mesh, hops: int) -> None:
+    """Have one hop hand out all the others, which are open all at once."""
+    root = mesh.begin()
+    parent, (home, to) = mark(root.edge), NAMES
+    children = []
+    for _ in range(hops - 1):
+        edge = mesh.hand(mesh.first, root, to)
+        children.append(mesh.take(edge, parent, to, home))
+        mesh.answer(edge, mesh.second, mesh.first)
+    mesh.end(mesh.first, root)
+    for child in children:
+        mesh.end(mesh.second, child)
+    mesh.settle(hops)
+
+
+def chain(mesh: Mesh, hops: int) -> None:
+    """Have every hop hand on to one, and all of them wait for the last."""
+    hop, name = mesh.begin(), NAMES[0]
+    for _ in range(hops - 1):
+        engine, to = mesh.engines[name], NAMES[name == NAMES[0]]
+        edge = mesh.hand(engine, hop, to)
+        child = mesh.take(edge, mark(hop.edge), to, name)
+        mesh.answer(edge, mesh.engines[to], engine)
+        mesh.end(engine, hop)
+        hop, name = child, to
+    mesh.end(mesh.engines[name], hop)
+    mesh.settle(hops)
+
+
+HOPS_A_CASCADE = 3
+
+
+def cascades(mesh: Mesh, hops: int) -> None:
+    """Have many small cascades, all open at once: a root and two that it hands on to."""
+    home, to = NAMES
+    begun = [mesh.begin() for _ in range(hops // HOPS_A_CASCADE)]
+    children = []
+    for root in begun:
+        for _ in range(HOPS_A_CASCADE - 1):
+            edge = mesh.hand(mesh.first, root, to)
+            children.append(mesh.take(edge, mark(root.edge), to, home))
+            mesh.answer(edge, mesh.second, mesh.first)
+        mesh.end(mesh.first, root)
+    for child in children:
+        mesh.end(mesh.second, child)
+    mesh.settle(len(begun) * HOPS_A_CASCADE)
+    assert len(mesh.settled) == len(begun)

@@ -1,0 +1,130 @@
+"""The command: `python -m examples.mesh`."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+try:
+    from quiesce.mesh import MeshFrontier, Node
+
+    from .acts import ACTS, Outcome, Scene
+    from .agent import PATIENCE
+    from .stage import Stage
+except ImportError as error:
+    sys.exit(f"The demo needs a2a-sdk 1.x, uvicorn and httpx: use `make demo`\n({error})")
+
+
+class Screen:
+    """Where the live tree is drawn: again and again in the same place, on a terminal."""
+
+    def __init__(self, *, quiet: bool, color: bool) -> None:
+        """Draw nothing yet."""
+        self._quiet = quiet
+        self._color = color
+        self._lines = 0
+        self._last = ""
+
+    def say(self, text: str = "") -> None:
+        """Print a line."""
+        if not self._quiet:
+            self._lines = 0
+            print(text, flush=True)
+
+    def show(self, frontier: MeshFrontier, seconds: float) -> None:
+        """Draw who is busy; without a terminal, only what has changed since."""
+        if self._quiet:
+            return
+        lines = [f"  {seconds:4.1f} s  {line}" for line in str(frontier).splitlines()[1:]]
+        shape = "\n".join(f"{entry.name} {entry.state}" for entry in frontier.entries)
+        if self._color and self._lines:
+            print(f"\x1b[{self._lines}A\x1b[J", end="")
+        elif shape == self._last:
+            return
+        self._last, self._lines = shape, len(lines) if self._color else 0
+        print("\n".join(lines), flush=True)
+
+
+async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
+    """Play the acts, one after the other, with the same five agents."""
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder, Stage(Path(folder)) as stage:
+        screen.say("Five A2A agents, each a process: planner, flights, hotel, bank, and a taxi")
+        screen.say("that takes no part. You have no address: your receipts are asked for.\n")
+        async with (
+            Node("you", journal=Path(folder, "you.journal"), patience=PATIENCE) as node,
+            node.client(trust_env=False, timeout=30) as client,
+        ):
+            for act in ACTS:
+                if names and act.__name__ not in names:
+                    continue
+                screen.say(f"■ {act.__doc__}")
+                outcome = await act(Scene(stage, node, client, screen.show))
+                outcomes.append(outcome)
+                tell(screen, outcome)
+    return outcomes
+
+
+def tell(screen: Screen, outcome: Outcome) -> None:
+    """Tell what an act has shown."""
+    screen.say(f"  → {outcome.verdict}, after {outcome.seconds:.1f} s")
+    for fact in outcome.facts:
+        screen.say(f"    {fact}")
+    for fault in outcome.faults:
+        screen.say(f"    NOT AS IT IS: {fault}")
+    screen.say()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play the demo; 0 only if every verdict agreed with the truth."""
+    options = _parser().parse_args(arguments)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
+    screen = Screen(quiet=options.json, color=color)
+    while True:
+        try:
+            outcomes = anyio.run(play, screen, options.act)
+        except KeyboardInterrupt:
+            print("\nended; the agents have ended, too", file=sys.stderr)
+            return 130
+        ok = all(outcome.ok for outcome in outcomes)
+        if options.json:
+            acts = [vars(outcome) | {"ok": outcome.ok} for outcome in outcomes]
+            print(json.dumps({"ok": ok, "acts": acts}, indent=2))
+        else:
+            agreed = sum(outcome.ok for outcome in outcomes)
+            screen.say(
+                f"{agreed} of {len(outcomes)} verdicts agreed with what the agents wrote down."
+            )
+        if options.once or not sys.stdin.isatty() or not _wants_more():
+            return 0 if ok else 1
+
+
+def _wants_more() -> bool:
+    try:
+        return input("Enter plays it again, q ends it: ").strip() == ""
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.mesh",
+        description="Five A2A agents that hand work to each other, and when all of it has ended.",
+        epilog="The exit code is 0 only if every verdict agreed with what the agents wrote down.",
+    )
+    names = [act.__name__ for act in ACTS]
+    parser.add_argument("--once", action="store_true", help="play it once, and ask nothing")
+    parser.add_argument("--json", action="store_true", help="print what was seen as JSON")
+    parser.add_argument(
+        "--act", action="append", choices=names, default=[], help="play only this act (repeatable)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

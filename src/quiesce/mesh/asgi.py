@@ -1,0 +1,322 @@
+"""An agent's HTTP server as part of the mesh: ASGI middleware, and the route for calls of other nodes.
+
+A request with a `Cascade` header becomes a hop, whose end is told on the response if it is there by then,
+and posted otherwise. The response is held back for one turn of the event loop, not longer: if the app
+returns within it, as it does with a response in one piece and nothing to do afterwards, the hop may have
+ended, and a receipt need not be posted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from quiesce.core.current import current_scope
+from quiesce.core.node import State, logger
+from quiesce.errors import (
+    CascadeCancelled,
+    EdgeRefused,
+    PeerLost,
+    QuiesceError,
+    RemoteProtocolError,
+)
+from quiesce.mesh import wire
+from quiesce.mesh.transport import PROBE, RECEIPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from quiesce.core.job import Job
+    from quiesce.core.scope import Scope
+    from quiesce.mesh.hop import Part
+    from quiesce.mesh.node import Node
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+__all__ = ["Mesh"]
+
+_HEADER = wire.REQUEST_HEADER.lower().encode()
+_ANSWER = wire.RESPONSE_HEADER.lower().encode()
+_CONFLICT, _UNAVAILABLE, _BAD, _TOO_LARGE, _NO_METHOD, _FAILED = 409, 503, 400, 413, 405, 500
+_WITH_CONNECTIONS = ("1.0", "1.1")
+
+
+class Mesh:
+    """An ASGI app that takes part in the mesh; made by `Node.asgi()`."""
+
+    def __init__(self, node: Node, app: App) -> None:
+        """Wrap an app."""
+        self._node = node
+        self._app = app
+        below = urlsplit(node.url or "").path  # if no proxy takes it off
+        self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request, or the whole life of the app."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._live(scope, receive, send)
+        elif kind != "http":
+            await self._app(scope, receive, send)
+        elif _path(scope) in self._paths:
+            await self._serve(scope, receive, send)
+        else:
+            for name, value in scope["headers"]:
+                if name == _HEADER:
+                    await self._handle(value, scope, receive, send)
+                    return
+            await self._app(scope, receive, send)
+
+    # The app's life.
+
+    async def _live(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Have the node open from before the app's startup until after its shutdown."""
+        begun = ended = False
+
+        async def hear() -> Message:
+            nonlocal begun
+            message = await receive()
+            if message["type"] == "lifespan.startup" and not begun:
+                begun = True
+                try:
+                    await self._node.open()
+                except Exception as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    raise
+            return message
+
+        async def tell(message: Message) -> None:
+            nonlocal ended
+            if message["type"].startswith("lifespan.shutdown") and not ended:
+                ended = True
+                await self._close()
+            await send(message)
+
+        try:
+            try:
+                await self._app(scope, hear, tell)
+            except Exception:
+                if begun:
+                    raise
+            if not begun:  # an app without a lifespan of its own
+                await _live_alone(hear, tell)
+        finally:
+            if begun and not ended:
+                await self._close()
+
+    async def _close(self) -> None:
+        if self._node._scope is not None:
+            report = await self._node.drain(10.0)
+            if not report.ok:
+                logger.warning("node %r was closed:\n%s", self._node.name, report)
+
+    # Requests that hand over a message.
+
+    async def _handle(self, header: bytes, scope: Message, receive: Receive, send: Send) -> None:
+        node, outer = self._node, current_scope()
+        if node._scope is None or node._scope._parent is not None:
+            outer = None  # which holds it anyway
+        try:
+            part = node._handle(header, _closing(outer))
+        except EdgeRefused as refused:
+            await _say(send, _CONFLICT, str(refused), {_ANSWER: refused.header.encode()})
+            return
+        except RemoteProtocolError as error:
+            # It would run outside of the cascade that it claims to be part of.
+            await _say(send, _BAD, str(error))
+            return
+        except QuiesceError as error:
+            await _say(send, _UNAVAILABLE, str(error))
+            return
+        if outer is not None:
+            part._hop.held_by(outer)  # or a drain of that would not see it
+        await _Exchange(node, part, send).run(self._app, scope, receive)
+
+    # Calls of other nodes.
+
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _say(send, _NO_METHOD, "only POST", {b"allow": b"POST"})
+            return
+        try:
+            body = await _read(receive)
+            if body is None:
+                await _say(send, _TOO_LARGE, f"over {wire.BODY_BYTES_MAX} bytes")
+                return
+            answer = await self._node._serve(self._paths[_path(scope)], body)
+        except RemoteProtocolError as error:
+            await _say(send, _BAD, str(error))
+        except QuiesceError as error:
+            await _say(send, _UNAVAILABLE, str(error), {b"retry-after": b"1"})
+        else:
+            await _answer(send, 200, answer)
+
+
+class _Exchange:
+    """One request that hands over a message, and its response."""
+
+    __slots__ = (
+        "_answered", "_error", "_hop", "_kept", "_last", "_node", "_part", "_send", "_sending",
+        "_started",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, part: Part, send: Send) -> None:
+        self._node = node
+        self._part = part
+        self._send = send
+        self._started = self._answered = False
+        self._error: BaseException | None = None
+        self._kept: list[Message] = []
+        self._last: dict[bytes, bytes] = {}
+        self._sending: Job[None] | None = None
+
+    async def run(self, app: App, scope: Message, receive: Receive) -> None:
+        """Run the app as a hop."""
+        self._hop = self._part.enter()
+        failure: BaseException | None = None
+        try:
+            await app(scope, receive, self._keep)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failure = error
+        left = self._part.leave(failure)
+        if left is not None and scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
+            # Servers close a connection on which an app has failed, without a word if it has answered:
+            # what the client sends next on it would be lost.
+            self._last = {b"connection": b"close"}
+        try:
+            if left is None or isinstance(left, Exception):
+                await self._end(left)
+        finally:
+            if not self._answered:
+                self._header()  # nobody is there to be answered: it is posted
+        if left is not None and not isinstance(left, CascadeCancelled):
+            raise left
+
+    async def _end(self, left: Exception | None) -> None:
+        if left is None or self._started or self._kept:
+            await self._flush()
+            return
+        # The server would answer that it failed, without a word on what still runs: as one that takes
+        # no part.
+        self._started = True
+        is_told = isinstance(left, CascadeCancelled)
+        status, text = (_UNAVAILABLE, str(left)) if is_told else (_FAILED, "the agent failed")
+        await _say(self._send, status, text, {_ANSWER: self._header(), **self._last})
+
+    def _header(self) -> bytes:
+        self._answered = True
+        return self._node.answer(self._hop).encode()
+
+    async def _keep(self, message: Message) -> None:
+        """Send a message of the app, or keep it until the next turn of the loop."""
+        is_whole = message["type"] == "http.response.start" or (
+            message["type"] == "http.response.body" and not message.get("more_body")
+        )
+        if self._started or not is_whole:
+            await self._flush()
+            await self._send(message)
+            return
+        self._kept.append(message)
+        if len(self._kept) == 1:
+            self._hop._backend.soon(self._turn)
+
+    def _turn(self) -> None:
+        """Send what was kept, if the app has not returned: a job, for those that take longer."""
+        scope = self._node._hops_scope
+        if self._kept and not self._started and scope._state is not State.CLOSED:
+            self._started = True
+            # Not by `spawn`, which starts nothing that a callback asks for while it is drained.
+            code = self._send_first.__code__
+            self._sending = scope._start(scope, self._send_first(), "response", code, 0)
+            scope._insert(self._sending, self._sending)  # type: ignore[arg-type]  # a job is Held
+
+    async def _send_first(self) -> None:
+        """Send what was kept; the app is told if it fails, when it sends more."""
+        try:
+            await self._send_kept()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._error = error
+
+    async def _flush(self) -> None:
+        """Send what was kept, after what is being sent."""
+        if self._sending is not None:
+            await self._sending
+            self._sending = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        await self._send_kept()
+
+    async def _send_kept(self) -> None:
+        self._started = True
+        while self._kept:
+            message = self._kept.pop(0)
+            if message["type"] == "http.response.start":
+                # An app that passes on what another agent has answered passes that on, too.
+                others = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
+                others += [(_ANSWER, self._header()), *self._last.items()]
+                message = {**message, "headers": others}
+            await self._send(message)
+
+
+def _closing(outer: Scope | None) -> str | None:
+    """Tell why a scope takes nothing any more, if it does not."""
+    try:
+        if outer is not None:
+            outer._admit()
+    except QuiesceError as error:
+        return str(error)
+    return None
+
+
+async def _live_alone(receive: Receive, send: Send) -> None:
+    """Be the lifespan of an app that has none."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+def _path(scope: Message) -> str:
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Read a body; None if it is too large."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            gone = "the caller is gone"
+            raise PeerLost(gone)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > wire.BODY_BYTES_MAX:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _say(
+    send: Send, status: int, text: str, headers: dict[bytes, bytes] | None = None
+) -> None:
+    await _answer(send, status, json.dumps({"error": text}).encode(), headers)
+
+
+async def _answer(
+    send: Send, status: int, body: bytes, headers: dict[bytes, bytes] | None = None
+) -> None:
+    lines = {b"content-type": b"application/json", b"content-length": str(len(body)).encode()}
+    all_lines = [*(lines | (headers or {})).items()]
+    await send({"type": "http.response.start", "status": status, "headers": all_lines})
+    await send({"type": "http.response.body", "body": body})

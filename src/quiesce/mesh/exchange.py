@@ -1,0 +1,337 @@
+"""What a node says to others by itself, and how it answers them.
+
+One loop makes the calls that are due. Where receipts are not posted to it, the node asks: one question to
+each of those nodes, which is answered as soon as one of its edges is closed. What holds:
+
+1. Nothing here decides anything: if all of it fails, a cascade is unknown, never settled.
+2. A call that comes in changes only edges whose id the caller knows. What it can make the node keep, by
+   asking for edges that never came, is bounded.
+3. Every wait has a bound, or ends with the node.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core import report as reports
+from quiesce.core.hold import Hold
+from quiesce.core.node import State, logger
+from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
+from quiesce.mesh import frontier, wire
+from quiesce.mesh.courier import Call, Reply
+from quiesce.mesh.links import Links
+from quiesce.mesh.policy import DRIFT_SECONDS, Allowance
+from quiesce.mesh.transport import PROBE, RECEIPTS, Memory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from quiesce.core.backends import Waiter
+    from quiesce.core.scope import Scope
+    from quiesce.mesh.engine import Engine
+    from quiesce.mesh.node import Node
+    from quiesce.mesh.transport import Transport
+
+__all__: list[str] = []
+
+_CALL_SECONDS = 10.0
+_POLL_SECONDS = 25.0  # less than what proxies commonly allow
+_POLLS_MAX = 1000
+_GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again
+_UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0
+_FLUSH_SECONDS = 3.0
+_PAUSE_SECONDS = 1.0  # if a question is answered at once, and nothing has changed
+
+
+class _Pull:
+    """The edges that one node is asked for."""
+
+    __slots__ = ("edges", "out")
+
+    def __init__(self) -> None:
+        self.edges: dict[bytes, None] = {}
+        self.out: anyio.CancelScope | None = None
+
+
+class Exchange:
+    """The traffic of one node, while it is open."""
+
+    def __init__(self, node: Node, engine: Engine, scope: Scope) -> None:
+        self._node = node
+        self._engine = engine
+        self._scope = scope
+        self._clock = scope._backend.clock
+        self._awake_at = -math.inf
+        self._sleeper: Waiter | None = None
+        self._pulls: dict[str, _Pull] = {}
+        self._polls: dict[bytes, list[Waiter]] = {}
+        self._waiting = 0
+        self._answering: set[Waiter] = set()
+        self._is_over = False
+        self._flush: Hold | None = None
+        self._flush_by = math.inf
+        self._unknown = Allowance(_UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND, self._clock)
+        self.links: Links = Links(node._transport, _http)
+        self._transport: Transport = self.links
+        self._age_at = self._clock() + self._keep()
+
+    def _keep(self) -> float:
+        return self._node._keep + 2 * DRIFT_SECONDS
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Be found by others inside of the block, and let go of connections after it."""
+        given = self._node._transport
+        memory = given if isinstance(given, Memory) else None
+        url = self._node.url
+        try:
+            if memory is not None and url is not None:
+                memory.join(url, self.serve)
+            yield
+        finally:
+            if memory is not None and url is not None:
+                memory.leave(url, self.serve)
+            await self.links.aclose()
+
+    def start(self) -> None:
+        """Begin to call others, and to be called."""
+        self._serve("exchange", self._make_calls)
+        self._serve("end of the polls", self._end_polls)
+        if self._scope._state is not State.OPEN:
+            self.closing()
+
+    def _serve(
+        self, name: str, fn: Callable[..., Coroutine[Any, Any, None]], *args: object
+    ) -> None:
+        """Start a service of the node; also while it is drained, which needs them to end well."""
+        scope = self._scope
+        if scope._state is State.CLOSED:
+            return
+        job = scope._start(scope, fn(*args), name, fn.__code__, 0)
+        scope._services[job] = job  # type: ignore[assignment]  # a job is Held
+
+    # The end.
+
+    def closing(self) -> None:
+        """Hold the node open until receipts that are due are posted: it is about to be closed."""
+        if self._flush is None:
+            code = self.closing.__code__
+            self._flush = Hold(self._scope, "receipts", "to be posted", self._left(), code, 0)
+            self._scope._insert(self._flush, self._flush)
+            self._try_to_end()
+
+    def _left(self) -> dict[str, object]:
+        return {"count": self._engine.unposted}
+
+    def _try_to_end(self) -> None:
+        """Hold the node open no longer, if that was all; or have it do so in a while."""
+        flush = self._flush
+        if flush is None or flush.released:
+            return
+        if not all(hop._only_closers for hop in self._node._hops.values()):
+            return
+        flush._details = self._left()
+        now, unposted = self._clock(), self._engine.unposted
+        if (not unposted and not self._answering) or self._node._broken is not None:
+            flush.release()
+        elif self._flush_by == math.inf:
+            self._flush_by = now + _FLUSH_SECONDS
+        elif now >= self._flush_by:
+            logger.warning("node %r: %d receipts were not posted", self._node.name, unposted)
+            if self._node._journal is None:  # nobody will ever have them
+                self._scope._undelivered.append((reports.ended(flush, self._scope.name, now),))
+            flush.release()
+
+    # Calling others.
+
+    def look(self) -> None:
+        """See whether something is due earlier than before; cheap, and asked after every step."""
+        if self._flush is not None:
+            self._try_to_end()
+        if min(self._engine.next_at(), self._flush_by) < self._awake_at:
+            self.wake()
+
+    def wake(self) -> None:
+        """See to what is due."""
+        if self._sleeper is not None:
+            self._awake_at = -math.inf
+            if not self._sleeper.done():
+                self._sleeper.set_result(None)
+
+    async def _make_calls(self) -> None:
+        node, engine = self._node, self._engine
+        while node._broken is None:
+            now = self._clock()
+            if now >= self._flush_by:
+                self._try_to_end()
+                self._flush_by = math.inf
+            if now >= self._age_at:
+                engine.detector.age()
+                self._age_at = now + self._keep()
+            calls = engine.due(now)
+            node._commit()
+            for call in calls:
+                self._serve(f"call {call.to}", self._make_call, call)
+            node._tidy()
+            self._awake_at = min(engine.next_at(), self._age_at, self._flush_by)
+            if self._awake_at <= now:
+                continue
+            self._sleeper = self._scope._backend.waiter()
+            with anyio.move_on_after(self._awake_at - now):
+                await self._sleeper
+            self._sleeper = None
+
+    async def _make_call(self, call: Call) -> None:
+        reply = await self._ask(call, _CALL_SECONDS)
+        now = self._clock()
+        if self._node._broken is not None:
+            return
+        if reply is None:
+            self._engine.failed(call, now)
+        else:
+            self._engine.replied(call, reply, now)
+        self._node._commit()
+
+    async def _ask(self, call: Call, seconds: float) -> Reply | None:
+        """Make a call; None if there is no answer that can be read."""
+        try:
+            with anyio.fail_after(seconds):
+                body = await self._transport.call(call.to, RECEIPTS, wire.call_body(call))
+            return wire.parse_reply(body)
+        except (PeerLost, TimeoutError) as error:
+            logger.debug("node %r did not reach %s: %s", self._node.name, call.to, error)
+        except RemoteProtocolError as error:
+            logger.warning("node %r does not understand %s: %s", self._node.name, call.to, error)
+        except Exception:  # noqa: BLE001 - whatever a transport raises, there is no answer
+            logger.exception("node %r could not call %s", self._node.name, call.to)
+        return None
+
+    # Asking for receipts that are not posted.
+
+    def pull(self, edge: bytes, to: str) -> None:
+        """Ask for an edge until it is closed, so that its end is known at once."""
+        if not self._engine.detector.is_open(edge):
+            return
+        pull = self._pulls.get(to)
+        if pull is None:
+            pull = self._pulls[to] = _Pull()
+            self._serve(f"poll {to}", self._pull_from, to, pull)
+        pull.edges[edge] = None
+        if pull.out is not None:
+            pull.out.cancel()
+
+    async def _pull_from(self, to: str, pull: _Pull) -> None:
+        failures = 0
+        try:
+            while pull.edges and self._node._broken is None:
+                began = self._clock()
+                edges = tuple((edge, False) for edge in list(pull.edges)[: wire.ITEMS_MAX])
+                call = Call(to, (), edges, _POLL_SECONDS)
+                with anyio.CancelScope() as pull.out:
+                    reply = await self._ask(call, _POLL_SECONDS + _CALL_SECONDS)
+                    failures = 0 if reply is not None else failures + 1
+                    if reply is not None:
+                        self._engine.heard(reply.answers, self._clock())
+                        self._node._commit()
+                interrupted, pull.out = pull.out.cancel_called, None
+                is_open = self._engine.detector.is_open
+                pull.edges = {edge: None for edge in pull.edges if is_open(edge)}
+                if failures:
+                    await anyio.sleep(min(30.0, 0.2 * 2.0 ** min(failures, 8)))
+                elif interrupted:
+                    await anyio.sleep(_GATHER_SECONDS)
+                elif self._clock() < began + _PAUSE_SECONDS and all(is_open(e) for e, _ in edges):
+                    await anyio.sleep(_PAUSE_SECONDS)
+        finally:
+            if self._pulls.get(to) is pull:
+                del self._pulls[to]
+
+    # Being called.
+
+    async def serve(self, path: str, body: bytes) -> bytes:
+        """Answer a call of another node.
+
+        *Cancel safety*: may be cancelled at any time: what the call has changed stays, and it may be
+        made again.
+
+        *Raises*: `RemoteProtocolError` if it is none; `PeerLost` if the node takes no calls now.
+        """
+        if path == PROBE:
+            return await frontier.serve(self._node, self._transport, body)
+        if path != RECEIPTS:
+            message = "there is no such path"
+            raise RemoteProtocolError(message)
+        call = wire.parse_call(body)
+        reply = self._answer(call)
+        if call.wait and not call.receipts and self._waiting < _POLLS_MAX:
+            edges = [edge for edge, answer in reply.answers if answer.kind == "working"]
+            if edges and len(edges) == len(call.asks):
+                await self._change(edges, call.wait)
+                reply = self._answer(call)
+        return wire.reply_body(reply)
+
+    def _answer(self, call: Call) -> Reply:
+        try:
+            self._node._check()
+        except QuiesceError as error:
+            raise PeerLost(str(error)) from error
+        asks = tuple(ask for ask in call.asks if self.may_note(ask[0]))
+        reply = self._engine.called(Call(call.to, call.receipts, asks), self._clock())
+        try:
+            self._node._commit()
+        except QuiesceError as error:
+            raise PeerLost(str(error)) from error
+        return reply
+
+    def may_note(self, edge: bytes) -> bool:
+        """Tell whether a note may be made of an edge: it is known, or there are not too many (2)."""
+        return self._engine.detector.knows(edge) or self._unknown.take()
+
+    async def _change(self, edges: list[bytes], seconds: float) -> None:
+        if self._is_over:
+            return
+        waiter = self._scope._backend.waiter()
+        for edge in edges:
+            self._polls.setdefault(edge, []).append(waiter)
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(seconds):
+                await waiter
+        finally:
+            self._waiting -= 1
+            self._answering.discard(waiter)
+            self.look()
+            for edge in edges:
+                left = self._polls.get(edge, [])
+                with suppress(ValueError):
+                    left.remove(waiter)
+                if not left:
+                    self._polls.pop(edge, None)
+
+    def closed(self, edge: bytes) -> None:
+        """Know that an edge has its receipt: who asks for it is answered."""
+        for waiter in self._polls.get(edge, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+                self._answering.add(waiter)
+
+    async def _end_polls(self) -> None:
+        """Answer those who wait when the node ends: they are not waited for."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._is_over = True
+            for waiters in self._polls.values():
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
+
+
+def _http() -> Transport:
+    from quiesce.mesh.http import Http  # noqa: PLC0415 - httpx is optional
+
+    return Http()

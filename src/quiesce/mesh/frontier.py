@@ -1,0 +1,185 @@
+"""Who is still busy with a cascade: asked of every agent that is, each of which asks those below it.
+
+It is for people, who wait and want to know for whom. Nothing is decided by it: it may be old when it
+arrives, and what is not reached is named, not left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
+from quiesce.mesh import wire
+from quiesce.mesh.receipt import mark
+from quiesce.mesh.transport import PROBE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quiesce.mesh.detector import Hop
+    from quiesce.mesh.node import Node
+    from quiesce.mesh.transport import Transport
+
+__all__ = ["Busy", "MeshFrontier"]
+
+_ENTRIES_MAX = 256
+_SHARE = 0.8  # of the time that is left, for those below: the answer has to come back
+_SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
+_NAMES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """One hop that has not ended, as its agent tells; or a message whose agent was not reached."""
+
+    mark: str
+    parent: str
+    name: str
+    state: str
+    """`at work`; `waits` for those below it; or `not reached`."""
+    seconds: float | None = None
+    what: str = ""
+
+    def __str__(self) -> str:
+        """Give one line."""
+        since = "" if self.seconds is None else f"  {self.seconds:.1f} s"
+        return f"{self.name}  {self.state}{since}" + (f"  ({self.what})" if self.what else "")
+
+
+@dataclass(frozen=True)
+class MeshFrontier:
+    """Who was busy with a cascade when they were asked."""
+
+    name: str
+    entries: tuple[Busy, ...]
+
+    @property
+    def busy(self) -> tuple[Busy, ...]:
+        """Those at work, and those of whom it is not known."""
+        return tuple(entry for entry in self.entries if entry.state != "waits")
+
+    def __str__(self) -> str:
+        """Draw the tree."""
+        head = f"cascade {self.name!r}: {len(self.busy) or 'nobody'} at work"
+        return "\n".join([head, *_tree(self.entries)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it for machines."""
+        return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
+
+
+def _tree(entries: tuple[Busy, ...]) -> Iterator[str]:
+    below: dict[str, list[Busy]] = {}
+    known = {entry.mark for entry in entries}
+    for entry in entries:
+        below.setdefault(entry.parent if entry.parent in known else "", []).append(entry)
+    yield from _branches(below, "", "")
+
+
+def _branches(below: dict[str, list[Busy]], parent: str, indent: str) -> Iterator[str]:
+    entries = below.pop(parent, [])  # popped: what a forger has put in a circle ends
+    for entry in entries:
+        last = entry is entries[-1]
+        yield f"{indent}{'└─' if last else '├─'} {entry}"
+        yield from _branches(below, entry.mark, indent + ("   " if last else "│  "))
+
+
+async def look(node: Node, transport: Transport, hop: Hop, within: float) -> MeshFrontier:
+    """Ask all below a hop that began here."""
+    cascade = node._cascades.get(hop.edge)
+    name = node.name if cascade is None else cascade.name
+    if hop.receipt is not None:
+        return MeshFrontier(name, ())
+    return MeshFrontier(name, tuple(await _gather(node, transport, hop, within)))
+
+
+async def _gather(node: Node, transport: Transport, hop: Hop, within: float) -> list[Busy]:
+    found = [_own(node, hop)]
+    by_node: dict[str, list[bytes]] = {}
+    for edge, sent in hop.edges.items():
+        by_node.setdefault(sent.to, []).append(edge)
+    own = mark(hop.edge)
+
+    async def ask(to: str, edges: list[bytes]) -> None:
+        try:
+            found.extend(await _ask(transport, to, edges, within * _SHARE))
+        except Exception as error:  # noqa: BLE001 - whatever it is, people are to see the others
+            why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
+            why = str(error) if isinstance(error, QuiesceError) else why
+            found.extend(Busy(mark(edge), own, to, "not reached", None, why) for edge in edges)
+
+    if within >= _SECONDS_MIN:
+        async with anyio.create_task_group() as group:
+            for to, edges in by_node.items():
+                group.start_soon(ask, to, edges[:_ENTRIES_MAX])
+    return found[:_ENTRIES_MAX]
+
+
+def _own(node: Node, hop: Hop) -> Busy:
+    scope = node._hops.get(hop.edge)
+    if scope is None:
+        return Busy(mark(hop.edge), hop.parent, node.name, "waits")
+    work = scope.frontier().in_flight
+    names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
+    more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
+    age = node._clock() - scope.since
+    return Busy(mark(hop.edge), hop.parent, node.name, "at work", age, names + more)
+
+
+async def _ask(transport: Transport, to: str, edges: list[bytes], within: float) -> list[Busy]:
+    body = wire.dumps(
+        {"v": wire.VERSION, "edges": [edge.hex() for edge in edges], "within": within}
+    )
+    with anyio.fail_after(max(within, _SECONDS_MIN)):
+        answer = await transport.call(to, PROBE, body)
+    found = wire.versioned("frontier", answer)
+    return [_busy(one) for one in wire.items(found, "busy")[:_ENTRIES_MAX]]
+
+
+async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
+    """Answer who is busy with some edges, for whoever knows their ids."""
+    found = wire.versioned("probe", body)
+    edges = list(dict.fromkeys(map(wire.edge_of, wire.items(found, "edges"))))[:_ENTRIES_MAX]
+    within = found.get("within", 1.0)
+    if type(within) not in {int, float} or not math.isfinite(within):
+        message = "probe: within is not a number of seconds"
+        raise RemoteProtocolError(message)
+    within = min(max(0.0, within), _SECONDS_MAX)
+    try:
+        node._check()
+    except QuiesceError as error:
+        raise PeerLost(str(error)) from error
+    busy: list[Busy] = []
+    hops = [hop for edge in edges if (hop := node._engine.detector.find(edge)) is not None]
+
+    async def gather(hop: Hop) -> None:
+        busy.extend(await _gather(node, transport, hop, within))
+
+    async with anyio.create_task_group() as group:
+        for hop in hops:
+            group.start_soon(gather, hop)
+    plain = [_plain(entry) for entry in busy[:_ENTRIES_MAX]]
+    return wire.dumps({"v": wire.VERSION, "busy": plain})
+
+
+def _plain(entry: Busy) -> list[Any]:
+    name, what = entry.name[: wire.NAME_MAX], entry.what[: wire.WHY_MAX]
+    return [entry.mark, entry.parent, name, entry.state, entry.seconds, what]
+
+
+def _busy(found: Any) -> Busy:
+    texts = (str, str, str, str, object, str)
+    if (
+        not isinstance(found, list)
+        or len(found) != len(texts)
+        or not all(isinstance(one, kind) for one, kind in zip(found, texts, strict=True))
+        or (found[4] is not None and not wire.is_time(found[4]))
+        or sum(len(one) for one in found if isinstance(one, str)) > wire.NAME_MAX + wire.WHY_MAX * 2
+    ):
+        message = "frontier: an entry that is none"
+        raise RemoteProtocolError(message)
+    return Busy(*found)

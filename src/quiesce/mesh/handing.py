@@ -1,0 +1,117 @@
+"""Handing a message to another agent: its edge, from before its bytes leave until its end is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from quiesce.core.node import logger
+from quiesce.errors import RemoteProtocolError
+from quiesce.mesh import wire
+from quiesce.mesh.receipt import mark
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from quiesce.mesh.detector import Hop, Sending
+    from quiesce.mesh.facts import Answer
+    from quiesce.mesh.node import Node
+
+__all__ = ["Handing"]
+
+_RESULTS: dict[str, Sending] = {
+    "run": "is taken",
+    "working": "is taken",
+    "closed": "is taken",
+    "never": "is refused",
+    "not now": "is refused, for now",
+    "unknown": "is in doubt",
+}
+
+
+class Handing:
+    """One message that is being handed to another agent; made by `Hop.delegate()`.
+
+    Unless it was told how the receiver has answered, or that nothing was sent, the message is in doubt
+    at the end of the block, and the receiver is asked.
+    """
+
+    __slots__ = ("_edge", "_header", "_node", "_resolved", "_uses", "to")
+
+    def __init__(self, node: Node, hop: Hop, to: str) -> None:
+        """Write it down: nothing has left before that."""
+        self._node = node
+        self._resolved = False
+        self.to: str = to
+        """The agent that it is handed to."""
+        self._uses = 0
+        self._edge, self._header = node._send(hop, to)
+
+    @property
+    def header(self) -> str:
+        """What goes along with the message, to be sent as the header `Cascade`. A secret of the two."""
+        self._uses += 1
+        return self._header
+
+    @property
+    def mark(self) -> str:
+        """What the message is called in settlements and logs."""
+        return mark(self._edge)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header, to be sent with the message."""
+        return {wire.REQUEST_HEADER: self.header}
+
+    def answered(self, header: str | bytes | None) -> None:
+        """Know how the receiver has answered.
+
+        Args:
+            header: the value of `Cascade-Receipt`; None: there was none, the agent takes no part.
+        """
+        if header is None:
+            self._resolve("is opaque")
+            return
+        try:
+            told = wire.parse_response_header(header, self._edge)
+        except RemoteProtocolError as error:
+            logger.warning("the answer of %s to %s: %s", self.to, self.mark, error)
+            self._resolve("is in doubt")
+        else:
+            self.told(told.answer, must_ask=told.must_ask)
+
+    def told(self, answer: Answer, *, must_ask: bool = False) -> None:
+        """Know how the receiver has answered, where that came by other means than a header."""
+        if not self._resolved:
+            self._resolved = True
+            how = _RESULTS[answer.kind]
+            self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask)
+
+    def not_sent(self) -> None:
+        """Know that not a byte of it has left: it could not be connected, for instance."""
+        self._resolve("is not sent")
+
+    def in_doubt(self) -> None:
+        """Know that it is not known whether it has arrived; the receiver is asked."""
+        self._resolve("is in doubt")
+
+    def _resolve(self, how: Sending) -> None:
+        if not self._resolved:
+            self._resolved = True
+            self._node._resolve(self._edge, self.to, how)
+
+    def __enter__(self) -> Self:
+        """Give the handing itself."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave it in doubt, if nothing is known of it."""
+        self.in_doubt()
+
+    def __repr__(self) -> str:
+        """Name it without its id, which is a secret."""
+        return f"<Handing {self.mark} to {self.to}>"

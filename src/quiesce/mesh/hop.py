@@ -1,0 +1,255 @@
+"""A hop: the scope of the work on one message, in the agent that it was handed to.
+
+Whatever the handler starts belongs to the hop, also what outlives the request. When nothing of it is in
+flight, the hop has ended: it starts nothing and sends nothing any more. What holds:
+
+1. A hop is busy from the step in which its message was taken, and its id written, until it has ended.
+2. It ends in a step in which nothing of it is in flight, and nothing that has just ended can start more:
+   a turn of the event loop lies between, unless the handler alone was ever in it.
+3. It ends once. Who cancels it, cancels all of it, and waits for its end as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from sys import _getframe
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import failures
+from quiesce.core.current import current_scope
+from quiesce.core.light import LightScope
+from quiesce.core.node import State, logger
+from quiesce.errors import CascadeCancelled, UsageError
+from quiesce.mesh.handing import Handing
+from quiesce.mesh.receipt import mark
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from quiesce.core.closing import Closing
+    from quiesce.core.light import Stay
+    from quiesce.core.node import Node as Tree
+    from quiesce.mesh import detector
+    from quiesce.mesh.node import Node
+    from quiesce.mesh.receipt import Status
+
+__all__ = ["Hop", "current_hop"]
+
+_SHUT_DOWN = "its agent was shut down"
+
+
+def current_hop() -> Hop | None:
+    """Give the hop that the running code works for, or None."""
+    node: Tree | None = current_scope()
+    while node is not None and not isinstance(node, Hop):
+        node = node._parent
+    return node
+
+
+class Hop(LightScope):
+    """The work on one message; made by `Node.handle()` and `Node.cascade()`.
+
+    It is a `Scope`: whatever is started in it, by `spawn` or by any code that creates tasks, belongs to
+    it, and has to end before the sender is told that the message is done.
+    """
+
+    __slots__ = ("_awaited", "_ended", "_mesh", "_record", "_status", "_why", "mark")
+
+    _kind = "hop"
+
+    def __init__(self, node: Node, record: detector.Hop, name: str) -> None:
+        """Open it below the node's own scope."""
+        self._mesh = node
+        self._record = record
+        self._status: Status = "done"
+        self._why = ""
+        self._awaited = self._ended = False
+        self.mark: str = mark(record.edge)
+        """What the message is called in settlements and logs."""
+        super().__init__(node._model, name, _getframe(2).f_code)
+
+    @property
+    def cascade(self) -> str:
+        """The id of the cascade that it is part of."""
+        return self._record.cascade.hex()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the cascade, or this part of it, was told to end."""
+        return self._record.is_cancelled
+
+    def delegate(self, to: str) -> Handing:
+        """Hand a message to another agent: what is to be sent along, and what to do with its answer.
+
+        ```python
+        with hop.delegate("https://billing.example") as handing:
+            response = await post(body, headers=handing.headers)
+            handing.answered(response.headers.get("Cascade-Receipt"))
+        ```
+
+        Args:
+            to: the agent's address; of a node without HTTP, whatever its transport calls it by.
+
+        *Raises*: `UsageError` if the hop has ended: what is sent now would belong to nobody.
+        """
+        return Handing(self._mesh, self._record, to)
+
+    def working(self, name: str, kind: str = "handler") -> Part:
+        """Do something as part of this hop, in the running task.
+
+        For work that comes to a task from elsewhere, like a message from a queue: inside of the block,
+        this is the current hop, and it does not end before the block has.
+        """
+        return Part(self, kind, name)
+
+    # Its end.
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell others that it failed; not how, which may be a secret."""
+        if self._status == "done":
+            self._status, self._why = "failed", type(error).__name__
+
+    def _cancel(self) -> None:
+        """Cancel all that runs; the hop ends when that has, however long it takes (3)."""
+        if self._state is not State.CLOSED:
+            self._spare_services()
+            self._leftovers = "cancel"
+            self._close(grace=0.0, cleanup=math.inf)
+
+    def _spare_services(self) -> None:
+        """Have the node go on with the services, as it does after any other end."""
+        parent = self._parent
+        assert parent is not None  # noqa: S101 - it is never a root
+        for key, held in self._services.items():
+            held._move(parent)
+            parent._services[key] = held
+        self._services.clear()
+
+    def _close_with_parent(self, join_by: float) -> Closing:
+        self._leftovers = "cancel"  # or what it hands over would run on after its receipt
+        return super()._close_with_parent(join_by)
+
+    def _part_ended(self) -> None:
+        """End, if that was all; or as soon as it was (2)."""
+        if self._ended:
+            return
+        if not (self._filled or self._holds):  # nobody has so much as looked at it
+            self._finish()
+        elif not self._awaited:
+            self._awaited = True
+            self.when_idle(self._finish)
+
+    @property
+    def _only_closers(self) -> bool:
+        """Whether nothing of it runs but what waits for the node to be closed, and then goes on."""
+        return self._filled and not self._holds and _has_closers(self)
+
+    def _finish(self) -> None:
+        if self._only_closers:
+            self._mesh._exchange.look()
+            return  # it ends when those have: see _closed
+        if self._filled:
+            failures.take_over(self)  # of tasks that nobody has asked: now nobody will
+        self._end("")
+        if not self.dissolve() and self._closing is None:
+            self._close(grace=0.0, cleanup=self._cleanup)  # services, which the node goes on with
+
+    def _closed(self) -> None:
+        super()._closed()
+        if self._ended:
+            return
+        report = self.report
+        if (
+            report is None or not report.stuck
+        ):  # what is stuck still runs: nobody can say that it ended
+            is_cut = report is not None and (report.cancelled or report.undelivered)
+            self._end(_SHUT_DOWN if is_cut or not self._awaited else "")
+
+    def _end(self, why: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._record.is_cancelled:
+            self._status, self._why = "cancelled", ""
+        elif why and self._status == "done":
+            self._status, self._why = "cancelled", why
+        self._mesh._ended(self, self._status, self._why)
+
+
+def _has_closers(node: Tree) -> bool:
+    children = (*node._children, *node._quiet)
+    return bool(node._closers) or any(_has_closers(child) for child in children)
+
+
+def failed(job: Any, error: BaseException) -> None:
+    """Have the hop of a job that failed know of it."""
+    node: Tree | None = job._node
+    while node is not None and not isinstance(node, Hop):
+        node = node._parent
+    if node is not None:
+        logger.error("%s %s of %s failed", job.kind, job.name, node.name, exc_info=error)
+        node._fail(error)
+
+
+class Part:
+    """Something that is done as part of a hop, by a task that is not the hop's own."""
+
+    __slots__ = ("_body", "_hop", "_kind", "_name", "_stay")
+
+    def __init__(self, hop: Hop, kind: str, name: str) -> None:
+        self._hop = hop
+        self._kind, self._name = kind, name
+        self._stay: Stay | None = None
+
+    def enter(self) -> Hop:
+        """Begin.
+
+        *Raises*: `CascadeCancelled` if the hop was told to end; `UsageError` if it has ended.
+        """
+        hop = self._hop
+        if hop._record.is_cancelled:
+            message = f"{hop.name} was told to end"
+            raise CascadeCancelled(message)
+        if hop._ended or hop._state is State.CLOSED or self._stay is not None:
+            message = (
+                f"{hop.name} has ended, or this part of it: nothing can be done as that any more"
+            )
+            raise UsageError(message)
+        self._body = hop._backend.body()
+        self._stay = hop.occupy(self._kind, self._name, on_stop=self._body.interrupt)
+        return hop
+
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        """End; gives what is left to raise."""
+        hop = self._hop
+        left = self._body.leave(exc)
+        if left is None and exc is not None:  # it was this hop that was told to end
+            left = CascadeCancelled(f"{hop.name} was told to end")
+            if hop._status == "done":
+                hop._status, hop._why = "cancelled", _SHUT_DOWN
+        elif isinstance(left, Exception):
+            hop._fail(left)
+        elif left is not None and hop._status == "done":
+            hop._status, hop._why = "cancelled", ""
+        assert self._stay is not None  # noqa: S101 - entered
+        self._stay.end()
+        hop._part_ended()
+        return left
+
+    async def __aenter__(self) -> Hop:
+        """Begin."""
+        return self.enter()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End, and go on: what was started in the hop is not waited for.
+
+        *Raises*: `CascadeCancelled` if the hop was told to end meanwhile.
+        """
+        left = self.leave(exc)
+        if left is not exc and left is not None:
+            raise left

@@ -1,0 +1,139 @@
+"""The mesh over HTTP: calls from node to node, and requests that hand over messages. Needs httpx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiesce.errors import PeerLost, SdkMissing
+from quiesce.mesh import wire
+from quiesce.mesh.hop import current_hop
+
+try:
+    import httpx
+except ImportError as error:  # pragma: no cover - where it is not installed
+    _message = "a node that calls others over HTTP needs httpx: pip install 'quiesce[httpx]'"
+    raise SdkMissing(_message) from error
+
+if TYPE_CHECKING:
+    from quiesce.mesh.node import Node
+
+__all__ = ["CascadeTransport", "Http"]
+
+_SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+_OK = 200
+NOT_SENT = (  # raised before a byte of the request has left
+    httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol,
+    httpx.InvalidURL, httpx.ProxyError, httpx.LocalProtocolError,
+)  # fmt: skip
+
+
+class Http:
+    """Calls nodes over HTTP.
+
+    Args:
+        client: The client to call with, for certificates and credentials of your own; it is closed by
+            whoever has made it. None: one that follows no redirects.
+    """
+
+    def __init__(self, client: httpx.AsyncClient | None = None) -> None:
+        """Make no connection yet."""
+        self._given = client
+        self._client = client
+
+    async def call(self, to: str, path: str, body: bytes) -> bytes:
+        """Post a body to a node, and give its answer, unless it is too long.
+
+        *Cancel safety*: may be cancelled at any time.
+
+        *Raises*: `PeerLost` if there is no answer, or one that is no success.
+        """
+        client = self._client
+        if client is None:
+            client = self._client = httpx.AsyncClient(timeout=None)  # noqa: S113 - the caller bounds it
+        try:
+            headers = {"Content-Type": "application/json"}
+            request = client.build_request("POST", to + path, content=body, headers=headers)
+            response = await client.send(request, stream=True, follow_redirects=False)
+            try:
+                if response.status_code != _OK:
+                    message = f"{to} answered {response.status_code}"
+                    raise PeerLost(message)
+                return await _read(response, to)
+            finally:
+                await response.aclose()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            message = f"{to} was not reached: {type(error).__name__}"
+            raise PeerLost(message) from error
+
+    async def aclose(self) -> None:
+        """Close the connections, unless the client was given."""
+        client, self._client = self._client, self._given
+        if client is not None and client is not self._given:
+            await client.aclose()
+
+
+async def _read(response: Any, to: str) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > wire.BODY_BYTES_MAX:
+            message = f"{to} answered with more than {wire.BODY_BYTES_MAX} bytes"
+            raise PeerLost(message)
+    return b"".join(parts)
+
+
+class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no types here
+    """Lets requests that are sent in a hop hand over messages of it.
+
+    A transport, and no event hook: a hook does not see requests that fail.
+
+    Args:
+        node: The node of this agent.
+        inner: What really sends; httpx's own transport by default.
+        methods: Methods by which work is handed over; None: all but the safe ones.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        inner: httpx.AsyncBaseTransport | None = None,
+        *,
+        methods: tuple[str, ...] | None = None,
+    ) -> None:
+        """Wrap a transport."""
+        self._node = node
+        self._inner = httpx.AsyncHTTPTransport() if inner is None else inner
+        self._methods = None if methods is None else frozenset(methods)
+
+    def _hands_over(self, method: str) -> bool:
+        return method not in _SAFE if self._methods is None else method in self._methods
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, as a message of the current hop if there is one."""
+        hop = current_hop()
+        if hop is None or hop._mesh is not self._node or not self._hands_over(request.method):
+            return await self._inner.handle_async_request(request)
+        if wire.REQUEST_HEADER in request.headers:  # whoever has put it there sees to its edge
+            return await self._inner.handle_async_request(request)
+        to = self._node._policy.node_of(str(request.url))
+        with hop.delegate(to) as handing:
+            request.headers[wire.REQUEST_HEADER] = handing.header
+            try:
+                response = await self._inner.handle_async_request(request)
+            except NOT_SENT:
+                handing.not_sent()
+                raise
+            handing.answered(response.headers.get(wire.RESPONSE_HEADER))
+            return response
+
+    async def aclose(self) -> None:
+        """Close the transport that really sends."""
+        await self._inner.aclose()
+
+
+def client(node: Node, **options: Any) -> httpx.AsyncClient:
+    """Make a client whose requests hand over messages; the options are httpx's own."""
+    inner = options.pop("transport", None)
+    return httpx.AsyncClient(transport=CascadeTransport(node, inner), **options)

@@ -1,0 +1,497 @@
+"""A node: one agent's part in the mesh.
+
+It puts the engine on an event loop: a clock, a journal, scopes for the hops, and an exchange with other
+nodes. What holds:
+
+1. Every step (something is told to the engine, what it wants written is written, what it wants done is
+   done) is made without an await, so no cancellation comes between.
+2. What cannot be written is not acted upon: the node then refuses all that comes, because it could not
+   keep what it says. Those who wait for it find that they cannot know.
+3. All that it does on its own belongs to its scope.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from quiesce.core import arguments
+from quiesce.core.light import Model
+from quiesce.core.node import State, logger
+from quiesce.errors import EdgeRefused, JournalBroken, PeerLost, UsageError
+from quiesce.mesh import wire
+from quiesce.mesh.cascade import Cascade
+from quiesce.mesh.courier import Patience
+from quiesce.mesh.engine import Engine
+from quiesce.mesh.exchange import Exchange
+from quiesce.mesh.facts import NOT_NOW, WORKING, Closed, Settle
+from quiesce.mesh.home import Home
+from quiesce.mesh.hop import Hop, Part, failed
+from quiesce.mesh.journal import Journal
+from quiesce.mesh.policy import Policy, address, is_early, is_late
+from quiesce.mesh.receipt import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from quiesce.core.frontier import Frontier
+    from quiesce.core.report import Report
+    from quiesce.core.scope import Scope
+    from quiesce.mesh import detector
+    from quiesce.mesh.detector import Sending
+    from quiesce.mesh.facts import Answer, Record
+    from quiesce.mesh.receipt import Receipt, Status
+    from quiesce.mesh.transport import Transport
+
+__all__ = ["Node"]
+
+_COMPACT_FROM = 4 * 1024 * 1024
+
+
+class Node:
+    """One agent's part in the mesh.
+
+    ```python
+    node = Node("planner", url="https://planner.example", journal="planner.journal")
+    app = node.asgi(app)
+    ```
+
+    Args:
+        name: What people call the agent, in settlements.
+        url: Where other nodes reach it. None: they do not, and it asks them for receipts; so does a
+            script, or a program behind a firewall.
+        journal: A file in which it keeps what it has to know after a restart. None: it forgets, and
+            then a cascade that it took part in is fully settled for nobody.
+        durability: `"process"`: what is written outlives the process; `"power"`: and the machine.
+        peers: The addresses of nodes that receipts may be posted to, apart from its own origin; and
+            of those that are not at the root of their server.
+        transport: How to call other nodes; HTTP by default.
+        patience: How often to try, and for how long.
+        keep_seconds: How long a message may be under way, and how long it is remembered that it came.
+            All nodes of a mesh should have the same.
+        services: Patterns of names or functions of tasks that are loops, not work: a hop does not
+            wait for them, and they go on after it.
+        hops_max: How many messages are worked on at once; more are refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        journal: str | os.PathLike[str] | None = None,
+        durability: str = "process",
+        peers: Iterable[str] = (),
+        transport: Transport | None = None,
+        patience: Patience | None = None,
+        keep_seconds: float = 3600.0,
+        services: Iterable[str] = (),
+        hops_max: int = 100_000,
+    ) -> None:
+        """Describe it; it is opened by `async with`, or by the server that it is part of."""
+        self.name: str = arguments.text("name", name)
+        self.url: str | None = None if url is None else address("url", url)
+        self._policy = Policy(self.url, peers)
+        self._journal = None if journal is None else Journal(journal, durability=durability)
+        self._patience = Patience() if patience is None else patience
+        self._transport = transport
+        self._keep = arguments.seconds("keep_seconds", keep_seconds)
+        self._services = arguments.patterns("services", services)
+        self._hops_max = hops_max
+        self._wall: Callable[[], float] = time.time
+        self._random: Callable[[int], bytes] = os.urandom
+        self._scope: Scope | None = None
+        self._is_opening = False
+        self._broken: BaseException | None = None
+        self._hops: dict[bytes, Hop] = {}
+        self._cascades: dict[bytes, Cascade] = {}
+        self.recovered: tuple[Cascade, ...] = ()
+        """Cascades that an earlier process of this node has begun, and that nobody was told of."""
+
+    # Opening and closing.
+
+    async def open(self) -> Self:
+        """Open it, below the current scope if there is one: read the journal, and go on from there.
+
+        *Cancel safety*: it is either open or closed then.
+
+        *Raises*: `JournalInUse`, `JournalBroken`.
+        """
+        if self._scope is not None or self._is_opening:
+            message = f"node {self.name!r} is open already"
+            raise UsageError(message)
+        self._is_opening = True
+        try:
+            await self._open()
+        finally:
+            self._is_opening = False
+        return self
+
+    async def _open(self) -> None:
+        engine = self._engine = Engine(
+            self.name,
+            lasting=self._journal is not None,
+            patience=self._patience,
+            jitter=random.random,
+        )
+        records = [] if self._journal is None else self._journal.open()
+        self._hops, self._cascades, self._broken = {}, {}, None
+        scope: Home | None = None
+        try:
+            scope = await Home.open(f"node {self.name}")
+            adopts = scope._backend.name == "asyncio"  # on trio, every task has a nursery
+            self._hops_scope = scope.child("hops", adopt=adopts)
+            self._model = Model(
+                self._hops_scope,
+                adopt=adopts,
+                services=self._services,
+                on_error=failed,
+                leftovers="parent",  # services, which go on
+            )
+            self._clock = scope._backend.clock
+            self._restore(records)
+            self._exchange = Exchange(self, engine, scope)
+            await scope.enter(self._exchange.opened())
+        except BaseException:
+            self._let_go()
+            if scope is not None:
+                await scope.aclose()
+            raise
+        self._scope = scope
+        scope.node = self
+        self._exchange.start()
+
+    def _restore(self, records: list[Record]) -> None:
+        try:
+            self._engine.restore(records, self._clock())
+        except Exception as error:
+            assert self._journal is not None  # noqa: S101 - else there is nothing to restore
+            message = f"the journal {self._journal.path} tells of things that cannot have happened"
+            raise JournalBroken(message) from error
+        recovered = []
+        for hop in list(self._engine.detector.roots()):
+            cascade = Cascade(self, "recovered", None)
+            cascade._resume(hop)
+            self._cascades[hop.edge] = cascade
+            recovered.append(cascade)
+        self.recovered = tuple(recovered)
+
+    def _let_go(self) -> None:
+        """Let go of the journal, and of those who wait for what will not come."""
+        if self._hops:
+            # Whoever has the journal next takes for dead what was at work: so nobody may have it.
+            names = ", ".join(hop.name for hop in self._hops.values())
+            logger.error("node %r is closed, but %s did not end", self.name, names)
+        elif self._journal is not None:
+            self._journal.close()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for cascade in self._cascades.values():
+            cascade._abandon()
+
+    def _is_closed(self) -> None:
+        """Know that its scope is closed, in this step."""
+        self._scope = None
+        self._let_go()
+
+    async def drain(self, within: float | None = 30.0) -> Report:
+        """Take no more, let what is worked on end, post the receipts, then close.
+
+        For the receipts there are three seconds at most, if those who are to have them do not answer.
+        One that was not posted is lost, unless there is a journal.
+
+        *Cancel safety*: as that of `Scope.drain()`.
+        """
+        return await self._opened().drain(within)
+
+    async def aclose(self, within: float = 5.0) -> Report:
+        """Cancel what is worked on, and close.
+
+        *Cancel safety*: as that of `Scope.aclose()`.
+        """
+        return await self._opened().aclose(within)
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drain it if the block ended well, else close it."""
+        if self._scope is not None:
+            await (self.drain() if exc is None else self.aclose())
+
+    def _opened(self) -> Scope:
+        scope = self._scope
+        if scope is None:
+            message = (
+                f"node {self.name!r} is not open: use `async with node`, or `await node.open()`"
+            )
+            raise UsageError(message)
+        return scope
+
+    def frontier(self) -> Frontier:
+        """List what is in flight here: hops, with all that belongs to them."""
+        return self._opened().frontier()
+
+    # What users do with it.
+
+    def cascade(self, name: str) -> Cascade:
+        """Begin something of which one wants to know when all of it has ended, in every agent.
+
+        ```python
+        async with node.cascade("book-trip") as cascade:
+            await client.send_message(...)
+        settlement = await cascade.settled()
+        ```
+        """
+        self._check()
+        return Cascade(self, arguments.text("name", name), None)
+
+    def handle(self, edge: wire.Handed | str | bytes) -> Part:
+        """Work on a message that was handed over: opens its hop, for the block.
+
+        ```python
+        async with node.handle(request.headers["Cascade"]) as hop:
+            ...
+        ```
+
+        What was started in the hop, and goes on after the block, still belongs to it.
+
+        *Raises*: `EdgeRefused` if the message must not be worked on, as when it was before;
+        `RemoteProtocolError` if what came with it is not of the protocol.
+        """
+        return self._handle(edge, None)
+
+    def _handle(self, edge: wire.Handed | str | bytes, why_not: str | None) -> Part:
+        handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
+        return Part(self._arrive(handed, why_not), "handler", "handler")
+
+    async def _serve(self, path: str, body: bytes) -> bytes:
+        """Answer a call of another node, however it came."""
+        if self._scope is None:
+            message = f"node {self.name!r} is not open"
+            raise PeerLost(message)
+        return await self._exchange.serve(path, body)
+
+    # Steps (1).
+
+    def _check(self) -> None:
+        self._opened()
+        if self._broken is not None:
+            raise self._no_journal() from self._broken
+
+    def _no_journal(self) -> JournalBroken:
+        message = f"node {self.name!r} could not write its journal, and takes nothing any more"
+        return JournalBroken(message)
+
+    def _commit(self) -> None:
+        """Write what has to last, then have done what is to be done (1, 2)."""
+        engine = self._engine
+        writes = engine.take_writes()
+        if writes:
+            if self._journal is not None:
+                self._write(self._journal, writes)
+            for record in writes:
+                if type(record) is Closed:
+                    self._exchange.closed(record.edge)
+        for news in engine.take_news():
+            if type(news) is Settle:
+                self._settle(news.edge, news.receipt)
+            else:
+                hop = self._hops.get(news.edge)
+                if hop is not None:
+                    hop._cancel()
+        self._exchange.look()
+
+    def _write(self, journal: Journal, records: list[Record]) -> None:
+        if self._broken is not None:
+            raise self._no_journal() from self._broken
+        try:
+            journal.write(records)
+        except BaseException as error:
+            self._broken = error
+            logger.critical("node %r cannot write its journal", self.name, exc_info=error)
+            self._abandon()
+            if not isinstance(error, Exception):
+                raise
+            raise self._no_journal() from error
+        if journal.size > self._compact_at:
+            self._exchange.wake()  # it sees to that, too
+
+    def _settle(self, edge: bytes, receipt: Receipt) -> None:
+        cascade = self._cascades.get(edge)
+        if cascade is not None:
+            cascade._settle(receipt)
+
+    def _begin(self, cascade: Cascade) -> Hop:
+        self._check()
+        self._hops_scope._admit()
+        record = self._engine.begin(self._random(12), self._random(16), self._clock())
+        self._commit()
+        hop = self._hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")
+        self._cascades[record.edge] = cascade
+        return hop
+
+    def _arrive(self, handed: wire.Handed, why_not: str | None) -> Hop:
+        self._check()
+        now, engine = self._clock(), self._engine
+        why = why_not or self._objection(handed)
+        if why is None:
+            home = handed.home
+            allowed = home is not None and self._policy.allows(home)
+            reply = home.rstrip("/") if home is not None and allowed else None
+            answer = engine.arrive(handed.edge, handed.cascade, handed.parent, reply, now)
+        elif self._exchange.may_note(handed.edge):
+            answer = engine.refuse(handed.edge, now)
+        else:
+            answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
+        self._commit()
+        if answer.kind != "run":
+            if answer.kind == "never" and is_early(handed, self._wall(), self._keep):
+                answer = NOT_NOW  # it would be forgotten before its copies are too late
+            known = engine.detector.find(handed.edge)
+            must_ask = known is not None and known.reply is None
+            header = wire.response_header(handed.edge, answer, must_ask=must_ask)
+            why = why or "it was taken before"
+            raise EdgeRefused(f"message {mark(handed.edge)} is not worked on: {why}", header)
+        record = engine.detector.hop(handed.edge)
+        hop = self._hops[handed.edge] = Hop(self, record, f"hop {mark(handed.edge)}")
+        return hop
+
+    def _objection(self, handed: wire.Handed) -> str | None:
+        """Tell why a message is not to be worked on, if it is not known already."""
+        if is_early(handed, self._wall(), self._keep) or is_late(handed, self._wall()):
+            return "it was under way for too long, or its sender's clock is wrong"
+        if self._hops_scope._state is not State.OPEN:
+            return "the agent is being shut down"
+        if len(self._hops) >= self._hops_max:
+            return "the agent has too much to do"
+        return None
+
+    def answer(self, hop: Hop) -> str:
+        """Give what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
+
+        To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
+        """
+        record = hop._record
+        answer = WORKING  # if its end could not be written, it is not told
+        if self._broken is None:
+            answer = self._engine.ride(record.edge, self._clock())
+            if self._scope is not None:
+                self._commit()
+        return wire.response_header(record.edge, answer, must_ask=record.reply is None)
+
+    def _ended(self, hop: Hop, status: Status, why: str) -> None:
+        """Know that a hop has ended; from its own step."""
+        record = hop._record
+        self._hops.pop(record.edge, None)
+        if self._scope is None or self._broken is not None:
+            return  # nobody would be told; a journal says what it was
+        now = self._clock()
+        try:
+            for edge in list(record.edges):
+                self._engine.sent(edge, "is in doubt", now)  # if nobody has said what became of it
+            self._engine.end(record, status, now, seconds=now - hop._since, why=why)
+            self._commit()
+        except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
+            logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
+
+    def _send(self, hop: detector.Hop, to: str) -> tuple[bytes, str]:
+        self._check()
+        edge = self._random(12)
+        begin_by = int(self._wall() + self._keep)
+        handed = wire.Handed(hop.cascade, edge, mark(hop.edge), begin_by, self.url)
+        header = wire.request_header(handed)
+        self._engine.send(hop, edge, arguments.text("to", to), self._clock())
+        self._commit()
+        return edge, header
+
+    def _resolve(self, edge: bytes, to: str, how: Sending) -> None:
+        if self._scope is None or self._broken is not None:
+            return
+        self._engine.sent(edge, how, self._clock())
+        if how == "is in doubt" and self.url is None:
+            self._exchange.pull(edge, to)
+        self._commit()
+
+    def _answered(
+        self, edge: bytes, to: str, answer: Answer, how: Sending, *, must_ask: bool
+    ) -> None:
+        if self._scope is None or self._broken is not None:
+            return
+        now = self._clock()
+        if answer.receipt is not None:
+            self._engine.receive(edge, answer.receipt, now)
+        self._engine.sent(edge, how, now)
+        if answer.kind == "working" and (must_ask or self.url is None):
+            self._exchange.pull(edge, to)
+        self._commit()
+
+    def _told(self, edge: bytes) -> None:
+        """Know that whoever has begun a cascade was told of its end.
+
+        If that cannot be written, he was told all the same: after a restart he is told again.
+        """
+        self._cascades.pop(edge, None)
+        if self._scope is not None and self._broken is None:
+            self._engine.told(edge, self._clock())
+            with suppress(JournalBroken):
+                self._commit()
+
+    def _cancel(self, hop: detector.Hop) -> None:
+        self._check()
+        self._engine.cancel(hop, self._clock())
+        self._commit()
+
+    def _tidy(self) -> None:
+        """Have a smaller journal, once it has grown to twice what it must have."""
+        journal = self._journal
+        if journal is not None and journal.size > self._compact_at:
+            try:
+                journal.compact(self._engine.detector.snapshot())
+            except OSError:  # the one there was goes on
+                logger.exception("node %r could not have a smaller journal", self.name)
+            self._compact_at = max(_COMPACT_FROM, 2 * journal.size)
+
+    _compact_at: int = _COMPACT_FROM
+
+    def __repr__(self) -> str:
+        """Name it, and say whether it is open."""
+        state = "new or closed" if self._scope is None else self._scope.state
+        return f"<Node {self.name!r} {state}, {len(self._hops)} hops>"
+
+    if TYPE_CHECKING:  # set when it is opened
+        _engine: Engine
+        _exchange: Exchange
+        _hops_scope: Scope
+        _model: Model
+        _clock: Callable[[], float]
+
+    def asgi(self, app: Any) -> Any:
+        """Make an ASGI app take part.
+
+        Requests that hand over a message become hops, the node is open while the app is, and other
+        nodes reach it at `/quiesce/receipts`.
+        """
+        from quiesce.mesh.asgi import Mesh  # noqa: PLC0415 - only for those who serve
+
+        return Mesh(self, app)
+
+    def client(self, **options: Any) -> Any:
+        """Make an `httpx.AsyncClient` whose requests hand over messages; the options are its own.
+
+        Requests that are sent in a hop, and are not safe by their method, become messages of it.
+        """
+        from quiesce.mesh.http import client  # noqa: PLC0415 - httpx is optional
+
+        return client(self, **options)

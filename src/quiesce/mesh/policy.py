@@ -1,0 +1,111 @@
+"""Which addresses a node uses, and how much it takes from whom.
+
+A message brings the address that its receipt is to be posted to. Whoever could choose that freely could
+make a node post to any server that it reaches. So an address is used only if it is a configured peer's,
+or at the node's own origin; else no receipt is posted, and the sender, who is told so, asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from quiesce.errors import ArgumentError
+from quiesce.mesh import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__: list[str] = []
+
+_JUDGED_MAX = 1024
+DRIFT_SECONDS = 300.0
+"""By how much the clocks of two machines may differ."""
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def address(what: str, value: object) -> str:
+    """Check the address of a node."""
+    fine = isinstance(value, str) and origin(value) is not None
+    if not fine or not isinstance(value, str):
+        message = f"{what} must be an http or https address, without a query, not {value!r}"
+        raise ArgumentError(message)
+    return wire.home(value.rstrip("/"))
+
+
+def origin(url: str) -> tuple[str, str, int] | None:
+    """Give scheme, host and port; None if it is no address that a node may have."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or not parts.hostname or "@" in parts.netloc:
+        return None
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        return None
+    return parts.scheme, parts.hostname.lower(), _PORTS[parts.scheme] if port is None else port
+
+
+class Policy:
+    """Whose address is used."""
+
+    def __init__(self, own: str | None, peers: Iterable[str]) -> None:
+        if isinstance(peers, str):
+            message = f"peers must be a list of addresses: write [{peers!r}], not {peers!r}"
+            raise ArgumentError(message)
+        self._peers = frozenset(address("peers", peer) for peer in peers)
+        self._by_length = sorted(self._peers, key=len, reverse=True)
+        self._own = None if own is None else origin(own)
+        self._judged: dict[str, bool] = {}
+
+    def allows(self, home: str) -> bool:
+        """Tell whether a receipt may be posted there."""
+        judged = self._judged.get(home)
+        if judged is None:
+            found = origin(home)
+            judged = found is not None and (home.rstrip("/") in self._peers or found == self._own)
+            if len(self._judged) >= _JUDGED_MAX:
+                self._judged.clear()  # somebody sends ever new addresses
+            self._judged[home] = judged
+        return judged
+
+    def node_of(self, url: str) -> str:
+        """Give the node that a request to this URL goes to: a peer below which it is, or its origin."""
+        for peer in self._by_length:
+            if url.startswith(peer) and url[len(peer) : len(peer) + 1] in {"", "/", "?"}:
+                return peer
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
+
+
+def is_late(handed: wire.Handed, now: float) -> bool:
+    """Tell whether a message may not begin any more."""
+    return handed.begin_by < now - DRIFT_SECONDS
+
+
+def is_early(handed: wire.Handed, now: float, keep: float) -> bool:
+    """Tell whether a message may begin for longer than it would be remembered."""
+    return handed.begin_by > now + keep + DRIFT_SECONDS
+
+
+class Allowance:
+    """So many at once, and so many more a second."""
+
+    def __init__(self, most: int, per_second: float, clock: Callable[[], float]) -> None:
+        self._most = float(most)
+        self._per_second = per_second
+        self._clock = clock
+        self._left = float(most)
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Take one, if there is one."""
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

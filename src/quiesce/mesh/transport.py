@@ -1,0 +1,68 @@
+"""How nodes reach each other: the calls of the protocol, as bytes; nothing here knows what they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from quiesce.errors import PeerLost, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Memory", "Transport"]
+
+RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
+
+
+class Transport(Protocol):
+    """What a node needs to call others."""
+
+    async def call(self, to: str, path: str, body: bytes) -> bytes:
+        """Post a body to a node, and give its answer.
+
+        *Cancel safety*: may be cancelled at any time.
+
+        *Raises*: `PeerLost` if there is no answer, or one that is no success.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of what it has: connections."""
+
+
+class Memory:
+    """Nodes of one process that call each other directly; for tests, and for agents that share one.
+
+    ```python
+    memory = Memory()
+    planner = Node("planner", url="http://planner", transport=memory)
+    ```
+    """
+
+    def __init__(self) -> None:
+        """Know no node yet: each is there while it is open."""
+        self._nodes: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
+
+    def join(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Have a node be found at an address.
+
+        *Raises*: `UsageError` if another one is.
+        """
+        if self._nodes.setdefault(url, serve) != serve:
+            message = f"another node is open at {url}: give each an address of its own"
+            raise UsageError(message)
+
+    def leave(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Have a node not be found any more."""
+        if self._nodes.get(url) == serve:
+            del self._nodes[url]
+
+    async def call(self, to: str, path: str, body: bytes) -> bytes:
+        """Have another node answer."""
+        serve = self._nodes.get(to)
+        if serve is None:
+            message = f"no node is at {to}"
+            raise PeerLost(message)
+        return await serve(path, body)
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""

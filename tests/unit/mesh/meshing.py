@@ -1,0 +1,199 @@
+"""What the tests of nodes share: a mesh in memory, whose ids, clocks and lines are given."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from quiesce import Scope
+from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost
+from quiesce.mesh import Memory, Node, Patience, current_hop
+from quiesce.mesh.receipt import mark
+from tests.stress import lasting
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from quiesce.mesh import Cascade
+    from quiesce.mesh.hop import Hop
+
+    Handler = Callable[[Hop], Awaitable[object]]
+
+WALL = 1_800_000_000.0  # what time it is on every wall
+HASTE = Patience(retry_first=0.01, retry_most=0.05, ask_in_doubt=0.02, ask_every=0.3, give_up=0.8)
+"""For tests that wait for these times, which are real on uvloop."""
+
+
+class HandlerError(Exception):
+    """What a handler raises that fails."""
+
+
+class Lines(Memory):
+    """The network between the nodes: it counts the calls, and may be cut."""
+
+    def __init__(self) -> None:
+        """Be whole."""
+        super().__init__()
+        self.cut: set[str] = set()
+        self.calls: list[tuple[str, str, bytes]] = []
+        self.replies: list[bytes] = []
+
+    async def call(self, to: str, path: str, body: bytes) -> bytes:
+        """Have a node answer, unless the line to it is cut."""
+        self.calls.append((to, path, body))
+        if to in self.cut:
+            message = f"the line to {to} is cut"
+            raise PeerLost(message)
+        reply = await super().call(to, path, body)
+        self.replies.append(reply)
+        return reply
+
+
+class World:
+    """Some nodes in one process, each with a server that runs handlers in tasks of its own."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Have no nodes yet.
+
+        Args:
+            folder: where the nodes have their journals; None: they have none.
+        """
+        self.lines = Lines()
+        self.wall = WALL
+        self.edges: set[bytes] = set()
+        self.nodes: dict[str, Node] = {}
+        self.all: list[Node] = []
+        self.peers: list[str] = [f"http://{name}" for name in "abcd"]
+        self._folder = folder
+        self._ids = itertools.count()
+        self._servers: Scope
+
+    def make(self, name: str, **options: Any) -> Node:
+        """Make a node, without opening it."""
+        journal = None if self._folder is None else self._folder / f"{name}.journal"
+        given = {
+            "url": f"http://{name}", "journal": journal, "peers": self.peers, "patience": HASTE,
+            "transport": self.lines,
+        }  # fmt: skip
+        node = Node(name, **(given | options))
+        node._random = self._random
+        node._wall = lambda: self.wall
+        self.nodes[name] = node
+        self.all.append(node)
+        return node
+
+    async def add(self, name: str, **options: Any) -> Node:
+        """Make a node, and open it."""
+        return await self.make(name, **options).open()
+
+    def _random(self, size: int) -> bytes:
+        made = hashlib.blake2b(str(next(self._ids)).encode(), digest_size=size).digest()
+        if size == 12:  # that of an edge
+            self.edges.add(made)
+        return made
+
+    async def __aenter__(self) -> Self:
+        """Have the servers run."""
+        self._servers = await Scope.open("servers")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close all that is open, and see that nobody was told the id of an edge."""
+        with anyio.CancelScope(shield=True):
+            for node in self.all:
+                if node._scope is not None:
+                    await node.aclose(0.3)
+            await self._servers.aclose(1.0)
+
+    # Messages.
+
+    async def hand(self, to: str, handler: Handler) -> None:
+        """Hand a message to a node, from the current hop, as a client does."""
+        with here().delegate(f"http://{to}") as handing:
+            handing.answered(await self.deliver(to, handing.header, handler))
+
+    async def deliver(self, to: str, header: str, handler: Handler) -> str:
+        """Have a node's server run a handler; gives what the answer says, when it is there."""
+        return await self._servers.spawn(self.serve, to, header, handler)
+
+    async def serve(self, to: str, header: str, handler: Handler) -> str:
+        """Run a handler as a hop, and answer."""
+        node = self.nodes[to]
+        try:
+            part = node.handle(header)
+        except EdgeRefused as refused:
+            return refused.header
+        try:
+            async with part as hop:
+                await handler(hop)
+        except (CascadeCancelled, HandlerError):
+            pass
+        finally:
+            answer = node.answer(part._hop)
+        return answer
+
+    def secrets(self) -> list[str]:
+        """Give the ids of all edges, in the forms in which they might be printed."""
+        return [text for edge in self.edges for text in (edge.hex(), repr(edge), repr(edge)[2:-1])]
+
+
+async def nothing(_: Hop) -> None:
+    """Have a message done at once."""
+
+
+async def fails(_: Hop) -> None:
+    """Fail at a message."""
+    raise HandlerError
+
+
+async def hangs(_: Hop) -> None:
+    """Be at it until the end of time."""
+    await anyio.sleep_forever()
+
+
+async def leaves(hop: Hop) -> None:
+    """Leave a job that is at it until the end of time, and return."""
+    hop.spawn(anyio.sleep_forever)
+
+
+async def until(fact: Callable[[], object]) -> None:
+    """Wait for something of which nobody tells."""
+    with anyio.fail_after(2):
+        while not fact():
+            await lasting(0.005)
+
+
+def here() -> Hop:
+    """Give the hop that the test is in."""
+    hop = current_hop()
+    assert hop is not None
+    return hop
+
+
+async def cancel_inside(cascade: Cascade) -> Hop:
+    """Begin a cascade, and cancel it from inside; gives its hop."""
+    found: list[Hop] = []
+    try:
+        async with cascade:
+            found.append(here())
+            await cascade.cancel()
+            await anyio.sleep_forever()
+    except CascadeCancelled:
+        return found[0]
+    message = "the block was not interrupted"
+    raise AssertionError(message)
+
+
+def marks(world: World) -> set[str]:
+    """Give what the edges are called in public."""
+    return {mark(edge) for edge in world.edges}

@@ -1,0 +1,458 @@
+"""An agent's HTTP server as part of the mesh, with a server that is played by the test."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.mesh import current_hop, wire
+from quiesce.mesh.courier import Call
+from tests.stress import turns
+from tests.unit.mesh.meshing import HandlerError, World, here, until
+from tests.unit.mesh.serving import BODY, START, Exchange, answers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from quiesce.mesh import Node
+
+RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
+
+
+class Two:
+    """A node that sends, and one behind a server."""
+
+    def __init__(self, world: World, node: Node, other: Node) -> None:
+        """Know both."""
+        self.world = world
+        self.node = node
+        self.other = other
+
+    async def ask(
+        self, app: Any, then: Callable[[Exchange], Awaitable[object]] | None = None
+    ) -> tuple[Exchange, Any]:
+        """Hand a message to the app; gives the exchange, and the verdict in the end."""
+        async with self.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(self.other.asgi(app), "POST", "/", headers=[header])
+                job = self.world._servers.spawn(made.run)
+                if then is not None:
+                    await then(made)
+                else:
+                    await job
+                handing.answered(made.told)
+        return made, await cascade.settled(5, require="participants")
+
+
+@asynccontextmanager
+async def two() -> AsyncIterator[Two]:
+    """Have two nodes."""
+    async with World() as world:
+        yield Two(world, await world.add("a"), await world.add("b"))
+
+
+# Messages.
+
+
+async def test_a_request_with_a_message_is_a_hop() -> None:
+    """Its app runs in it, and the receipt is on the response, or posted."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(current_hop())
+        await answers(scope, receive, send)
+
+    async with two() as pair:
+        made, found = await pair.ask(app)
+        assert made.status == 200
+        assert made.body == b"fine"
+        assert made.header(b"x-own") == "1"
+        assert made.told is not None
+        assert made.told[3:15] == seen[0].mark
+        assert found.ok
+        assert found.receipt.hops == 2
+        assert current_hop() is None
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_receipt_rides_on_the_response() -> None:
+    """If the app has nothing to do afterwards: then nobody calls anybody."""
+    async with two() as pair:
+        made, found = await pair.ask(answers)
+        assert made.told is not None
+        assert ";s=closed;r=" in made.told
+        assert found.ok
+        assert pair.world.lines.calls == []
+
+
+async def test_a_request_without_one_is_the_apps_alone() -> None:
+    """As is one that is not HTTP."""
+    async with two() as pair:
+        made = Exchange(pair.other.asgi(answers), "POST", "/")
+        await made.run()
+        assert made.told is None
+        assert made.body == b"fine"
+        seen: list[str] = []
+
+        async def socket(scope: Any, _: Any, __: Any) -> None:
+            seen.append(scope["type"])
+
+        await pair.other.asgi(socket)({"type": "websocket", "path": RECEIPTS}, None, None)
+        assert seen == ["websocket"]
+        assert not pair.other._hops
+
+
+async def test_what_another_agent_has_answered_is_not_passed_on() -> None:
+    """It was about another message: the response has one line, of its own."""
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        lines = [(b"Cascade-Receipt", b"00-000000000000;s=working"), (b"x", b"y")]
+        await send(START | {"headers": lines})
+        await send(BODY)
+
+    async with two() as pair:
+        made, found = await pair.ask(app)
+        assert made.told is not None
+        assert not made.told.startswith("00-0000")
+        assert made.header(b"Cascade-Receipt") is None
+        assert made.header(b"x") == "y"
+        assert found.ok
+
+
+async def test_an_app_that_has_more_to_do_answers_before() -> None:
+    """The response is not held back for it, though its hop goes on."""
+    gate = anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answers(scope, receive, send)
+        await gate.wait()
+
+    async with two() as pair:
+
+        async def then(made: Exchange) -> None:
+            await until(lambda: len(made.sent) == 2)
+            assert made.body == b"fine"
+            assert made.told is not None
+            assert made.told.endswith(";s=working")
+            assert len(pair.other._hops) == 1
+            gate.set()
+
+        _, found = await pair.ask(app, then)
+        assert found.ok
+        assert found.receipt.hops == 2
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_messages_come_in_order(slow: bool, streams: bool) -> None:  # noqa: FBT001 - cases
+    """Also if the server takes its time for each of them."""
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send(START)
+        if streams:
+            for number in range(5):
+                await send(BODY | {"body": b"%d" % number, "more_body": True})
+                await turns(number)
+        await send(BODY)
+
+    async with two() as pair:
+
+        async def then(made: Exchange) -> None:
+            made.slow = slow
+            await until(
+                lambda: made.sent and not made.sent[-1].get("more_body", len(made.sent) < 2)
+            )
+
+        made, found = await pair.ask(app, then)
+        kinds = [message["type"] for message in made.sent]
+        assert kinds == ["http.response.start"] + ["http.response.body"] * (6 if streams else 1)
+        assert made.body == (b"01234fine" if streams else b"fine")
+        assert found.ok
+
+
+async def test_an_app_that_answers_while_its_node_is_drained() -> None:
+    """It is let end, and its response is not held back."""
+    gate = anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await until(lambda: pair.other._hops_scope.state == "draining")
+        await answers(scope, receive, send)
+        await gate.wait()
+
+    async with two() as pair:
+
+        async def then(made: Exchange) -> None:
+            await until(lambda: pair.other._hops)
+            job = pair.world._servers.spawn(pair.other.drain)
+            await until(lambda: len(made.sent) == 2)
+            assert not job.done()
+            gate.set()
+            assert (await job).ok
+
+        _, found = await pair.ask(app, then)
+        assert found.ok
+        assert found.receipt.cancelled == 0
+
+
+# How it may end.
+
+
+async def test_an_app_that_fails_has_failed() -> None:
+    """The sender is told on the response, and not what it was; the server is told all."""
+    raised: list[BaseException] = []
+
+    async def app(_: Any, __: Any, ___: Any) -> None:
+        message = "the password is secret"
+        raise HandlerError(message)
+
+    async with two() as pair:
+
+        async def then(made: Exchange) -> None:
+            try:
+                await made.run()
+            except HandlerError as error:
+                raised.append(error)
+
+        async with pair.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
+                await pair.world._servers.spawn(then, made)
+                handing.answered(made.told)
+        found = await cascade.settled(5, require="participants")
+        assert made.status == 500
+        assert b"password" not in made.body
+        assert len(raised) == 1
+        assert found.receipt.failed == 1
+
+
+@pytest.mark.parametrize("sends", [False, True])
+async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:  # noqa: FBT001 - a case
+    """The server ends the task, as some do when the client is gone: nobody is there to be answered."""
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        if sends:
+            await send(START)
+        await anyio.sleep_forever()
+
+    async with two() as pair, Scope("server") as server:
+        async with pair.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
+                job = server.spawn(made.run)
+                await until(lambda: pair.other._hops)
+                await turns(5)
+                job.cancel()
+                await until(lambda: not pair.other._hops)
+                handing.in_doubt()
+        found = await cascade.settled(5, require="participants")
+        assert found.receipt.cancelled == 1
+        assert found.ok
+
+
+async def test_a_hop_that_is_cancelled_says_so() -> None:
+    """The app is interrupted, and what the sender gets is a response."""
+
+    async def app(_: Any, __: Any, ___: Any) -> None:
+        await anyio.sleep_forever()
+
+    async with two() as pair:
+
+        async def then(made: Exchange) -> None:
+            await until(lambda: pair.other._hops)
+            (edge,) = pair.other._hops
+            body = wire.call_body(Call("", (), ((edge, True),)))
+            await pair.world.lines.call("http://b", RECEIPTS, body)
+            await until(lambda: len(made.sent) == 2)
+
+        made, found = await pair.ask(app, then)
+        assert made.status == 503
+        assert b"was told to end" in made.body
+        assert found.receipt.cancelled == 1
+
+
+async def test_a_client_that_is_gone_is_the_apps_to_know() -> None:
+    """Sending fails: the app is told, the node goes on, and its report is clean."""
+    raised: list[BaseException] = []
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send(START)
+        await turns(5)
+        try:
+            await send(BODY | {"more_body": True})
+        except OSError as error:
+            raised.append(error)
+
+    async with two() as pair:
+        async with pair.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
+                made.error = OSError("gone")
+                await pair.world._servers.spawn(made.run)
+        assert len(raised) == 1
+        found = await cascade.settled(5, require="participants")
+        assert found.receipt.hops == 2
+        assert (await pair.other.drain(1)).ok
+
+
+# Messages that are not taken.
+
+
+async def test_a_copy_is_told_how_the_first_one_stands() -> None:
+    """With a conflict; the app does not run."""
+    ran: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        ran.append(1)
+        await answers(scope, receive, send)
+
+    async with two() as pair:
+        async with pair.node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = [
+                    Exchange(pair.other.asgi(app), "POST", "/", headers=[header]) for _ in range(3)
+                ]
+                for one in made:
+                    await one.run()
+        assert [one.status for one in made] == [200, 409, 409]
+        assert all(one.told is not None for one in made)
+        assert len(ran) == 1
+
+
+async def test_what_is_no_message_is_refused() -> None:
+    """It would run outside of the cascade that it claims to be part of."""
+    async with two() as pair:
+        made = Exchange(pair.other.asgi(answers), "POST", "/", headers=[(b"cascade", b"rubbish")])
+        await made.run()
+        assert made.status == 400
+        assert b"Cascade" in made.body
+
+
+@pytest.mark.parametrize("why", ["closed", "broken"])
+async def test_a_node_that_takes_nothing_is_unavailable(why: str) -> None:
+    """The app does not run: nobody would know when it has ended."""
+    async with two() as pair:
+        header = wire.request_header(wire.Handed(bytes(16), bytes(12), "0" * 12, 1))
+        app = pair.other.asgi(answers)
+        if why == "closed":
+            await pair.other.drain(1)
+        else:
+            pair.other._broken = OSError()
+        made = Exchange(app, "POST", "/", headers=[(b"cascade", header.encode())])
+        await made.run()
+        assert made.status == 503
+        call = Exchange(app, "POST", RECEIPTS, parts=[b'{"v":0}'])
+        await call.run()
+        assert call.status == 503
+        assert call.header(b"retry-after") == "1"
+
+
+# The scope around the server.
+
+
+async def test_a_scope_around_the_server_holds_its_hops() -> None:
+    """Its drain waits for them, though they belong to the node."""
+    gate = anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answers(scope, receive, send)
+        here().spawn(gate.wait)
+
+    async with two() as pair:
+        server = await Scope.open("server")
+        async with pair.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
+                await server.spawn(made.run)
+                handing.answered(made.told)
+        async with Scope("draining") as scope:
+            job = scope.spawn(server.drain)
+            await turns(10)
+            assert not job.done()
+            gate.set()
+            assert (await job).ok
+        assert (await cascade.settled(5, require="participants")).ok
+
+
+async def test_a_scope_that_takes_nothing_any_more_has_its_messages_refused() -> None:
+    """The sender is told that it does not run; nothing is left of it."""
+    async with two() as pair:
+        server, ready = await Scope.open("server"), anyio.Event()
+        async with pair.node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(pair.other.asgi(answers), "POST", "/", headers=[header])
+
+                async def late() -> None:
+                    await ready.wait()
+                    await made.run()
+
+                server.spawn(late, service=True)
+                hold = server.hold("work", "one")
+                async with Scope("draining") as scope:
+                    job = scope.spawn(server.drain)
+                    await turns(5)
+                    ready.set()
+                    await until(lambda: len(made.sent) == 2)
+                    hold.release()
+                    await job
+                handing.answered(made.told)
+        assert made.status == 409
+        assert not pair.other._hops
+        found = await cascade.settled(5, require="participants")
+        assert [note.status for note in found.receipt.notes] == ["done", "refused"]
+
+
+# Calls of other nodes.
+
+
+@pytest.mark.parametrize("url", ["http://b", "http://b/agents/x"])
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_calls_of_nodes_are_answered(url: str, mounted: bool) -> None:  # noqa: FBT001 - a case
+    """At the root, below the node's own address, and where the app is mounted."""
+    async with World() as world:
+        node = await world.add("b", url=url)
+        below = "/agents/x" if url.endswith("x") else ""
+        options = {"root_path": below} if mounted else {}
+        for path in (RECEIPTS, PROBE):
+            made = Exchange(node.asgi(answers), "POST", below + path, parts=[b'{"v"', b":0}"])
+            made.scope.update(options)
+            await made.run()
+            assert made.status == 200, made.body
+            assert json.loads(made.body)["v"] == 0
+            assert made.header(b"content-type") == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "parts", "status"),
+    [
+        ("GET", [b""], 405),
+        ("POST", [b"rubbish"], 400),
+        ("POST", [b"{}"], 400),
+        ("POST", [b"x" * (1 << 20)] * 5, 413),
+        ("POST", [b'{"v":0', None], 503),
+    ],
+)
+async def test_what_is_no_call_is_refused(
+    method: str, parts: list[bytes | None], status: int
+) -> None:
+    """Each in its way; the app never sees it."""
+
+    async def app(*_: Any) -> None:
+        raise AssertionError
+
+    async with two() as pair:
+        made = Exchange(pair.other.asgi(app), method, RECEIPTS, parts=list(parts))
+        await made.run()
+        assert made.status == status
+        assert "error" in json.loads(made.body)

@@ -1,0 +1,112 @@
+"""The life of an agent's HTTP server: its node is open as long as the app is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.errors import JournalInUse
+from tests.stress import turns
+from tests.unit.mesh.meshing import HandlerError, World, here, until
+from tests.unit.mesh.serving import Life, answers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:
+    """Have a life."""
+    assert scope["type"] == "lifespan"
+    for what in ("startup", "shutdown"):
+        assert (await receive())["type"] == f"lifespan.{what}"
+        await send({"type": f"lifespan.{what}.complete"})
+
+
+async def without_lifespan(scope: Any, _: Any, __: Any) -> None:
+    """Know nothing of it."""
+    assert scope["type"] == "http", "only http"
+
+
+async def not_caring(scope: Any, receive: Any, send: Any) -> None:
+    """Return at once."""
+    if scope["type"] == "http":
+        await answers(scope, receive, send)
+
+
+@pytest.mark.parametrize("app", [with_lifespan, without_lifespan, not_caring])
+async def test_the_node_is_open_while_the_app_lives(app: Any) -> None:
+    """From before its startup until after its shutdown; also if it has no lifespan of its own."""
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app))
+        job = server.spawn(life.run)
+        await turns(5)
+        assert repr(node) == "<Node 'b' new or closed, 0 hops>"
+        life.ask("startup")
+        await until(lambda: life.told == ["startup.complete"])
+        assert repr(node) == "<Node 'b' open, 0 hops>"
+        life.ask("shutdown")
+        await job
+        assert life.told == ["startup.complete", "shutdown.complete"]
+        assert repr(node) == "<Node 'b' new or closed, 0 hops>"
+
+
+async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) -> None:
+    """Else the server would serve without it."""
+    async with World(tmp_path) as world, Scope("server") as server:
+        await world.add("b")
+        life = Life(world.make("b").asgi(with_lifespan))
+        life.ask("startup")
+        job = server.spawn(life.run)
+        with pytest.raises(JournalInUse):
+            await job
+        assert life.told == ["startup.failed"]
+        assert "another process has the journal" in life.message
+        server._failed.clear()
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_a_life_that_ends_badly_closes_the_node(how: str) -> None:
+    """Whatever ends it."""
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        if how == "fails":
+            raise HandlerError
+        await anyio.sleep_forever()
+
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app))
+        life.ask("startup")
+        job = server.spawn(life.run)
+        await until(lambda: life.told)
+        if how == "is cancelled":
+            await until(lambda: node._scope is not None)
+            job.cancel()
+        await until(job.done)
+        assert node._scope is None
+        server._failed.clear()
+
+
+async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has a limited time; what was cut short is logged."""
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        drain = node.drain
+        monkeypatch.setattr(node, "drain", lambda _: drain(0.05))
+        life = Life(node.asgi(with_lifespan))
+        life.ask("startup")
+        server.spawn(life.run)
+        await until(lambda: life.told)
+        async with node.cascade("c"):
+            here().spawn(anyio.sleep_forever)
+        life.ask("shutdown")
+        await until(lambda: len(life.told) == 2)
+        assert "was closed" in caplog.text

@@ -1,0 +1,321 @@
+"""A cascade, as whoever has begun it sees it: when has it ended, and make it end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from quiesce import ArgumentError, Scope, UsageError
+from quiesce.mesh import Settled, Unknown
+from tests.stress import turns
+from tests.unit.mesh.meshing import World, cancel_inside, hangs, here, leaves, nothing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.mesh import Cascade, Hop, Settlement
+
+
+async def test_it_has_settled_when_all_of_it_has_ended(tmp_path: Path) -> None:
+    """Three agents, two of them at work after they have answered."""
+    async with World(tmp_path) as world:
+        gates = {name: anyio.Event() for name in "bc"}
+        for name in "abc":
+            await world.add(name)
+
+        async def later(to: str) -> None:
+            await gates[to].wait()
+            if to == "b":
+                await world.hand("c", lambda hop: begin(hop, "c"))
+
+        async def begin(hop: Hop, name: str) -> None:
+            hop.spawn(later, name)
+
+        async with world.nodes["a"].cascade("trip") as cascade:
+            assert cascade.id
+            await world.hand("b", lambda hop: begin(hop, "b"))
+        assert isinstance(await cascade.settled(0), Unknown)
+        gates["b"].set()
+        assert isinstance(await cascade.settled(0.1), Unknown)
+        gates["c"].set()
+        found = await cascade.settled(5)
+        assert isinstance(found, Settled)
+        assert found.receipt.hops == 3
+        assert {note.name for note in found.receipt.notes} == {"a", "b", "c"}
+        assert repr(cascade) == "<Cascade 'trip' settled>"
+        assert found.cascade == cascade.id
+
+
+async def test_it_is_begun_once() -> None:
+    """By its block, and by no other."""
+    async with World() as world:
+        node = await world.add("a")
+        cascade = node.cascade("c")
+        assert cascade.id == ""
+        assert repr(cascade) == "<Cascade 'c' new>"
+        for ask in (cascade.settled, cascade.frontier, cascade.cancel):
+            with pytest.raises(UsageError, match="has not begun"):
+                await ask()
+        async with cascade:
+            pass
+        with pytest.raises(UsageError, match="begun before"):
+            async with cascade:
+                pass
+
+
+@pytest.mark.parametrize("within", [-1.0, float("nan"), "1"])
+async def test_how_long_is_a_number_of_seconds(within: float) -> None:
+    """What is none is refused, at once."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with pytest.raises(ArgumentError):
+                await cascade.settled(within)
+            with pytest.raises(ArgumentError):
+                await cascade.settled(require="all")  # type: ignore[arg-type]  # on purpose
+
+
+async def test_it_may_be_asked_for_inside_of_the_block() -> None:
+    """It has not settled there: the block is part of it."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            found = await cascade.settled(0)
+            assert isinstance(found, Unknown)
+            assert found.missing == ("the end of what was begun here",)
+            assert "at work" in str(found)
+        assert isinstance(await cascade.settled(1), Settled)
+
+
+async def test_all_who_wait_are_told_and_again_later() -> None:
+    """Any number of them; one that gives up has no effect on the others."""
+    async with World() as world:
+        node, gate = await world.add("a"), anyio.Event()
+        found: list[Settlement] = []
+        async with node.cascade("c") as cascade:
+            here().spawn(gate.wait)
+
+        async def wait() -> None:
+            found.append(await cascade.settled())
+
+        async with Scope("waiters") as scope:
+            jobs = [scope.spawn(wait) for _ in range(4)]
+            await turns(3)
+            jobs[1].cancel()
+            await turns(3)
+            assert found == []
+            gate.set()
+        assert len(found) == 3
+        assert all(isinstance(one, Settled) for one in found)
+        assert await cascade.settled(0) == found[0]
+        assert cascade.id not in map(str, node._cascades)
+        assert not node._cascades
+
+
+@pytest.mark.parametrize("how", ["drain", "aclose"])
+async def test_who_waits_is_told_that_its_node_was_closed(how: str) -> None:
+    """Then nobody hears of the end any more: it is unknown, and nobody waits for ever."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        found: list[Settlement] = []
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+
+        async def wait() -> None:
+            found.append(await cascade.settled())
+
+        async with Scope("waiters") as scope:
+            scope.spawn(wait)
+            await turns(3)
+            await getattr(node, how)(1)
+        (verdict,) = found
+        assert isinstance(verdict, Unknown)
+        assert "what became of message" in verdict.missing[0]
+        assert isinstance(await cascade.settled(), Unknown)
+        assert [frontier async for frontier in cascade.watch()] == []
+
+
+# Cancelling.
+
+
+async def test_cancelled_inside_of_the_block() -> None:
+    """The block ends with `CascadeCancelled`, and all of it with it."""
+    async with World() as world:
+        node = await world.add("a")
+        cascade = node.cascade("c")
+        await cancel_inside(cascade)
+        found = await cascade.settled(1)
+        assert found.ok
+        assert found.receipt.cancelled == 1
+        assert found.receipt.status == "cancelled"
+
+
+async def test_a_block_that_was_cancelled_from_outside_passes_it_on() -> None:
+    """It is not taken for the cascade's."""
+    async with World() as world:
+        node = await world.add("a")
+        with anyio.CancelScope() as scope:
+            async with node.cascade("c") as cascade:
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert (await cascade.settled(1)).receipt.cancelled == 1
+
+
+async def begun(world: World, depth: str) -> Cascade:
+    """Begin a cascade along some nodes, the last of which hangs."""
+
+    async def go(_: Hop, rest: str) -> None:
+        if rest:
+            await world.hand(rest[0], lambda hop: go(hop, rest[1:]))
+        else:
+            await anyio.sleep_forever()
+
+    async with world.nodes["a"].cascade("c") as cascade:
+        here().spawn(go, here(), depth)
+        await turns(20)
+    return cascade
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_cancelled_after_the_block(times: int, tmp_path: Path) -> None:
+    """It travels to every agent that is at it; twice is once."""
+    async with World(tmp_path) as world:
+        for name in "abcd":
+            await world.add(name)
+        cascade = await begun(world, "bcd")
+        assert len(world.nodes["d"]._hops) == 1
+        for _ in range(times):
+            await cascade.cancel()
+        found = await cascade.settled(5)
+        assert isinstance(found, Settled)
+        assert found.receipt.cancelled == found.receipt.hops == 4
+        for name in "abcd":
+            assert not world.nodes[name]._hops
+        await cascade.cancel()
+        assert await cascade.settled(0) == found
+
+
+async def test_cancelled_before_a_message_was_answered() -> None:
+    """The answer says that it works; then its receiver is told to end."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        reached = anyio.Event()
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(anyio.sleep_forever)
+            reached.set()
+
+        async def stubborn() -> None:
+            with anyio.CancelScope(shield=True):
+                await world.hand("b", handler)
+
+        async with node.cascade("c") as cascade:
+            here().spawn(stubborn)
+            await reached.wait()
+        await cascade.cancel()
+        found = await cascade.settled(5, require="participants")
+        assert found.ok
+        assert found.receipt.cancelled == 2
+
+
+async def test_cancelled_with_an_agent_that_takes_no_part() -> None:
+    """Nobody knows when that has ended; the rest has."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                handing.answered(None)
+            here().spawn(anyio.sleep_forever)
+        await cascade.cancel()
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)
+        assert found.receipt.opaque == 1
+        assert (await cascade.settled(0, require="participants")).ok
+
+
+async def test_cancelled_with_an_agent_that_is_not_reached() -> None:
+    """It is unknown when that is given up, not before; and never green."""
+    async with World() as world:
+        for name in "ab":
+            await world.add(name)
+        cascade = await begun(world, "b")
+        world.lines.cut.add("http://b")
+        await cascade.cancel()
+        early = await cascade.settled(0.3)
+        assert isinstance(early, Unknown)
+        assert "no receipt yet" in str(early)
+        found = await cascade.settled(10, require="participants")
+        assert isinstance(found, Unknown)
+        assert found.receipt.unknown == 1
+        assert len(world.nodes["b"]._hops) == 1
+
+
+async def test_one_that_has_settled_cannot_be_cancelled() -> None:
+    """Nor one whose node is closed."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            pass
+        assert (await cascade.settled(1)).ok
+        await cascade.cancel()
+        assert (await cascade.settled(1)).receipt.cancelled == 0
+        await node.drain(1)
+        with pytest.raises(UsageError, match="not open"):
+            await cascade.cancel()
+
+
+async def test_two_cascades_know_nothing_of_each_other() -> None:
+    """One is cancelled, the other goes on."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        gate = anyio.Event()
+        async with node.cascade("one") as one:
+            here().spawn(gate.wait)
+        async with node.cascade("other") as other:
+            here().spawn(hangs, here())
+        await other.cancel()
+        assert (await other.settled(1)).receipt.cancelled == 1
+        assert isinstance(await one.settled(0), Unknown)
+        gate.set()
+        assert (await one.settled(1)).receipt.cancelled == 0
+
+
+async def test_a_block_that_failed_has_failed() -> None:
+    """What it raised goes on; the cascade says that it failed."""
+    async with World() as world:
+        node = await world.add("a")
+        cascade = node.cascade("c")
+        with pytest.raises(LookupError):
+            async with cascade:
+                raise LookupError
+        found = await cascade.settled(1)
+        assert found.ok
+        assert found.receipt.failed == 1
+
+
+async def test_within_a_hop_a_cascade_of_its_own() -> None:
+    """It is another one: what is sent inside is part of the inner one."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("outer") as outer:
+            async with node.cascade("inner") as inner:
+                await world.hand("b", nothing)
+                assert here().cascade == inner.id
+            assert here().cascade == outer.id
+        assert (await inner.settled(1, require="participants")).receipt.hops == 2
+        assert (await outer.settled(1)).receipt.hops == 1
+
+
+async def test_a_hop_in_a_hop_of_the_same_task_is_cancelled_alone() -> None:
+    """The inner cascade is cancelled, the outer one's block goes on."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("outer") as outer:
+            inner = node.cascade("inner")
+            await cancel_inside(inner)
+            await turns(2)
+        assert (await inner.settled(1)).receipt.cancelled == 1
+        assert (await outer.settled(1)).receipt.cancelled == 0

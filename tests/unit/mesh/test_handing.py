@@ -1,0 +1,186 @@
+"""Handing over a message: its edge is there before its bytes leave, and until its end is known."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from quiesce import ArgumentError
+from quiesce.mesh import Settled, SettledWithLosses, Unknown, wire
+from quiesce.mesh.courier import Call
+from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
+from quiesce.mesh.receipt import Note, Receipt, mark
+from tests.stress import turns
+from tests.unit.mesh.meshing import World, here, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quiesce.mesh import Handing
+
+DONE = Receipt("done", notes=(Note("0" * 12, "", "b", "done"),))
+
+
+def says(answer: Answer) -> Callable[[Handing], None]:
+    """Have the receiver answer this, in the header."""
+    return lambda handing: handing.answered(wire.response_header(handing._edge, answer))
+
+
+@pytest.mark.parametrize(
+    ("tell", "verdict", "status"),
+    [
+        (says(Answer("closed", DONE)), Settled, "done"),
+        (lambda handing: handing.told(Answer("closed", DONE)), Settled, "done"),
+        (says(NEVER), Settled, "refused"),
+        (says(NOT_NOW), Unknown, "refused"),
+        (lambda handing: handing.answered(None), Unknown, "opaque"),
+        (lambda handing: handing.not_sent(), Settled, None),
+    ],
+)
+async def test_what_the_answer_says_is_what_is_known(
+    tell: Callable[[Handing], None], verdict: type, status: str | None
+) -> None:
+    """It is known at once, and nobody is asked."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                tell(handing)
+                handing.in_doubt()  # the first word counts
+                handing.not_sent()
+                handing.answered(None)
+        found = await cascade.settled(1)
+        assert type(found) is verdict
+        assert [note.status for note in found.receipt.notes[1:]] == ([status] if status else [])
+        assert world.lines.calls == []
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda _: None,
+        lambda handing: handing.in_doubt(),
+        says(UNKNOWN),
+        lambda handing: handing.answered("rubbish"),
+        lambda handing: handing.answered(wire.response_header(b"x" * 12, Answer("closed", DONE))),
+    ],
+)
+@pytest.mark.parametrize("url", [None, "http://a"])
+async def test_what_is_in_doubt_is_asked_for(
+    tell: Callable[[Handing], None], url: str | None, tmp_path: Path
+) -> None:
+    """A receiver that it never reached says so, and it is lost; a copy that comes later is refused."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a", url=url), await world.add("b")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                tell(handing)
+        found = await cascade.settled(5)
+        assert isinstance(found, SettledWithLosses)
+        assert found.receipt.lost == 1
+        answer = await world.deliver("b", handing.header, nothing)
+        assert answer == f"00-{handing.mark};s=never"
+
+
+async def test_an_exception_in_the_block_leaves_it_in_doubt() -> None:
+    """Whatever a client raises: bytes may have left."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            hop = here()
+            with pytest.raises(LookupError), hop.delegate("http://b"):
+                raise LookupError
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)
+        assert found.receipt.unknown == 1
+        assert "was not heard of" in found.receipt.notes[1].why
+
+
+async def test_one_that_was_never_resolved_is_in_doubt_when_its_hop_ends() -> None:
+    """Else nobody would ever ask for it."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            here().delegate("http://b")
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)  # b has no journal
+        assert "has no journal" in found.receipt.notes[1].why
+
+
+@pytest.mark.parametrize("must_ask", [False, True])
+async def test_one_that_works_is_asked_for_if_nobody_posts(must_ask: bool) -> None:  # noqa: FBT001 - a case
+    """Whether the receiver posts is what it says."""
+    async with World() as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                text = wire.response_header(handing._edge, WORKING, must_ask=must_ask)
+                handing.answered(text)
+            await turns(10)
+            assert bool(world.lines.calls) == must_ask
+
+
+async def test_its_id_is_written_before_it_is_given(tmp_path: Path) -> None:
+    """What is not in the journal is not sent."""
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                assert handing._edge.hex() in (tmp_path / "a.journal").read_text()
+                handing.not_sent()
+
+
+@pytest.mark.parametrize("to", [None, 7])
+async def test_a_receiver_has_an_address(to: str) -> None:
+    """Nothing is begun for one that has none."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            hop = here()
+            with pytest.raises(ArgumentError):
+                hop.delegate(to)
+        assert (await cascade.settled(1)).ok
+
+
+async def test_a_receipt_may_be_faster_than_the_answer() -> None:
+    """The answer changes nothing then."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                body = wire.call_body(Call("", ((handing._edge, DONE),), ()))
+                await world.lines.call("http://a", "/quiesce/receipts", body)
+                handing.answered(wire.response_header(handing._edge, WORKING))
+        assert isinstance(await cascade.settled(1), Settled)
+
+
+async def test_it_is_named_by_its_mark(caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever it is printed: its id is a secret."""
+    caplog.set_level(logging.DEBUG)
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                handing.answered("rubbish")
+        assert repr(handing) == f"<Handing {mark(handing._edge)} to http://b>"
+        assert handing.mark in caplog.text
+        assert handing._edge.hex() not in caplog.text
+        assert handing.headers == {"Cascade": handing.header}
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_refusal_for_now_says_nothing_of_a_copy_that_went_before(times: int) -> None:
+    """An agent without a journal may have taken the first one, and have been started anew since."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                assert len({handing.header for _ in range(times)}) == 1
+                handing.answered(wire.response_header(handing._edge, NOT_NOW))
+        settlement = await cascade.settled(0, require="participants")
+        assert settlement.ok == (times == 1)

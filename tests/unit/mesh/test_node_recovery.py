@@ -1,0 +1,438 @@
+"""After a crash a node goes on from its journal; and one that cannot write it stops."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.core.roots import roots
+from quiesce.errors import JournalBroken, PeerLost
+from quiesce.mesh import Settled, SettledWithLosses, Unknown, journal, wire
+from quiesce.mesh.courier import Call
+from quiesce.mesh.facts import EdgeClosed
+from quiesce.mesh.journal import Journal
+from quiesce.mesh.receipt import Receipt
+from tests.stress import turns
+from tests.unit.mesh.meshing import World, here, leaves, nothing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.mesh import Hop, Node
+
+RECEIPTS = "/quiesce/receipts"
+
+
+async def restarted(world: World, node: Node, folder: Path) -> Node:
+    """Give a node that goes on from what another one had written up to now, as after a crash."""
+    name = node.name
+    path = folder / f"{name}.journal"
+    copy = folder / f"{name}.copy"
+    shutil.copyfile(path, copy)
+    assert node.url is not None
+    world.lines.leave(node.url, node._exchange.serve)
+    return await world.add(name, journal=copy)
+
+
+# The receiver is restarted.
+
+
+async def test_what_was_worked_on_is_lost(tmp_path: Path) -> None:
+    """Its sender is told so, by the next process."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+        await restarted(world, other, tmp_path)
+        found = await cascade.settled(5)
+        assert isinstance(found, SettledWithLosses)
+        assert found.receipt.lost == 1
+        assert [note.why for note in found.receipt.notes if note.status == "lost"] == [
+            "its process stopped before it was done"
+        ]
+
+
+async def test_what_it_had_handed_on_is_asked_for(tmp_path: Path) -> None:
+    """The one in the midst dies; what runs below it is waited for all the same."""
+    async with World(tmp_path) as world:
+        gate = anyio.Event()
+        for name in "abc":
+            await world.add(name)
+
+        async def low(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async def mid(hop: Hop) -> None:
+            await world.hand("c", low)
+            hop.spawn(anyio.sleep_forever)
+
+        async with world.nodes["a"].cascade("c") as cascade:
+            await world.hand("b", mid)
+        await restarted(world, world.nodes["b"], tmp_path)
+        assert isinstance(await cascade.settled(0.2), Unknown)
+        gate.set()
+        found = await cascade.settled(5)
+        assert isinstance(found, SettledWithLosses)
+        assert (found.receipt.hops, found.receipt.lost) == (3, 1)
+
+
+async def test_a_late_copy_is_refused_after_a_restart(tmp_path: Path) -> None:
+    """Of what was worked on then, of what was done, and of what was asked for in vain."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        headers: list[str] = []
+        async with node.cascade("c"):
+            for handler in (leaves, nothing):
+                with here().delegate("http://b") as handing:
+                    headers.append(handing.header)
+                    handing.answered(await world.deliver("b", handing.header, handler))
+            with here().delegate("http://b") as handing:
+                headers.append(handing.header)
+                body = wire.call_body(Call("", (), ((handing._edge, False),)))
+                await world.lines.call("http://b", RECEIPTS, body)
+        await restarted(world, other, tmp_path)
+        ran: list[Hop] = []
+
+        async def handler_again(hop: Hop) -> None:
+            ran.append(hop)
+
+        for header in headers:
+            assert ";s=" in await world.deliver("b", header, handler_again)
+        assert ran == []
+
+
+async def test_a_receipt_that_was_not_posted_is_posted_after_a_restart(tmp_path: Path) -> None:
+    """It was written first."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        gate = anyio.Event()
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", handler)
+        world.lines.cut.add("http://a")
+        gate.set()
+        await turns(20)
+        assert other._engine.unposted == 1
+        again = await restarted(world, other, tmp_path)
+        assert again._engine.unposted == 1
+        world.lines.cut.clear()
+        found = await cascade.settled(5)
+        assert isinstance(found, Settled)
+
+
+async def test_who_keeps_no_journal_cannot_tell_after_a_restart() -> None:
+    """So nobody can: it is unknown, also for those who do not ask for all."""
+    async with World() as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+        assert other.url is not None
+        world.lines.leave(other.url, other._exchange.serve)
+        await world.add("b")
+        found = await cascade.settled(5, require="participants")
+        assert isinstance(found, Unknown)
+        assert found.receipt.unknown == 1
+
+
+# The sender is restarted.
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_a_cascade_is_recovered(is_over: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a case
+    """Whoever has begun it is dead; its end is known all the same, whenever it was."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        gate = anyio.Event()
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", handler)
+            if not is_over:
+                again = await restarted(world, node, tmp_path)
+        if is_over:
+            gate.set()
+            await turns(30)  # nobody has asked how it ended
+            again = await restarted(world, node, tmp_path)
+        (recovered,) = again.recovered
+        assert recovered.id == cascade.id
+        if not is_over:
+            early = await recovered.settled(0.1)
+            assert isinstance(early, Unknown)
+            assert "at work" not in str(early)
+            gate.set()
+        found = await recovered.settled(5)
+        assert isinstance(found, Settled if is_over else SettledWithLosses)
+        assert found.receipt.hops == 2
+        assert again._engine.detector.roots() == []
+
+
+async def test_a_recovered_cascade_can_be_cancelled(tmp_path: Path) -> None:
+    """And then it is told once, and after the next restart not again."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c"):
+            await world.hand("b", leaves)
+        again = await restarted(world, node, tmp_path)
+        (recovered,) = again.recovered
+        await recovered.cancel()
+        found = await recovered.settled(5)
+        assert found.receipt.cancelled == 1
+        await again.drain(1)
+        await again.open()
+        assert again.recovered == ()
+
+
+async def test_messages_that_may_have_left_are_asked_for(tmp_path: Path) -> None:
+    """It was written that they would be sent: nobody knows whether they were."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                again = await restarted(world, node, tmp_path)
+                handing.not_sent()
+        (recovered,) = again.recovered
+        found = await recovered.settled(5)
+        assert isinstance(found, SettledWithLosses)
+        assert found.receipt.lost == 2
+        answer = await world.deliver("b", handing.header, nothing)
+        assert answer.endswith("s=never")
+
+
+# A journal that tells of what cannot have happened.
+
+
+async def test_a_journal_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Though every line of it is as it was written; nothing is left open."""
+    kept = Journal(tmp_path / "a.journal")
+    kept.open()
+    kept.write([EdgeClosed(b"x" * 12, Receipt("done"))])
+    kept.close()
+    async with World(tmp_path) as world:
+        node = world.make("a")
+        for _ in range(2):
+            with pytest.raises(JournalBroken, match="cannot have happened"):
+                await node.open()
+        assert {root.name for root in roots} == {"servers"}
+        (tmp_path / "a.journal").unlink()
+        await node.open()
+
+
+# A journal that cannot be written.
+
+
+class Full:
+    """A disk that is full from some write on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        """Count the writes to a journal."""
+        self.left: int | None = None
+        self.count = 0
+        self._path = path
+        self._write = Journal.write
+        full = self
+
+        def write(self: Journal, records: Any) -> None:
+            full.write(self, records)
+
+        monkeypatch.setattr(Journal, "write", write)
+
+    def write(self, kept: Journal, records: Any) -> None:
+        """Write, if there is room."""
+        if kept.path == self._path:
+            self.count += 1
+            if self.left is not None:
+                if not self.left:
+                    raise OSError(errno.ENOSPC, "no space left")
+                self.left -= 1
+        self._write(kept, records)
+
+
+async def three(world: World, ran: list[str]) -> Any:
+    """Have a cascade over three nodes, whose second may break; gives the verdict."""
+
+    async def low(hop: Hop) -> None:
+        ran.append(hop._mesh.name)
+
+    async def mid(hop: Hop) -> None:
+        ran.append(hop._mesh.name)
+        await world.hand("c", low)
+
+        async def more() -> None:
+            await turns(3)
+            await world.hand("c", low)
+
+        hop.spawn(more)
+
+    async with world.nodes["a"].cascade("c") as cascade:
+        try:
+            await world.hand("b", mid)
+        except JournalBroken:
+            ran.append("broken")
+    return await cascade.settled(20)
+
+
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("room", range(12))
+async def test_what_cannot_be_written_is_not_done(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever write the disk is full: nothing runs unwritten, and nobody claims that it ended."""
+    full = Full(monkeypatch, tmp_path / "b.journal")
+    async with World(tmp_path) as world:
+        for name in "abc":
+            await world.add(name)
+        full.left = room
+        ran: list[str] = []
+        found = await three(world, ran)
+        node = world.nodes["b"]
+        written = (tmp_path / "b.journal").read_text()
+        if full.count <= room:
+            assert isinstance(found, Settled)
+            assert ran == ["b", "c", "c"]
+            return
+        assert room < 8, "the disk was never full: more room than writes"
+        assert ran.count("b") <= written.count('["begun"')
+        assert ran.count("c") <= written.count('["sent"')
+        assert node._broken is not None
+        with pytest.raises(JournalBroken):
+            node.cascade("d")
+        with pytest.raises(PeerLost):
+            await node._serve(RECEIPTS, wire.call_body(Call("", (), ())))
+        if isinstance(found, Settled):  # all that b had to say was written
+            assert '["closed"' in written
+            assert found.receipt.hops == 1 + len(ran)
+
+
+async def test_one_that_cannot_write_ends_those_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They cannot know: so it is unknown, at once."""
+    full = Full(monkeypatch, tmp_path / "a.journal")
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+        async with Scope("waiters") as scope:
+            job = scope.spawn(cascade.settled)
+            await turns(3)
+            full.left = 0
+            other = node.cascade("d")
+            with pytest.raises(JournalBroken):
+                await other.__aenter__()
+            assert isinstance(await job, Unknown)
+        assert "cannot write its journal" in caplog.text
+        assert node._hops == {}
+        full.left = None
+        await node.drain(1)
+        await node.open()
+        assert len(node.recovered) == 1
+
+
+async def test_a_verdict_stands_though_that_it_was_told_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written before it was told; after a restart it is told again."""
+    full = Full(monkeypatch, tmp_path / "a.journal")
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            pass
+        await turns(3)
+        full.left = 0
+        assert isinstance(await cascade.settled(1), Settled)
+        assert isinstance(await cascade.settled(1), Settled)
+        full.left = None
+        await node.drain(1)
+        await node.open()
+        (recovered,) = node.recovered
+        assert isinstance(await recovered.settled(1), Settled)
+
+
+async def test_an_end_that_was_not_written_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on the answer, nor by a post, nor to who asks."""
+    full = Full(monkeypatch, tmp_path / "b.journal")
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                part = other.handle(handing.header)
+                full.left = 0
+                async with part:
+                    pass
+                await turns(5)
+                assert other._broken is not None
+                answer = other.answer(part._hop)
+                assert answer == f"00-{handing.mark};s=working"
+                handing.answered(answer)
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)
+        assert not any(to == "http://a" for to, _, _ in world.lines.calls)
+
+
+# Its size.
+
+
+async def test_it_is_made_smaller_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While messages come and go; what is open is there after a restart."""
+    monkeypatch.setattr("quiesce.mesh.node._COMPACT_FROM", 4096)
+    monkeypatch.setattr("quiesce.mesh.node.Node._compact_at", 4096)
+    compacted: list[int] = []
+    original = Journal.compact
+
+    def compact(self: Journal, records: Any) -> None:
+        compacted.append(self.size)
+        original(self, records)
+
+    monkeypatch.setattr(journal.Journal, "compact", compact)
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("long") as long:
+            await world.hand("b", leaves)
+        for _ in range(100):
+            async with node.cascade("short") as cascade:
+                await world.hand("b", nothing)
+            assert (await cascade.settled(1)).ok
+        assert compacted
+        for found in (node, other):
+            assert found._journal is not None
+            assert found._journal.size < 3 * 4096 + 100 * 90  # each message is remembered
+        again = await restarted(world, other, tmp_path)
+        assert again._engine.detector._over
+        found_now = await long.settled(5)
+        assert isinstance(found_now, SettledWithLosses)
+        assert found_now.receipt.lost == 1
+
+
+async def test_it_goes_on_if_it_cannot_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk without room for a second file: the first one is good enough."""
+    monkeypatch.setattr("quiesce.mesh.node.Node._compact_at", 10)
+
+    def compact(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Journal, "compact", compact)
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+        await turns(5)
+        await cascade.cancel()
+        assert (await cascade.settled(5)).ok
+        assert "could not have a smaller journal" in caplog.text
+        assert node._broken is None

@@ -1,0 +1,88 @@
+"""Receipts and their notes: how they are made, and which notes are kept."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiesce.mesh.receipt import (
+    ENDS,
+    NOTES_MAX,
+    Note,
+    Receipt,
+    Status,
+    Tally,
+    foremost,
+    mark,
+    not_run,
+    note,
+)
+
+EDGE = bytes(12)
+OWN = note(EDGE, "parent", "name", "done", 0.5, "why")
+
+
+def some_notes(done: int) -> st.SearchStrategy[tuple[Note, ...]]:
+    """Give notes, each another: up to so many of what went well, then of anything."""
+    mixed = st.lists(st.sampled_from(("done", "done", *get_args(Status))), max_size=40)
+    return st.builds(
+        lambda good, more: tuple(
+            Note(f"{number:012x}", "", "n", status)
+            for number, status in enumerate(["done"] * good + more)
+        ),
+        st.integers(0, done),
+        mixed,
+    )
+
+
+def test_what_is_made_is_what_it_would_be_and_frozen() -> None:
+    """It is equal, has the same hash, and nobody changes it."""
+    tally = Tally()
+    tally.add(Receipt("lost", 2, lost=1, volatile=1, notes=(OWN,)))
+    receipt = tally.close("failed", OWN, volatile=True)
+    other = Receipt("failed", 3, failed=1, lost=1, volatile=2, notes=(OWN, OWN))
+    assert (type(receipt), receipt, hash(receipt)) == (Receipt, other, hash(other))
+    same = Note(mark(EDGE), "parent", "name", "done", 0.5, "why")
+    assert (type(OWN), OWN, hash(OWN)) == (Note, same, hash(same))
+    for made, name in ((receipt, "hops"), (OWN, "why")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(made, name, 1)
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_a_hop_counts_itself(status: Status) -> None:
+    """Once as a hop, and once as what became of it."""
+    receipt = Tally().close(status, OWN, volatile=False)
+    counts = {name: getattr(receipt, name) for name in ("failed", "cancelled", "lost")}
+    assert receipt.hops == 1
+    assert counts == {name: int(name == status) for name in counts}
+
+
+def test_one_that_could_not_be_sent_is_not_noted() -> None:
+    """Whoever sent it was told; one that was refused is noted."""
+    assert not_run("unsent", OWN, volatile=False).notes == ()
+    assert not_run("refused", OWN, volatile=False).notes == (OWN,)
+
+
+@given(notes=some_notes(10), most=st.integers(1, 20))
+def test_what_went_well_is_left_out_first_from_the_end(notes: tuple[Note, ...], most: int) -> None:
+    """The order stays; of what did not go well, the first are kept."""
+    done = [one for one in notes if one.status == "done"]
+    other = [one for one in notes if one.status != "done"][:most]
+    kept = {*other, *done[: max(0, most - len(other))]}
+    assert foremost(notes, most) == tuple(one for one in notes if one in kept)
+
+
+@given(notes=some_notes(2 * NOTES_MAX), size=st.integers(1, NOTES_MAX))
+def test_notes_that_come_in_parts_are_kept_as_if_at_once(
+    notes: tuple[Note, ...], size: int
+) -> None:
+    """So it does not matter how many children a hop has."""
+    tally = Tally()
+    for first in range(0, len(notes), size):
+        tally.add(Receipt("done", notes=notes[first : first + size]))
+    assert tally.notes == foremost(notes)
