@@ -84,6 +84,8 @@ class Handing:
         if not self._resolved:
             self._resolved = True
             how = _RESULTS[answer.kind]
+            if answer.kind == "not now" and self._uses > 1:
+                how = "is in doubt"  # it may have been sent twice, and one before this was taken
             self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask)
 
     def not_sent(self) -> None:
