@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -40,7 +41,12 @@ class Screen:
         """Draw who is busy; without a terminal, only what has changed since."""
         if self._quiet:
             return
-        lines = [f"  {seconds:4.1f} s  {line}" for line in str(frontier).splitlines()[1:]]
+        entries = tuple(
+            replace(one, what=_kind(one.what)) if one.state == "at work" else one
+            for one in frontier.entries
+        )
+        drawn = str(replace(frontier, entries=entries)).splitlines()[1:]
+        lines = [f"  {seconds:4.1f} s  {line}" for line in drawn]
         shape = "\n".join(f"{entry.name} {entry.state}" for entry in frontier.entries)
         if self._color and self._lines:
             print(f"\x1b[{self._lines}A\x1b[J", end="")
@@ -48,6 +54,12 @@ class Screen:
             return
         self._last, self._lines = shape, len(lines) if self._color else 0
         print("\n".join(lines), flush=True)
+
+
+def _kind(what: str) -> str:
+    """Leave the numbers out of what an agent is at: `a2a task 7f3a…` is an `a2a task`."""
+    first = what.partition(",")[0]
+    return first.rpartition(" ")[0] or first
 
 
 async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
@@ -67,6 +79,8 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
                 outcome = await act(Scene(stage, node, client, screen.show))
                 outcomes.append(outcome)
                 tell(screen, outcome)
+                if not outcome.ok:
+                    print(stage.logs(), file=sys.stderr)
     return outcomes
 
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,9 @@ class Worker(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where
         """Hand a message to another agent, which answers at once and pushes its result."""
         text = json.dumps({**one, "act": act})
         url = f"{self._own}/pushed/{act}"
-        await self._client.post(
-            self._urls[one["to"]], json=call("SendMessage", text, url), headers=VERSION
-        )
+        body = call("SendMessage", text, url)
+        with suppress(httpx.HTTPError):  # it is gone: whoever waits for the cascade is told
+            await self._client.post(self._urls[one["to"]], json=body, headers=VERSION)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Say that it is cancelled; the SDK cancels the work."""

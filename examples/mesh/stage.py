@@ -63,12 +63,19 @@ class Stage:
         """Start one agent; its address is open already, so nobody is turned away meanwhile."""
         listener = self._listeners[name].fileno()
         command = [sys.executable, "-m", "examples.mesh.agent", str(self._folder / "config.json")]
-        self._processes[name] = subprocess.Popen(
-            [*command, name, str(listener)],
-            pass_fds=[listener],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
-        )
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*command, name, str(listener)],
+                pass_fds=[listener],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
+            )
+
+    def logs(self) -> str:
+        """Give what the agents have complained of."""
+        found = {name: (self._folder / f"{name}.log").read_text(encoding="utf-8") for name in NAMES}
+        return "\n".join(f"--- {name}\n{text}" for name, text in found.items() if text)
 
     def kill(self, name: str) -> None:
         """Kill one agent, from one step to the next."""
