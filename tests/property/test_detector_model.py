@@ -17,7 +17,6 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from quiesce.errors import JournalBroken, JournalInUse, UsageError
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt
+from quiesce.mesh.receipt import Note, Receipt, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ records: st.SearchStrategy[Record] = st.one_of(
     st.builds(Tallied, edges, receipts),
     st.builds(Ended, edges, statuses, seconds, texts),
     st.builds(Closed, edges, receipts),
-    st.builds(Over, edges, st.none() | receipts),
+    st.builds(Over, edges, st.none() | receipts.map(pack)),
 )
 batches = st.lists(records, max_size=4)
 places = st.integers(0, 2000)  # in a file or in what is written: taken modulo its size

@@ -46,7 +46,7 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import ENDS, Receipt, Tally, mark, not_run, note
+from quiesce.mesh.receipt import ENDS, Receipt, Tally, mark, not_run, note, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,8 +173,8 @@ class Detector:
         self._lasting = lasting
         self._hops: dict[bytes, Hop] = {}
         self._edges: dict[bytes, Edge] = {}
-        self._over: dict[bytes, Receipt | None] = {}
-        self._long_over: dict[bytes, Receipt | None] = {}
+        self._over: dict[bytes, bytes | None] = {}  # receipts, packed
+        self._long_over: dict[bytes, bytes | None] = {}
         self._effects: list[Record | Act] = []
 
     def take(self) -> list[Effect]:
@@ -208,7 +208,7 @@ class Detector:
         """Take no edge that has arrived, now or later; unless it runs here already."""
         known = self._known(edge)
         if known is None:
-            self._end(edge, None)
+            self._end(edge)
         return known or self._never()
 
     def _never(self) -> Answer:
@@ -220,12 +220,12 @@ class Detector:
             return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
         for over in (self._over, self._long_over):
             if edge in over:
-                receipt = over[edge]
-                return self._never() if receipt is None else Answer("closed", receipt)
+                packed = over[edge]
+                return self._never() if packed is None else Answer("closed", unpack(packed))
         return None
 
-    def _end(self, edge: bytes, receipt: Receipt | None) -> None:
-        self._over[edge] = receipt
+    def _end(self, edge: bytes) -> None:
+        self._over[edge] = None
         self._effects.append(Over(edge))
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
@@ -234,7 +234,7 @@ class Detector:
         if known is None:
             if not self._lasting:
                 return UNKNOWN
-            self._end(edge, None)
+            self._end(edge)
             return NEVER
         if cancel and edge in self._hops:
             self.cancel(self._hops[edge])
@@ -298,7 +298,7 @@ class Detector:
         if hop is not None and hop.state is HopState.CLOSED:
             hop.move("receipt is taken")
             del self._hops[edge]
-            self._end(edge, None)
+            self._end(edge)
 
     def ride(self, edge: bytes) -> Answer:
         """Give what the answer to an edge's message says; from then on, a receipt is posted.
@@ -312,7 +312,8 @@ class Detector:
             if hop.receipt is not None:
                 hop.move("receipt is on the answer")
                 del self._hops[edge]
-                self._over[edge] = hop.receipt
+                self._over[edge] = pack(hop.receipt)
+                return Answer("closed", hop.receipt)
         return self._known(edge) or self._never()
 
     # The sending side.
@@ -421,8 +422,8 @@ class Detector:
     def snapshot(self) -> Iterator[Record]:
         """Give records from which all that is known now can be restored, in place of those before."""
         for over in (self._long_over, self._over):
-            for edge, receipt in over.items():
-                yield Over(edge, receipt)
+            for edge, packed in over.items():
+                yield Over(edge, packed)
         for hop in self._hops.values():
             yield Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
             if hop.tally is not NOTHING:

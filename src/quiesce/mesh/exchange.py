@@ -70,7 +70,6 @@ class Exchange:
         self._pulls: dict[str, _Pull] = {}
         self._polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
-        self._answering: set[Waiter] = set()
         self._is_over = False
         self._flush: Hold | None = None
         self._flush_by = math.inf
@@ -136,7 +135,7 @@ class Exchange:
             return
         flush._details = self._left()
         now, unposted = self._clock(), self._engine.unposted
-        if (not unposted and not self._answering) or self._node._broken is not None:
+        if not unposted or self._node._broken is not None:
             flush.release()
         elif self._flush_by == math.inf:
             self._flush_by = now + _FLUSH_SECONDS
@@ -303,8 +302,6 @@ class Exchange:
                 await waiter
         finally:
             self._waiting -= 1
-            self._answering.discard(waiter)
-            self.look()
             for edge in edges:
                 left = self._polls.get(edge, [])
                 with suppress(ValueError):
@@ -317,7 +314,6 @@ class Exchange:
         for waiter in self._polls.get(edge, ()):
             if not waiter.done():
                 waiter.set_result(None)
-                self._answering.add(waiter)
 
     async def _end_polls(self) -> None:
         """Answer those who wait when the node ends: they are not waited for."""

@@ -73,10 +73,10 @@ class Closed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Over:
-    """An edge never runs here, or not again; its receipt is there if it may still be asked for."""
+    """An edge never runs here, or not again; its receipt is there, packed, if it may still be asked for."""
 
     edge: bytes
-    receipt: Receipt | None = None
+    packed: bytes | None = None
 
 
 Record = Begun | Sent | EdgeClosed | Tallied | Ended | Closed | Over

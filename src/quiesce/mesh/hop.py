@@ -113,7 +113,6 @@ class Hop(LightScope):
         """Cancel all that runs; the hop ends when that has, however long it takes (3)."""
         if self._state is not State.CLOSED:
             self._spare_services()
-            self._leftovers = "cancel"
             self._close(grace=0.0, cleanup=math.inf)
 
     def _spare_services(self) -> None:
@@ -125,9 +124,10 @@ class Hop(LightScope):
             parent._services[key] = held
         self._services.clear()
 
-    def _close_with_parent(self, join_by: float) -> Closing:
-        self._leftovers = "cancel"  # or what it hands over would run on after its receipt
-        return super()._close_with_parent(join_by)
+    def _close(self, **limits: Any) -> Closing:
+        if self._leftovers == "parent" and not self._ended:
+            self._leftovers = "cancel"  # or what it hands over would run on after its receipt
+        return super()._close(**limits)
 
     def _part_ended(self) -> None:
         """End, if that was all; or as soon as it was (2)."""
@@ -159,9 +159,8 @@ class Hop(LightScope):
         if self._ended:
             return
         report = self.report
-        if (
-            report is None or not report.stuck
-        ):  # what is stuck still runs: nobody can say that it ended
+        # What is stuck still runs: nobody can say that it has ended.
+        if report is None or not report.stuck:
             is_cut = report is not None and (report.cancelled or report.undelivered)
             self._end(_SHUT_DOWN if is_cut or not self._awaited else "")
 

@@ -28,13 +28,12 @@ from quiesce.core import arguments
 from quiesce.errors import JournalBroken, JournalInUse, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
-from quiesce.mesh.receipt import ENDS
+from quiesce.mesh.receipt import ENDS, pack, seconds_text, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.facts import Record
-    from quiesce.mesh.receipt import Note, Receipt
 
 __all__ = ["Journal"]
 
@@ -138,7 +137,9 @@ class Journal:
 
     def _opened(self) -> int:
         if self._is_spoiled:
-            message = f"the journal {self.path} has a part of a line at its end: nothing may follow it"
+            message = (
+                f"the journal {self.path} has a part of a line at its end: nothing may follow it"
+            )
             raise JournalBroken(message)
         if self._file is None:
             message = f"the journal {self.path} is not open"
@@ -231,8 +232,8 @@ def _time(value: Any) -> Any:
     return value
 
 
-def _perhaps(value: Any) -> Any:
-    return None if value is None else wire.receipt_of(value)
+def _packed(value: Any) -> Any:
+    return None if value is None else pack(wire.receipt_of(value))
 
 
 _FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
@@ -245,7 +246,7 @@ _FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
     "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
     "ended": (Ended, (bytes.fromhex, _status, _time, _one_of(str))),
     "closed": (Closed, (bytes.fromhex, wire.receipt_of)),
-    "over": (Over, (bytes.fromhex, _perhaps)),
+    "over": (Over, (bytes.fromhex, _packed)),
 }
 
 
@@ -270,43 +271,17 @@ def _sent(record: Sent) -> str:
 
 
 def _ended(record: Ended) -> str:
-    what = f'"{record.status}",{_seconds(record.seconds)},{quoted(record.why)}'
+    what = f'"{record.status}",{seconds_text(record.seconds)},{quoted(record.why)}'
     return f'["ended","{record.edge.hex()}",{what}]\n'
 
 
 def _with_receipt(name: str) -> Callable[[Any], str]:
-    return lambda record: f'["{name}","{record.edge.hex()}",{_receipt(record.receipt)}]\n'
+    return lambda record: f'["{name}","{record.edge.hex()}",{text(record.receipt)}]\n'
 
 
-def _receipt(receipt: Receipt | None) -> str:
-    """Write what `wire.receipt_json` gives."""
-    if receipt is None:
-        return "null"
-    counts = f',"n":{receipt.hops}' if receipt.hops else ""
-    if receipt.failed:
-        counts += f',"f":{receipt.failed}'
-    if receipt.cancelled:
-        counts += f',"c":{receipt.cancelled}'
-    if receipt.lost:
-        counts += f',"l":{receipt.lost}'
-    if receipt.opaque:
-        counts += f',"o":{receipt.opaque}'
-    if receipt.unknown:
-        counts += f',"u":{receipt.unknown}'
-    if receipt.volatile:
-        counts += f',"v":{receipt.volatile}'
-    notes = f',"notes":[{",".join(map(_note, receipt.notes))}]' if receipt.notes else ""
-    return f'{{"s":"{receipt.status}"{counts}{notes}}}'
-
-
-def _note(note: Note) -> str:
-    name, why = quoted(note.name[: wire.NAME_MAX]), quoted(note.why[: wire.WHY_MAX])
-    marks = f"{quoted(note.mark)},{quoted(note.parent)}"
-    return f'[{marks},{name},"{note.status}",{_seconds(note.seconds)},{why}]'
-
-
-def _seconds(seconds: float | None) -> str:
-    return "null" if seconds is None else repr(seconds)
+def _over(record: Over) -> str:
+    receipt = "null" if record.packed is None else record.packed.decode()
+    return f'["over","{record.edge.hex()}",{receipt}]\n'
 
 
 _TEXTS: dict[type, Callable[[Any], str]] = {
@@ -316,7 +291,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     Tallied: _with_receipt("tallied"),
     Ended: _ended,
     Closed: _with_receipt("closed"),
-    Over: _with_receipt("over"),
+    Over: _over,
 }
 
 

@@ -22,15 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from quiesce.core import arguments
-from quiesce.core.light import Bond
 from quiesce.errors import PeerLost, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.transport import PROBE, RECEIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from quiesce.core.node import Node as Tree
     from quiesce.mesh.handing import Handing
     from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
@@ -150,8 +148,6 @@ class Link:
             if self.takes_part is False:
                 handing.answered(None)
             handing.in_doubt()
-            if self.closed:
-                self._give_up((handing._edge,))
 
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
         """Know what the answer to a message has in its `_meta`; an error may have none (3)."""
@@ -204,14 +200,10 @@ class Link:
         edges, self._edges = self._edges, {}
         self._give_up(edges)
 
-    def _give_up(self, edges: Iterator[bytes] | Mapping[bytes, None] | tuple[bytes, ...]) -> None:
+    def _give_up(self, edges: Iterable[bytes]) -> None:
         node, engine = self._node, self._engine
-        if (
-            self._named
-            or node._scope is None
-            or node._broken is not None
-            or node._engine is not engine
-        ):
+        is_open = node._scope is not None and node._broken is None and node._engine is engine
+        if self._named or not is_open:
             return
         for edge in edges:
             engine.detector.give_up(edge, f"the connection to {self.address} has ended")
@@ -280,27 +272,6 @@ def refuse(node: Node, header: str) -> str | None:
     except QuiesceError:
         return None
     return wire.response_header(edge, answer)
-
-
-class Tie(Bond):
-    """A hop that is held by the scope of its connection, until who asks for its receipt is answered."""
-
-    __slots__ = ()
-
-    @classmethod
-    def between(cls, hop: Hop, outer: Tree) -> None:
-        """Have a scope hold a hop, unless it takes nothing any more.
-
-        *Raises*: `ScopeClosed`.
-        """
-        outer._admit()
-        hop._bond = tie = cls(outer, hop)
-        outer._insert(tie, tie)
-
-    def end(self) -> None:
-        """Release it two turns of the loop later: who waits for the end wakes in the first."""
-        soon = self._scope._backend.soon
-        soon(lambda: soon(super(Tie, self).end))
 
 
 def check_address(address: object) -> None:

@@ -6,13 +6,16 @@ knows it may end it. People, logs and other agents are shown its *mark*, from wh
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Literal
 
 __all__ = ["Note", "Receipt"]
 
+NAME_MAX, WHY_MAX = 200, 500
 NOTES_MAX = 64
 """How many notes a receipt carries; the counts are exact beyond it."""
 
@@ -178,3 +181,48 @@ def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]
             if not spare:
                 return tuple(kept)
     return tuple(kept[:most])
+
+
+# As text, and as little as can be kept of a receipt that somebody may still ask for.
+
+
+def text(receipt: Receipt) -> str:
+    """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two."""
+    counts = f',"n":{receipt.hops}' if receipt.hops else ""
+    if receipt.failed:
+        counts += f',"f":{receipt.failed}'
+    if receipt.cancelled:
+        counts += f',"c":{receipt.cancelled}'
+    if receipt.lost:
+        counts += f',"l":{receipt.lost}'
+    if receipt.opaque:
+        counts += f',"o":{receipt.opaque}'
+    if receipt.unknown:
+        counts += f',"u":{receipt.unknown}'
+    if receipt.volatile:
+        counts += f',"v":{receipt.volatile}'
+    notes = f',"notes":[{",".join(map(_note_text, receipt.notes))}]' if receipt.notes else ""
+    return f'{{"s":"{receipt.status}"{counts}{notes}}}'
+
+
+def _note_text(note: Note) -> str:
+    name, why = quoted(note.name[:NAME_MAX]), quoted(note.why[:WHY_MAX])
+    marks = f"{quoted(note.mark)},{quoted(note.parent)}"
+    return f'[{marks},{name},"{note.status}",{seconds_text(note.seconds)},{why}]'
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Write a time, or none, as JSON."""
+    return "null" if seconds is None else repr(seconds)
+
+
+def pack(receipt: Receipt) -> bytes:
+    """Make it small, for a table that may have a million of them."""
+    return text(receipt).encode()
+
+
+def unpack(packed: bytes) -> Receipt:
+    """Make it what it was."""
+    found = json.loads(packed)
+    counts = (found.get(letter, 0) for letter in "nfclouv")
+    return Receipt(found["s"], *counts, tuple(Note(*one) for one in found.get("notes", ())))

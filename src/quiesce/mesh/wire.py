@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from quiesce.errors import LocalProtocolError, RemoteProtocolError
 from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.facts import Answer
-from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, foremost, mark
+from quiesce.mesh.receipt import (
+    ENDS,
+    NAME_MAX,
+    WHY_MAX,
+    Note,
+    Receipt,
+    Status,
+    foremost,
+    mark,
+    pack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +41,7 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 ITEMS_MAX = 1000
 WAIT_MAX = 60.0
 NOTES_ON_HEADER = 8
-NAME_MAX, WHY_MAX, HOME_MAX = 200, 500, 512
+HOME_MAX = 512
 _COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly
 
 _STATUSES = frozenset(get_args(Status))
@@ -163,7 +173,7 @@ def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> s
     receipt = answer.receipt
     if len(receipt.notes) > NOTES_ON_HEADER:
         receipt = replace(receipt, notes=foremost(receipt.notes, NOTES_ON_HEADER))
-    while len(body := dumps(receipt_json(receipt))) > HEADER_BYTES_MAX // 2:
+    while len(body := pack(receipt)) > HEADER_BYTES_MAX // 2:
         receipt = replace(receipt, notes=receipt.notes[:-1])
     return f"{text};s=closed;r={body.hex()}"
 

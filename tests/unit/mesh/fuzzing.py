@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.errors import JournalBroken, QuiesceError, RemoteProtocolError
 from quiesce.mesh import journal, wire
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
+from quiesce.mesh.receipt import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +209,7 @@ def _records() -> list[Record]:
         Ended(EDGE, "failed", 1.5, "why"),
         Closed(EDGE, receipt),
         Over(EDGE),
-        Over(EDGE, receipt),
+        Over(EDGE, pack(receipt)),
     ]
 
 

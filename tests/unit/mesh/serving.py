@@ -45,7 +45,7 @@ class Exchange:
 
     async def _send(self, message: Any) -> None:
         if self.slow:
-            await turns(3)
+            await turns(8 if message["type"] == "http.response.start" else 1)
         if self.error is not None:
             raise self.error
         self.sent.append(message)

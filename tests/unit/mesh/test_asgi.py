@@ -255,6 +255,7 @@ async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:
         found = await cascade.settled(5, require="participants")
         assert found.receipt.cancelled == 1
         assert found.ok
+        await until(lambda: any(to == "http://a" for to, _, _ in pair.world.lines.calls))
 
 
 async def test_a_hop_that_is_cancelled_says_so() -> None:

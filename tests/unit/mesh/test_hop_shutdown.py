@@ -54,6 +54,38 @@ async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:
         ]
 
 
+@pytest.mark.parametrize("how", ["aclose", "drain"])
+async def test_one_that_is_closed_by_hand_has_ended_before_its_receipt(how: str) -> None:
+    """What it has is not handed to somebody else, to run on."""
+    async with World() as world:
+        root, node = await world.add("a"), await world.add("b")
+        order: list[str] = []
+        original = node._ended
+
+        def ended(*args: Any) -> None:
+            order.append("ended")
+            original(*args)
+
+        async def slow() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                await lasting(0.05)
+                order.append("cleaned")
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(slow)
+            await turns(2)
+
+        vars(node)["_ended"] = ended
+        async with root.cascade("c") as cascade:
+            await world.hand("b", handler)
+        (hop,) = node._hops.values()
+        await (hop.aclose(1) if how == "aclose" else hop.drain(0.05))
+        assert order == ["cleaned", "ended"]
+        assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
+
+
 async def test_a_handler_that_its_agent_cuts_short_is_told_so() -> None:
     """It ends with `CascadeCancelled`, and its hop as cancelled."""
     async with World() as world:

@@ -21,7 +21,7 @@ from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageErro
 from quiesce.mesh import wire
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, mark
+from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, mark, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ RECORDS: list[Record] = [
     Ended(EDGE, "failed", None, "é"),
     Closed(EDGE, LOST),
     Over(EDGE),
-    Over(OTHER, LOST),
+    Over(OTHER, pack(LOST)),
 ]  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def any_records() -> st.SearchStrategy[Record]:
         st.builds(Begun, edges, st.binary(min_size=16, max_size=16), text, st.none() | text, is_root=st.booleans()),
         st.builds(Sent, edges, edges, text),
         st.builds(Ended, edges, st.sampled_from(ENDS), seconds, text),
-        *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied, Closed, Over)),
-        st.builds(Over, edges),
+        *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied, Closed)),
+        st.builds(Over, edges, st.none() | receipts.map(pack)),
     )  # fmt: skip
 
 
@@ -107,6 +107,8 @@ def plain(record: Record) -> list[object]:
     """Give what the line of a record has to say."""
     name = "edge closed" if isinstance(record, EdgeClosed) else type(record).__name__.lower()
     values = [getattr(record, slot) for slot in type(record).__slots__]
+    if isinstance(record, Over) and record.packed is not None:
+        values[1] = unpack(record.packed)
     return [name, *(_plain(value) for value in values)]
 
 

@@ -231,6 +231,7 @@ async def test_it_is_not_closed_before_its_receipts_are_posted(way: str, how: st
             assert other._engine.unposted == 1
             world.lines.cut.clear()
             await job
+        assert other._engine.unposted == 0
         found = await cascade.settled(1, require="participants")
         assert found.ok
         assert found.receipt.cancelled == 1

@@ -381,6 +381,31 @@ async def test_an_end_that_was_not_written_is_not_told(
         assert not any(to == "http://a" for to, _, _ in world.lines.calls)
 
 
+async def test_an_end_that_was_not_written_is_not_posted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered before; nobody is called any more."""
+    full = Full(monkeypatch, tmp_path / "b.journal")
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        gate = anyio.Event()
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", handler)
+        full.left = 0
+        gate.set()
+        await turns(10)
+        assert other._broken is not None
+        assert other._engine.unposted == 1
+        other._exchange.wake()  # whatever else is due
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)
+        assert not any(to == "http://a" for to, _, _ in world.lines.calls)
+
+
 # Its size.
 
 
