@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import a2a, adapters, asgi, core, process, resources, testing
+from benchmarks import a2a, adapters, asgi, core, mesh, process, resources, testing
 from benchmarks._command import run
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ SUITES: list[Suite[Any]] = [
     adapters.SUITE,
     a2a.SUITE,
     asgi.SUITE,
+    mesh.SUITE,
 ]
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._harness import OURS, Result, Samples, compare, interleave, progress, row
 from quiesce.mesh import wire
 from tests.adapters.runs import ROOT
 from tests.integration import subjects
@@ -22,6 +24,9 @@ from tests.integration import subjects
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks._mesh_sizes import MeshSizes
+
+_CHAIN = 3
 SUBJECT = "a2a-sdk-1.3.0"  # which brings uvicorn, Starlette and httpx
 WAYS = ("bare", "mesh", "mesh without a journal")
 _SECONDS_MAX = 30.0
@@ -34,6 +39,7 @@ class Server:
 
     url: str
     socket: socket.socket
+    takes_part: bool
 
     def request(self, method: str, path: str, header: str = "", body: bytes = b"") -> bytes:
         """Make a request, and give the body of the answer."""
@@ -51,8 +57,8 @@ class Server:
         if not 200 <= status < 300:
             message = f"{path} answered {status}: {rest!r}"
             raise ConnectionError(message)
-        if header and wire.RESPONSE_HEADER.lower().encode() not in lines:
-            message = f"{path} took no part"
+        if header and (wire.RESPONSE_HEADER.lower().encode() in lines) != self.takes_part:
+            message = f"{path} took no part, or took part"
             raise ConnectionError(message)
         return rest
 
@@ -92,7 +98,8 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
                 "listener": listeners[name].fileno(),
             }
             stack.enter_context(_process(options))
-            made[name] = Server(urls[name], stack.enter_context(_connected(listeners[name])))
+            connection = stack.enter_context(_connected(listeners[name]))
+            made[name] = Server(urls[name], connection, takes_part=way != "bare")
         yield made
 
 
@@ -130,17 +137,15 @@ class Cost:
     cpu_seconds: float
 
 
-def measure_requests(server: Server, way: str, requests: int) -> Cost:
-    """Make requests, one after the other; with a new message each, if the server takes part."""
+def measure_requests(server: Server, requests: int) -> Cost:
+    """Make requests, one after the other, each a new message."""
     begin_by = int(time.time()) + 3000
-    headers = [""] * requests
-    if way != "bare":
-        headers = [
-            wire.request_header(
-                wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
-            )
-            for _ in range(requests)
-        ]
+    headers = [  # a plain server gets them, too, and does not look at them
+        wire.request_header(
+            wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
+        )
+        for _ in range(requests)
+    ]
     cpu = float(server.request("GET", "/cpu"))
     began = time.perf_counter()
     for header in headers:
@@ -174,3 +179,71 @@ def chain(length: int) -> tuple[dict[str, str], dict[str, str]]:
     """Describe a chain of agents, from the root to the last."""
     names = [f"n{number}" for number in range(length)]
     return dict.fromkeys(names, "mesh"), dict(itertools.pairwise(names))
+
+
+def served(_: str, sizes: MeshSizes) -> list[Result]:
+    """Measure what taking part costs a server, a request."""
+    ways = {way: way for way in WAYS}
+    with serving(ways, {}) as servers:
+        results = []
+        for clock in ("cpu", "wall"):
+            pieces = {
+                OURS if way == "mesh" else way: partial(_piece, server, sizes.requests, clock)
+                for way, server in servers.items()
+            }
+            interleave(f"requests, {clock}", pieces, 1)  # to warm up
+            about = "of the server's processor time" if clock == "cpu" else "as one client sees it"
+            results.append(
+                compare(
+                    "request_overhead_ratio" if clock == "cpu" else "request_overhead_ratio_wall",
+                    f"requests a second, {about}: with a journal, over a server that takes no part",
+                    interleave(f"requests, {clock}", pieces, sizes.rounds),
+                    unit="us a request",
+                    limit=0.9 if clock == "cpu" else None,
+                    at_least=True,
+                    notes=(
+                        "Starlette under uvicorn, a small JSON body; every request is a new message",
+                    ),
+                )
+            )
+    return results
+
+
+def _piece(server: Server, requests: int, clock: str) -> float:
+    cost = measure_requests(server, requests)
+    return (cost.cpu_seconds if clock == "cpu" else cost.seconds) / requests * 1e6
+
+
+def latency(_: str, sizes: MeshSizes) -> list[Result]:
+    """Measure how soon after the last work an end is known."""
+    ways, after = chain(_CHAIN)
+    with serving(ways, after) as servers:
+        agents = list(servers.values())
+        measure_latency(agents)  # to warm up: connections are made
+        found = []
+        for turn in range(sizes.rounds * 3):
+            progress(f"latency: {turn + 1} of {sizes.rounds * 3}")
+            found.append(measure_latency(agents))
+    took = Samples(tuple(one.seconds * 1e3 for one in found))
+    trips = Samples(tuple(one.round_trips * 1e3 for one in found))
+    ratios = Samples(tuple(one.seconds / one.round_trips for one in found))
+    return [
+        Result(
+            name="latency_over_bound",
+            about=(
+                "from the end of the last work to the verdict, over the round trips of the path of"
+                f" its receipts; {_CHAIN} agents in a row"
+            ),
+            rows=(
+                row("to the verdict", took, "ms"),
+                row("round trips", trips, "ms"),
+                row("ratio", ratios, "of the round trips"),
+            ),
+            value=ratios.best,
+            low=ratios.best,
+            median=ratios.median,
+            high=ratios.worst,
+            limit=1.5,
+            notes=("each agent is a process; a round trip is a call with nothing in it",),
+        )
+    ]

@@ -16,6 +16,7 @@ class MeshSizes:
     open_edges: tuple[int, ...]  # of one hop
     records: int  # of a journal, a round
     worlds: int  # of the simulation
+    requests: int  # to a server, a round
 
     def with_rounds(self, rounds: int) -> MeshSizes:
         """Give the same sizes with another number of rounds."""
@@ -30,6 +31,7 @@ FULL = MeshSizes(
     open_edges=(100_000, 700_000, 1_000_000),  # tables have just grown at 700,000: the worst size
     records=20_000,
     worlds=500,
+    requests=500,
 )
 QUICK = MeshSizes(
     rounds=1,
@@ -39,4 +41,5 @@ QUICK = MeshSizes(
     open_edges=(10_000,),
     records=1_000,
     worlds=20,
+    requests=50,
 )

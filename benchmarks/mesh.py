@@ -1,8 +1,8 @@
 """Measure the mesh: `python -m benchmarks.mesh`.
 
 How a cascade's cost grows with its hops, what an open edge holds, what the journal takes and keeps, how
-many messages there are about messages, and how late the verdict comes. These are of the engine, which
-knows of no event loop: they are taken once, and told for each.
+many messages there are about messages, how late the verdict comes, and what taking part costs a server. Most
+of it is of the engine, which knows of no event loop: it is taken once, and told for each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from benchmarks import _mesh_control, _mesh_journal, _mesh_memory, _mesh_scale
+from benchmarks import _mesh_control, _mesh_http, _mesh_journal, _mesh_memory, _mesh_scale
 from benchmarks._command import Suite, run
 from benchmarks._mesh_sizes import FULL, QUICK, MeshSizes
 
@@ -49,6 +49,8 @@ SUITE = Suite(
         "engine": once(_mesh_journal.node),
         "journal": once(_mesh_journal.journal),
         "control": once(_mesh_control.control),
+        "served": once(_mesh_http.served),
+        "latency": once(_mesh_http.latency),
     },
     peers=(),
     full=FULL,

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TINY = MeshSizes(
-    rounds=1, rounds_large=1, hops=(20, 50), cascades=(2, 5), open_edges=(200,), records=50, worlds=5
+    rounds=1, rounds_large=1, hops=(20, 50), cascades=(2, 5), open_edges=(200,), records=50, worlds=5,
+    requests=5,
 )  # fmt: skip
 LIMITS = {
     "hop_flatness": 1.3,
     "open_edge_bytes": 400.0,
     "control_messages_per_message": 1.0,
     "latency_over_bound_simulated": 1.0,
+    "request_overhead_ratio": 0.9,
+    "latency_over_bound": 1.5,
 }
 
 

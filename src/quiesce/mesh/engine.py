@@ -40,6 +40,12 @@ class Engine:
         self._courier = Courier(patience, jitter, self.detector.give_up)
         self._writes: list[Record] = []
         self._news: list[Stop | Settle] = []
+        self._is_stirred = False
+
+    def take_stir(self) -> bool:
+        """Tell whether `next_at` may be another than when this was asked before."""
+        stirred, self._is_stirred = self._is_stirred, False
+        return stirred
 
     def take_writes(self) -> list[Record]:
         """Give what has to last before anything else is done."""
@@ -58,10 +64,12 @@ class Engine:
                 self._writes.append(effect)
             elif isinstance(effect, Watch):
                 courier.watch(effect, now)
+                self._is_stirred = True
             elif isinstance(effect, Unwatch):
                 courier.unwatch(effect.edge)
             elif isinstance(effect, Post):
                 courier.post(effect, now)
+                self._is_stirred = True
             else:
                 self._news.append(effect)
 
@@ -151,6 +159,7 @@ class Engine:
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Take the answer to a call."""
+        self._is_stirred = True
         self._courier.replied(call, reply, now)
         posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
         for edge in reply.taken:
@@ -163,6 +172,7 @@ class Engine:
 
     def failed(self, call: Call, now: float) -> None:
         """Know that a call was not answered."""
+        self._is_stirred = True
         self._courier.failed(call, now)
 
     def called(self, call: Call, now: float) -> Reply:

@@ -123,6 +123,11 @@ class Exchange:
             self._scope._insert(self._flush, self._flush)
             self._try_to_end()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the node is held open until its receipts are posted."""
+        return self._flush is not None
+
     def _left(self) -> dict[str, object]:
         return {"count": self._engine.unposted}
 
@@ -148,7 +153,7 @@ class Exchange:
     # Calling others.
 
     def look(self) -> None:
-        """See whether something is due earlier than before; cheap, and asked after every step."""
+        """See whether something is due earlier than before, after a step that may have changed that."""
         if self._flush is not None:
             self._try_to_end()
         if min(self._engine.next_at(), self._flush_by) < self._awake_at:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from quiesce.core import arguments
+from quiesce.core.node import logger
 from quiesce.errors import PeerLost, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.transport import PROBE, RECEIPTS
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-REQUEST_KEY, RESPONSE_KEY = "dev.quiesce/cascade", "dev.quiesce/cascade-receipt"
+REQUEST_KEY, RESPONSE_KEY = "quiesce/cascade", "quiesce/cascade-receipt"
 """The keys in `_meta`; the first is also how an agent says that it takes part."""
-METHODS = {RECEIPTS: "dev.quiesce/receipts", PROBE: "dev.quiesce/probe"}
+METHODS = {RECEIPTS: "quiesce/receipts", PROBE: "quiesce/probe"}
 PATHS = {method: path for path, method in METHODS.items()}
 CALL_SECONDS = 60.0
 """More than any call takes: those who make them have bounds of their own."""
@@ -202,13 +203,16 @@ class Link:
 
     def _give_up(self, edges: Iterable[bytes]) -> None:
         node, engine = self._node, self._engine
-        is_open = node._scope is not None and node._broken is None and node._engine is engine
+        is_open = node._scope is not None and node._broken is None
         if self._named or not is_open:
             return
         for edge in edges:
             engine.detector.give_up(edge, f"the connection to {self.address} has ended")
         engine._absorb(node._clock())
-        node._commit()
+        try:
+            node._commit()
+        except Exception:  # noqa: BLE001 - of the journal: the node takes nothing any more
+            logger.exception("node %r could not write down that a connection ended", node.name)
 
 
 # What both sides do with `_meta`.

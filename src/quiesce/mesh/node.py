@@ -311,7 +311,8 @@ class Node:
                 hop = self._hops.get(news.edge)
                 if hop is not None:
                     hop._cancel()
-        self._exchange.look()
+        if engine.take_stir() or self._exchange.is_ending:
+            self._exchange.look()
 
     def _write(self, journal: Journal, records: list[Record]) -> None:
         if self._broken is not None:
@@ -401,7 +402,7 @@ class Node:
         try:
             for edge in list(record.edges):
                 self._engine.sent(edge, "is in doubt", now)  # if nobody has said what became of it
-            self._engine.end(record, status, now, seconds=now - hop._since, why=why)
+            self._engine.end(record, status, now, seconds=round(now - hop._since, 6), why=why)
             self._commit()
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
             logger.exception("node %r could not write down that %s has ended", self.name, hop.name)

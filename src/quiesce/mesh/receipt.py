@@ -186,8 +186,20 @@ def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]
 # As text, and as little as can be kept of a receipt that somebody may still ask for.
 
 
+_last: tuple[Receipt | None, str] = (None, "")
+
+
 def text(receipt: Receipt) -> str:
     """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two."""
+    global _last  # noqa: PLW0603 - the same is written into the journal, onto the answer, and kept
+    known, written = _last
+    if known is not receipt:
+        written = _text(receipt)
+        _last = receipt, written
+    return written
+
+
+def _text(receipt: Receipt) -> str:
     counts = f',"n":{receipt.hops}' if receipt.hops else ""
     if receipt.failed:
         counts += f',"f":{receipt.failed}'

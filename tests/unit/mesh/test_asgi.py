@@ -235,8 +235,10 @@ async def test_an_app_that_fails_has_failed() -> None:
 @pytest.mark.parametrize("sends", [False, True])
 async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:  # noqa: FBT001 - a case
     """The server ends the task, as some do when the client is gone: nobody is there to be answered."""
+    gate = anyio.Event()
 
     async def app(_: Any, __: Any, send: Any) -> None:
+        here().spawn(gate.wait)
         if sends:
             await send(START)
         await anyio.sleep_forever()
@@ -250,8 +252,9 @@ async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:
                 await until(lambda: pair.other._hops)
                 await turns(5)
                 job.cancel()
-                await until(lambda: not pair.other._hops)
+                await until(job.done)
                 handing.in_doubt()
+                gate.set()
         found = await cascade.settled(5, require="participants")
         assert found.receipt.cancelled == 1
         assert found.ok

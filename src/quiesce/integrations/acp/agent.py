@@ -24,6 +24,7 @@ from quiesce.core.node import logger
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.acp import binding, children
+from quiesce.integrations.acp.mesh_agent import MeshRequests
 from quiesce.integrations.acp.outbox import Outbox
 from quiesce.integrations.acp.requests import Requests
 from quiesce.integrations.acp.transport import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.report import Report
     from quiesce.integrations.acp.transport import Transport
+    from quiesce.mesh.node import Node
 
 __all__ = ["run_agent"]
 
@@ -58,6 +60,7 @@ async def run_agent(
     cleanup: float = _CLEANUP_SECONDS,
     scope: Scope | None = None,
     name: str = "agent",
+    node: Node | None = None,
     **connection_kwargs: Any,
 ) -> Report:
     """Run an agent until its peer hangs up, somebody closes it, or the scope around is drained.
@@ -76,6 +79,7 @@ async def run_agent(
         cleanup: How many seconds cancelled handlers have to clean up.
         scope: The scope to run in; the current one by default.
         name: What the session's own scope is called in frontiers and reports.
+        node: The agent's part in a mesh, open: requests that hand over an edge are hops of it.
         connection_kwargs: What else the SDK's `run_agent` takes, such as `observers`.
 
     Returns:
@@ -98,7 +102,7 @@ async def run_agent(
     else:
         transport = _transport_of(input_stream, output_stream, stdio_buffer_limit_bytes)
     return await serve(
-        agent, transport, grace=grace, cleanup=cleanup, scope=scope, name=name,
+        agent, transport, grace=grace, cleanup=cleanup, scope=scope, name=name, node=node,
         use_unstable_protocol=use_unstable_protocol, **connection_kwargs,
     )  # fmt: skip
 
@@ -151,12 +155,15 @@ async def serve(
     grace: float = _GRACE_SECONDS,
     cleanup: float = _CLEANUP_SECONDS,
     scope: Scope | None = None,
+    node: Node | None = None,
     use_unstable_protocol: bool = False,
     **connection_kwargs: Any,
 ) -> Report:
     """Run one agent over one transport, which is closed at the end; see `run_agent`."""
     options = {"use_unstable_protocol": use_unstable_protocol, **connection_kwargs}
-    session = AgentSession(agent, transport, options, name=name, grace=grace, cleanup=cleanup)
+    session = AgentSession(
+        agent, transport, options, name=name, grace=grace, cleanup=cleanup, node=node
+    )
     return await session.run(scope)
 
 
@@ -183,6 +190,7 @@ class AgentSession:
         name: str = "agent",
         grace: float = _GRACE_SECONDS,
         cleanup: float = _CLEANUP_SECONDS,
+        node: Node | None = None,
     ) -> None:
         """Describe a session; `run()` opens it, runs it, and closes it."""
         self._agent = agent
@@ -191,6 +199,7 @@ class AgentSession:
         self._name = name
         self._grace = grace
         self._cleanup = cleanup
+        self._mesh = node
         self._scope: Scope | None = None
         self._error: BaseException | None = None
 
@@ -228,7 +237,10 @@ class AgentSession:
         peer = binding.Peer(outbox)
         observers, store = self._options.get("observers"), self._options.get("state_store")
         witness = Witness(observers or (), store) if observers or store is not None else None
-        requests = Requests(scope, outbox, witness)
+        if self._mesh is None:
+            requests = Requests(scope, outbox, witness)
+        else:
+            requests = MeshRequests(scope, outbox, witness, self._mesh)
         scope.spawn(outbox.pump, name="acp output", service=True)
         scope.spawn(self._serve, peer, requests, name="acp input", service=True)
 

@@ -53,7 +53,8 @@ def watch(scope: Scope) -> Callable[[], None]:
 
 def _session_of(node: Node | None) -> Node | None:
     while node is not None and node not in _sessions:
-        node = node._parent
+        bond = getattr(node, "_bond", None)  # that of a hop, which the session holds
+        node = node._parent if bond is None else bond._node
     return node
 
 

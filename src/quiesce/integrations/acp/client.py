@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
@@ -25,6 +26,7 @@ VERSION = sdk.require("agent-client-protocol", extra="acp", oldest="0.8.1")
 from quiesce.integrations.acp import client_binding  # noqa: E402 - imports the SDK
 from quiesce.integrations.acp.client_streams import StreamPeer  # noqa: E402 - likewise
 from quiesce.integrations.acp.client_wire import Wire  # noqa: E402 - likewise
+from quiesce.integrations.acp.mesh_client import MeshWire  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from acp.core import ClientSideConnection
 
     from quiesce.integrations.acp.client_streams import Peer
+    from quiesce.mesh.node import Node
 
 __all__ = ["connect_agent", "connect_to_agent", "scope_of"]
 
@@ -50,6 +53,8 @@ def connect_to_agent(
     cancel_session: bool = False,
     close_seconds: float = 5.0,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    node: Node | None = None,
+    address: str | None = None,
     **connection_kwargs: Any,
 ) -> ClientSideConnection:
     """Connect a client to an agent, over two streams or a message transport.
@@ -67,6 +72,10 @@ def connect_to_agent(
             `session/cancel`, for agents that do not know `$/cancel_request`.
         close_seconds: How long a close may take; what has not ended by then is in the report.
         message_bytes_max: The longest message that is taken from a stream.
+        node: The client's part in a mesh, open: what is asked of the agent inside of one of its hops
+            is handed over.
+        address: Of the agent in that mesh: the URL of its own node; or a name by which it is found
+            again after a restart, for one that keeps a journal; None: only over this connection.
         connection_kwargs: The SDK's other options: `observers`, `receive_timeout`.
 
     Raises:
@@ -94,6 +103,7 @@ def connect_to_agent(
         )
         raise ArgumentError(message)
     connection_kwargs["use_unstable_protocol"] = use_unstable_protocol
+    connection_kwargs |= {"node": node, "address": address}
     return connect(
         client,
         peer,
@@ -120,16 +130,20 @@ def connect(
 ) -> ClientSideConnection:
     """Connect a client over what carries its messages; what `connect_to_agent` does."""
     seconds = arguments.seconds("close_seconds", close_seconds)
+    node, address = options.pop("node", None), options.pop("address", None)
     scope = Scope(name, adopt=True, services=_LOOPS, cleanup=seconds)
     scope._open(current_scope(), frame)
-    wire = Wire(
-        scope, peer, cancel_session=cancel_session, why_lost=why_lost,
-        observers=options.get("observers") or (), store=options.get("state_store"),
-    )  # fmt: skip
+    make = Wire if node is None else partial(MeshWire, node=node, address=address)
     try:
+        wire = make(
+            scope, peer, cancel_session=cancel_session, why_lost=why_lost,
+            observers=options.get("observers") or (), store=options.get("state_store"),
+        )  # fmt: skip
         with _inside(scope):
             connection = client_binding.bind(client, wire, options)
             scope.spawn(_close_at_end, peer, name="transport", service=True)
+            if isinstance(wire, MeshWire):
+                scope.spawn(wire.until_the_end, name="mesh", service=True)
     except BaseException:
         scope._close(grace=0.0, cleanup=seconds)
         raise

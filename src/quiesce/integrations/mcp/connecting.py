@@ -10,6 +10,7 @@ from quiesce.core import arguments, sites
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
 from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.mesh_client import Handover
 from quiesce.integrations.mcp.servers import HttpServer, StdioServer
 from quiesce.integrations.mcp.session import Session
 from quiesce.resources import output
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import mcp
 
     from quiesce.integrations.mcp.servers import Handshake, Server
+    from quiesce.mesh.node import Node
     from quiesce.resources.output import Logs
 
 __all__ = ["connect_http", "connect_stdio"]
@@ -30,7 +32,7 @@ _DEFAULT = Backoff()
 _LOOPS = ("mcp.*", "anyio.*", "httpx*", "httpcore*")  # tasks of the SDK, if a scope adopts them
 
 
-async def connect_stdio(
+async def connect_stdio(  # noqa: PLR0913 - each is an option
     scope: Scope,
     params: mcp.StdioServerParameters,
     /,
@@ -43,6 +45,8 @@ async def connect_stdio(
     restarts_max: int | None = 5,
     backoff: Backoff = _DEFAULT,
     handshake: Handshake | None = None,
+    node: Node | None = None,
+    address: str | None = None,
     **options: Any,
 ) -> Session:
     """Start a server, and connect to it over its standard input and output.
@@ -59,6 +63,10 @@ async def connect_stdio(
             start); None: always.
         backoff: How long to wait before that.
         handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
+            handed an edge.
+        address: Of the server in that mesh: the URL of its own node; or a name by which it is found
+            again after a restart, for one that keeps a journal; None: only over each connection.
         options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
 
     *Cancel safety*: cancelled, the server is stopped, and all of its process group is gone, before
@@ -67,6 +75,7 @@ async def connect_stdio(
     *Raises*: `SpawnFailed` if it cannot be started; `ServerLost` if it exits before the handshake is
     made; `NotReady` at the deadline; what the handshake raises; `ScopeClosed`.
     """
+    handover = handover_of(node, address)
     server = stdio_server(
         params,
         name=name,
@@ -77,10 +86,10 @@ async def connect_stdio(
         handshake=handshake,
         options=options,
     )
-    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1))
+    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1), handover)
 
 
-async def connect_http(
+async def connect_http(  # noqa: PLR0913 - each is an option
     scope: Scope,
     url: str,
     /,
@@ -93,6 +102,8 @@ async def connect_http(
     restarts_max: int | None = 5,
     backoff: Backoff = _DEFAULT,
     handshake: Handshake | None = None,
+    node: Node | None = None,
+    address: str | None = None,
     **options: Any,
 ) -> Session:
     """Connect to a server over streamable HTTP.
@@ -109,6 +120,10 @@ async def connect_http(
         restarts_max: How often to connect again after failures in a row; None: always.
         backoff: How long to wait before that.
         handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
+            handed an edge.
+        address: Of the server in that mesh: the URL of its own node; or a name by which it is found
+            again after a restart, for one that keeps a journal; None: only over each connection.
         options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
 
     *Cancel safety*: cancelled, nothing of it is left when the cancellation is passed on.
@@ -116,6 +131,7 @@ async def connect_http(
     *Raises*: `ServerLost` or `NotReady` if the server does not answer; what the SDK's HTTP client
     raises; `ScopeClosed`.
     """
+    handover = handover_of(node, address)
     server = http_server(
         url,
         name=name,
@@ -126,14 +142,19 @@ async def connect_http(
         handshake=handshake,
         options=options,
     )
-    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1))
+    return await _connected(scope, server, backoff, restarts_max, sys._getframe(1), handover)
 
 
 async def _connected(
-    scope: Scope, server: Server, backoff: Backoff, restarts_max: int | None, frame: FrameType
+    scope: Scope,
+    server: Server,
+    backoff: Backoff,
+    restarts_max: int | None,
+    frame: FrameType,
+    handover: Handover | None,
 ) -> Session:
     arguments.instance("scope", scope, Scope)
-    session = make_session(scope, server, backoff, restarts_max, frame)
+    session = make_session(scope, server, backoff, restarts_max, frame, handover)
     try:
         await session.connect()
     except BaseException:
@@ -142,14 +163,29 @@ async def _connected(
     return session
 
 
+def handover_of(node: Node | None, address: str | None) -> Handover | None:
+    """Give what makes tool calls messages of hops, if there is a node.
+
+    *Raises*: `UsageError` if that is not open.
+    """
+    return None if node is None else Handover(node, address)
+
+
 def make_session(
-    scope: Scope, server: Server, backoff: Backoff, restarts_max: int | None, frame: FrameType
+    scope: Scope,
+    server: Server,
+    backoff: Backoff,
+    restarts_max: int | None,
+    frame: FrameType,
+    handover: Handover | None = None,
 ) -> Session:
     """Give a session that is not connected, with a scope of its own."""
     check_restarts(backoff, restarts_max)
     own = scope.child(f"mcp {server.name}", services=_LOOPS)
     place = sites.starter(frame, own._backend.current())
-    return Session(own, server, place, backoff=backoff, restarts_max=restarts_max)
+    return Session(
+        own, server, place, backoff=backoff, restarts_max=restarts_max, handover=handover
+    )
 
 
 def check_restarts(backoff: Backoff, restarts_max: int | None) -> None:

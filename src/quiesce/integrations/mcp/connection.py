@@ -83,6 +83,8 @@ class Connection:
         self.deaf: Callable[[], bool] = lambda: False
         self._left = anyio.Event()
         self.post: Callable[[Any], None] = lambda _: None
+        self.farewells: list[Callable[[], object]] = []
+        """Whom to tell when it is left."""
         self._on_lost = on_lost
         self._calls: set[Call] = set()
 
@@ -126,6 +128,8 @@ class Connection:
             self.end()
         for call in list(self._calls):
             call.lose(self._error(call.label))
+        for tell in self.farewells:
+            tell()
         self._left.set()
 
     # Calls.

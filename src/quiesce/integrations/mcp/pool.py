@@ -13,6 +13,7 @@ from quiesce.errors import ArgumentError
 from quiesce.integrations.mcp.connecting import (
     _DEFAULT,
     check_restarts,
+    handover_of,
     http_server,
     make_session,
     stdio_server,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.integrations.mcp.servers import Handshake, Server
     from quiesce.integrations.mcp.session import Session
+    from quiesce.mesh.node import Node
     from quiesce.resources.backoff import Backoff
     from quiesce.resources.output import Logs
 
@@ -73,12 +75,13 @@ class SessionPool:
         restarts_max: How often a server is started again after failures in a row; None: always.
         backoff: How long to wait before that.
         handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        node: As for `connect_stdio`.
         options: Those of the SDK's `ClientSession`, the same for all.
 
     *Raises*: `ArgumentError`; `ScopeClosed`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option
         self,
         scope: Scope,
         servers: Mapping[str, Any] | Callable[[str], Any],
@@ -92,6 +95,7 @@ class SessionPool:
         restarts_max: int | None = 5,
         backoff: Backoff = _DEFAULT,
         handshake: Handshake | None = None,
+        node: Node | None = None,
         **options: Any,
     ) -> None:
         """Check what is to be connected; nothing is, so far."""
@@ -109,6 +113,7 @@ class SessionPool:
         self._process: dict[str, Any] = {"grace": grace, "logs": logs}
         self._backoff = backoff
         self._restarts_max = restarts_max
+        self._mesh = node
         self._find: Callable[[str], Any] | None = None
         self._servers: dict[str, Server] = {}
         if callable(servers):
@@ -151,7 +156,8 @@ class SessionPool:
         if session is None or session.state != "open":
             server = self._server(key)
             backoff, most = self._backoff, self._restarts_max
-            made = make_session(self._scope, server, backoff, most, frame)
+            handover = handover_of(self._mesh, None)
+            made = make_session(self._scope, server, backoff, most, frame, handover)
             self._forget(key)
             session = self._sessions[key] = made
         await session.connect()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.integrations.mcp.connection import Connection
+    from quiesce.integrations.mcp.mesh_client import Handover
     from quiesce.integrations.mcp.servers import Server
     from quiesce.resources.backoff import Backoff
     from quiesce.resources.process import Process
@@ -65,6 +66,7 @@ class Session:
         *,
         backoff: Backoff,
         restarts_max: int | None,
+        handover: Handover | None = None,
     ) -> None:
         """Be a session that connects when it is first used; `scope` is its own."""
         self._scope = scope
@@ -73,6 +75,7 @@ class Session:
         scope._code, scope._offset = place.f_code, place.f_lasti  # the line that matters
         self._backoff = backoff
         self._restarts_max = restarts_max
+        self._handover = handover
         self._histories = Histories(backoff)
         self._connection: Connection | None = None
         self._opening: Job[Exception | None] | None = None
@@ -169,7 +172,10 @@ class Session:
         try:
             with call.cancel_scope:
                 connection = await self._live()
-                answer = await connection.call(call, method, args, options)
+                if self._handover is None:
+                    answer = await connection.call(call, method, args, options)
+                else:
+                    answer = await self._handover.call(connection, call, method, args, options)
                 scope._completed += 1
                 return answer
             if call.cut:

@@ -1,0 +1,150 @@
+"""The client's side of the mesh: a tool that is called inside of a hop is handed an edge.
+
+What holds:
+
+1. A `call_tool` that is made inside of a hop of the session's node is an edge of that hop, from before
+   it is sent until its end is known.
+2. Receipts are asked for over the connection that has handed it over, and over no other, unless the
+   server has an address of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mcp import types
+from pydantic import RootModel
+
+from quiesce.errors import PeerLost
+from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.connection import no_call
+from quiesce.mesh import links
+from quiesce.mesh.hop import current_hop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quiesce.integrations.mcp.connection import Call, Connection
+    from quiesce.mesh.hop import Hop
+    from quiesce.mesh.node import Node
+
+__all__: list[str] = []
+
+_CALL_TOOL = "call_tool"
+
+
+class Handover:
+    """What makes tool calls of one session messages of hops."""
+
+    def __init__(self, node: Node, address: str | None) -> None:
+        """Hand over messages of a client's node.
+
+        Args:
+            node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
+                handed an edge.
+            address: Of the server in that mesh: the URL of its own node; or a name by which it is
+                found again after a restart, for one that keeps a journal; None: it is asked only over
+                the connection by which it was called.
+
+        *Raises*: `UsageError` if the node is not open.
+        """
+        node._opened()
+        links.check_address(address)
+        self._node = node
+        self._address = address
+        self._connection: Connection | None = None
+        self._link: links.Link | None = None
+
+    async def call(
+        self,
+        connection: Connection,
+        call: Call,
+        method: str,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
+        hop = current_hop() if method == _CALL_TOOL else None
+        if hop is None or hop._mesh is not self._node:
+            return await connection.call(call, method, args, options)
+        return await self._hand_over(hop, connection, call, args, options)
+
+    async def _hand_over(
+        self,
+        hop: Hop,
+        connection: Connection,
+        call: Call,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> Any:
+        link = self._link_of(connection)
+        with link.delegate(hop) as handing:
+            if link.takes_part is not False:
+                meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
+                options = {**options, "meta": meta}
+            try:
+                result = await connection.call(call, _CALL_TOOL, args, options)
+            except BaseException as error:
+                if call.request is None:
+                    handing.not_sent()
+                elif isinstance(error, versions.Error):
+                    data = error.error.data
+                    told = data.get("_meta") if isinstance(data, dict) else None
+                    link.answered(handing, told, failed=True)
+                raise
+            link.answered(handing, result.meta)
+            return result
+
+    def _link_of(self, connection: Connection) -> links.Link:
+        """Give the link of a connection, which ends with it."""
+        link = self._link
+        if link is None or connection is not self._connection:
+            if link is not None:
+                link.close()
+            link = links.Link(self._node, "mcp", self._address, _Asking(connection))
+            link.takes_part = _takes_part(connection.greeting)
+            self._connection, self._link = connection, link
+            connection.farewells.append(link.close)
+        return link
+
+
+class _Asking:
+    """Calls a server's node over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def __call__(self, method: str, body: dict[str, Any]) -> Any:
+        """Have the server answer a call.
+
+        *Cancel safety*: may be cancelled at any time.
+        """
+        no_call()  # its task may be one that a call has started
+        connection = self._connection
+        if connection.lost:
+            message = f"MCP server {connection.name!r} is gone"
+            raise PeerLost(message)
+        seconds = links.CALL_SECONDS
+        try:
+            answer = await connection.session.send_request(
+                types.Request[dict[str, Any], str](method=method, params=body),
+                _Answer,
+                seconds if versions.SECOND else timedelta(seconds=seconds),
+            )
+        except Exception as error:  # whatever the SDK and its transport raise
+            message = f"MCP server {connection.name!r} did not answer a call of the mesh"
+            raise PeerLost(message) from error
+        return answer.root
+
+
+class _Answer(RootModel[dict[str, Any]]):
+    """What a call is answered, as it is."""
+
+
+def _takes_part(greeting: Any) -> bool | None:
+    """Tell what a server has said in the handshake; None if that was none of the SDK's."""
+    capabilities = getattr(greeting, "capabilities", None)
+    if capabilities is None:
+        return None
+    return links.REQUEST_KEY in (capabilities.experimental or {})
