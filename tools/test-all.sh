@@ -48,7 +48,7 @@ venv_of() {
 left_out() {
     if [ -n "${USUAL:-}" ] && [ "$1" != "$USUAL" ]; then
         for path in test_readme.py test_tidy.py typing integration/test_demo.py \
-            integration/test_examples.py integration/test_pytest_plugin_settings.py; do
+            integration/test_mesh_demo.py integration/test_examples.py integration/test_pytest_plugin_settings.py; do
             printf '%s ' "--ignore=tests/$path"
         done
         echo "--ignore-glob=tests/test_benchmarks* -m 'not usual and not every_version'"
