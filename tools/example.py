@@ -15,6 +15,7 @@ from tests.integration import subjects  # noqa: E402 - the path first
 EXAMPLES = ROOT / "examples"
 SUBJECTS = {
     "a2a_agent.py": "a2a-sdk-1.3.0",
+    "a2a_mesh.py": "a2a-sdk-1.3.0",
     "acp_agent.py": "agent-client-protocol-0.12.1",
     "acp_websocket.py": "agent-client-protocol-0.12.1",
     "asgi_server.py": "mcp-2.3.0",

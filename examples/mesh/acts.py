@@ -20,7 +20,7 @@ FIXED_WAIT = 15.0
 """How long others wait before they assume that all is done."""
 _LIMIT_SECONDS = 60.0
 
-TRIP = {
+TRIP: dict[str, Any] = {
     "what": "plan the trip",
     "seconds": 0.3,
     "then": [

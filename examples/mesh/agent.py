@@ -135,7 +135,7 @@ def main(path: str, name: str, listener: int) -> None:
         outbox=DurablePushSender(folder / f"{name}.pushes", allow_private=["127.0.0.0/8"]),
         drain=10,
         routes=[Route("/pushed/{act}", pushed, methods=["POST"])],
-        **({} if legacy else {"node": node}),
+        node=None if legacy else node,
     )
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=15))
     server.run(sockets=[socket.socket(fileno=listener)])

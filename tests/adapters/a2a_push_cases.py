@@ -362,6 +362,20 @@ async def test_a_task_that_a_crash_has_ended_is_pushed_with_its_artifacts(tmp_pa
         assert artifact["name"] == "thing"
 
 
+async def test_a_parked_task_that_goes_on_after_a_crash_is_pushed_whole(tmp_path: Path) -> None:
+    """Its first push has the artifacts, of which the crash may have prevented the pushes."""
+    async with webhook() as hook:
+        store, file = kit.FileStore(tmp_path), tmp_path / "outbox.db"
+        house = House(DurablePushSender(file, allow_private=LOCAL), store)
+        task = await house.send("artifact park", webhook=hook.url)
+        await house.handler.drain()
+        hook.heard.clear()
+        again = House(DurablePushSender(file, allow_private=LOCAL), store)
+        await again.send("complete", task_id=task.id, context_id=task.context_id)
+        await again.handler.drain()
+        assert hook.heard[0].get("task", hook.heard[0])["artifacts"]
+
+
 async def test_a_receiver_that_is_named_in_the_midst_of_a_task_outlives_a_crash(
     tmp_path: Path,
 ) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CALL_SECONDS = 10.0
-_POLL_SECONDS = 25.0  # less than what proxies commonly allow
+_POLL_SECONDS = 10.0  # a server that is told to stop may wait for it
 _POLLS_MAX = 1000
 _GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again
 _UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0

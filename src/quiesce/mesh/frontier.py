@@ -14,7 +14,7 @@ import anyio
 
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import wire
-from quiesce.mesh.receipt import mark
+from quiesce.mesh.receipt import NAME_MAX, WHY_MAX, mark
 from quiesce.mesh.transport import PROBE
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
 
 
 def _plain(entry: Busy) -> list[Any]:
-    name, what = entry.name[: wire.NAME_MAX], entry.what[: wire.WHY_MAX]
+    name, what = entry.name[:NAME_MAX], entry.what[:WHY_MAX]
     return [entry.mark, entry.parent, name, entry.state, entry.seconds, what]
 
 
@@ -178,7 +178,7 @@ def _busy(found: Any) -> Busy:
         or len(found) != len(texts)
         or not all(isinstance(one, kind) for one, kind in zip(found, texts, strict=True))
         or (found[4] is not None and not wire.is_time(found[4]))
-        or sum(len(one) for one in found if isinstance(one, str)) > wire.NAME_MAX + wire.WHY_MAX * 2
+        or sum(len(one) for one in found if isinstance(one, str)) > NAME_MAX + WHY_MAX * 2
     ):
         message = "frontier: an entry that is none"
         raise RemoteProtocolError(message)

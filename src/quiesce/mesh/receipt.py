@@ -236,5 +236,6 @@ def pack(receipt: Receipt) -> bytes:
 def unpack(packed: bytes) -> Receipt:
     """Make it what it was."""
     found = json.loads(packed)
-    counts = (found.get(letter, 0) for letter in "nfclouv")
-    return Receipt(found["s"], *counts, tuple(Note(*one) for one in found.get("notes", ())))
+    hops, failed, cancelled, lost, opaque, unknown, volatile = map(found.get, "nfclouv", [0] * 7)
+    notes = tuple(Note(*one) for one in found.get("notes", ()))
+    return Receipt(found["s"], hops, failed, cancelled, lost, opaque, unknown, volatile, notes)

@@ -278,7 +278,7 @@ def test_a_folder_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def test_nothing_follows_a_part_of_a_line_that_stays(tmp_path: Path) -> None:
-    """A write fails, and so does taking it back: the next would be lost with it. The lock is kept."""
+    """A write fails, and so does taking it back: the next would be lost with it; the lock is kept."""
     path = tmp_path / "journal"
     journal = Journal(path)
     journal.open()

@@ -13,7 +13,7 @@ from quiesce.errors import LocalProtocolError, RemoteProtocolError
 from quiesce.mesh import wire
 from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
-from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
+from quiesce.mesh.receipt import NAME_MAX, NOTES_MAX, WHY_MAX, Note, Receipt, mark
 from quiesce.mesh.wire import Answered, Handed
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ notes = st.builds(
     Note,
     marks,
     marks | st.just(""),
-    st.text(max_size=wire.NAME_MAX),
+    st.text(max_size=NAME_MAX),
     st.sampled_from(["done", "failed", "cancelled", "lost", "refused", "opaque", "unknown"]),
     st.none() | st.floats(0, 1e9),
-    st.text(max_size=wire.WHY_MAX),
+    st.text(max_size=WHY_MAX),
 )
 receipts = st.builds(
     Receipt,
@@ -151,7 +151,7 @@ def test_long_texts_are_cut_when_they_are_written() -> None:
     call = Call("", ((EDGE, Receipt("failed", failed=1, notes=(note,) * NOTES_MAX)),), ())
     ((_, read),) = wire.parse_call(wire.call_body(call)).receipts
     assert len(read.notes) == NOTES_MAX
-    assert (len(read.notes[0].name), len(read.notes[0].why)) == (wire.NAME_MAX, wire.WHY_MAX)
+    assert (len(read.notes[0].name), len(read.notes[0].why)) == (NAME_MAX, WHY_MAX)
 
 
 GOOD_NOTE: list[object] = [mark(EDGE), "", "n", "done", None, ""]

@@ -79,7 +79,8 @@ class OwnedTask(Task[T]):
             Task.cancel(self)  # else somebody has cancelled it before, and it is cleaning up
 
     def _swallowed(self) -> bool:
-        return swallowed(self)
+        # Or it was asked while a timeout of its own had cancelled it, which has been taken back since.
+        return not self.cancelling() or swallowed(self)
 
     def _chain(self) -> list[sites.Frame]:
         return sites.await_chain(coro_of(self))
@@ -234,7 +235,8 @@ class ForeignTask:
             task.cancel()
 
     def _swallowed(self) -> bool:
-        return isinstance(self.task, Task) and swallowed(self.task)
+        task = self.task  # see above
+        return isinstance(task, Task) and (not task.cancelling() or swallowed(task))
 
     def _chain(self) -> list[sites.Frame]:
         return sites.await_chain(coro_of(self.task))

@@ -4,12 +4,17 @@
   it is idle and what is in flight, drain, and end what a crash has left.
 - `DurablePushSender(outbox)`: push notifications that arrive, in order, after a crash too.
 - `quiesce_app(agent, card)`: a whole Starlette app of these.
+- `quiesce_client(node, agent)`: a client whose messages belong to a cascade. With `node=`, handler and
+  app take part in cascades as well; `CascadeFront` and `declare_cascades` are for apps of your own.
 
 For a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
 """
 
 from quiesce.integrations.a2a.app import quiesce_app
 from quiesce.integrations.a2a.handler import QuiescentRequestHandler
+from quiesce.integrations.a2a.mesh import CASCADE_EXTENSION, declare_cascades
+from quiesce.integrations.a2a.mesh_client import CascadeClient, quiesce_client
+from quiesce.integrations.a2a.mesh_front import CascadeFront
 from quiesce.integrations.a2a.outbox import DeadLetter, MemoryOutbox, Outbox
 from quiesce.integrations.a2a.pushing import DurablePushSender
 from quiesce.integrations.a2a.recovering import Recovery
@@ -17,6 +22,9 @@ from quiesce.integrations.a2a.signing import HmacSigner, PushRequest
 from quiesce.integrations.a2a.sqlite_outbox import SqliteOutbox
 
 __all__ = [
+    "CASCADE_EXTENSION",
+    "CascadeClient",
+    "CascadeFront",
     "DeadLetter",
     "DurablePushSender",
     "HmacSigner",
@@ -26,5 +34,7 @@ __all__ = [
     "QuiescentRequestHandler",
     "Recovery",
     "SqliteOutbox",
+    "declare_cascades",
     "quiesce_app",
+    "quiesce_client",
 ]

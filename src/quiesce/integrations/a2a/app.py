@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from quiesce.integrations.a2a.outbox import Outbox
+    from quiesce.mesh.node import Node
 
 __all__ = ["quiesce_app"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def quiesce_app(
+def quiesce_app(  # noqa: PLR0913 - each has a default that does
     agent: Any,
     *,
     card: Any,
@@ -37,6 +38,7 @@ def quiesce_app(
     rest: str | None = None,
     routes: Iterable[Any] = (),
     watch_signals: bool = True,
+    node: Node | None = None,
     **options: Any,
 ) -> Any:
     """Build a Starlette app that serves an agent, and loses neither tasks nor pushes.
@@ -51,7 +53,8 @@ def quiesce_app(
 
     Args:
         agent: The agent's executor.
-        card: The agent's card.
+        card: The agent's card. In 1.x, one with an interface of protocol version 0.3 has clients of
+            0.3 served as well.
         store: Where tasks are kept; in memory by default, where a restart forgets them.
         outbox: A file, or an outbox, or a whole `DurablePushSender`, for push notifications;
             without one, none are sent, and nothing is known of tasks after a crash.
@@ -62,6 +65,8 @@ def quiesce_app(
         routes: More routes, asked before those of the SDK.
         watch_signals: Whether to begin with the signal itself. Servers wait for open requests
             before they end the lifespan, and an open request may be waiting for its task.
+        node: The node of this agent, if it takes part in cascades: its card says so, messages that are
+            part of one become hops, and the node is open while the app is.
         options: For the SDK's handler. Push configurations are kept in memory, unless there is a
             `push_config_store`; those of tasks that have not ended are in the outbox as well.
 
@@ -70,18 +75,34 @@ def quiesce_app(
     if outbox is not None:
         sender = outbox if isinstance(outbox, DurablePushSender) else DurablePushSender(outbox)
         options.setdefault("push_sender", sender)
+    if node is not None:
+        from quiesce.integrations.a2a.mesh import declare_cascades  # noqa: PLC0415 - for those alone
+
+        card = declare_cascades(card, node)
+        options["node"] = node
     handler = _handler(agent, card, store, drain, cleanup, options)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         async with handler:
-            with _watching(handler, drain, cleanup, wanted=watch_signals):
+            with _watching(handler, drain, cleanup, node, wanted=watch_signals):
                 yield
 
     app = _starlette()(routes=[*routes, *_routes(handler, card, rpc, rest)], lifespan=lifespan)
+    if node is not None:
+        _join(app, node)
     app.state.a2a = handler
     app.state.push_sender = options.get("push_sender")
     return app
+
+
+def _join(app: Any, node: Node) -> None:
+    """Have an app take part in the mesh: its innermost part opens hops, its outermost answers nodes."""
+    from quiesce.integrations.a2a.mesh_front import CascadeFront, CascadeInside  # noqa: PLC0415 - same
+
+    app.add_middleware(CascadeInside, node=node)
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: CascadeFront(node, build())
 
 
 def _starlette() -> Any:
@@ -124,10 +145,19 @@ def _routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any]:
         return _old_routes(handler, card, rpc, rest)
     from a2a.server import routes  # noqa: PLC0415 - only for apps, and not in 0.3
 
-    made = [*routes.create_agent_card_routes(card), *routes.create_jsonrpc_routes(handler, rpc)]
+    old = {"enable_v0_3_compat": any(map(_is_old, card.supported_interfaces))}
+    made = [
+        *routes.create_agent_card_routes(card),
+        *routes.create_jsonrpc_routes(handler, rpc, **old),
+    ]
     if rest is not None:
-        made += routes.create_rest_routes(handler, path_prefix=rest)
+        made += routes.create_rest_routes(handler, path_prefix=rest, **old)
     return made
+
+
+def _is_old(interface: Any) -> bool:
+    """Tell whether clients of 0.3 are told that they may talk to it."""
+    return bool(interface.protocol_version.startswith("0."))
 
 
 def _old_routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any]:
@@ -144,7 +174,12 @@ def _old_routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any
 
 @contextmanager
 def _watching(
-    handler: QuiescentRequestHandler, drain: float, cleanup: float, *, wanted: bool
+    handler: QuiescentRequestHandler,
+    drain: float,
+    cleanup: float,
+    node: Node | None,
+    *,
+    wanted: bool,
 ) -> Iterator[None]:
     """Begin the drain with the signal, and leave the signal to the server as well."""
     if not wanted or threading.current_thread() is not threading.main_thread():
@@ -155,6 +190,10 @@ def _watching(
 
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
+            if node is not None:
+                from quiesce.integrations.a2a.mesh_front import end_polls  # noqa: PLC0415 - same
+
+                end_polls(node)
             if not draining:
                 draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
 

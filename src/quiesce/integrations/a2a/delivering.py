@@ -97,6 +97,7 @@ class Lanes:
         for push in pushes:
             lane = (push.task_id, push.url)
             if lane in self._left:
+                push.let_go()
                 continue  # behind one that is left for the next start, so is this (3)
             self._waiting[push.id] = push
             waiting = self._lanes.get(lane)
@@ -135,11 +136,14 @@ class Lanes:
                 if not await self._deliver(waiting[0]):
                     self._left.add(lane)
                     return
-                self._waiting.pop(waiting.popleft().id, None)
+                push = waiting.popleft()
+                self._waiting.pop(push.id, None)
+                push.let_go()
         finally:
             del self._lanes[lane]
             for push in waiting:
                 self._waiting.pop(push.id, None)
+                push.let_go()
 
     async def _deliver(self, push: Push) -> bool:
         """Deliver a push, or give it up; False if it is left for the next start (3)."""
@@ -184,6 +188,7 @@ class Lanes:
 
     async def _give_up(self, push: Push, why: str) -> None:
         _log.error("push of task %s to %s given up: %s", push.task_id, receiver(push.url), why)
+        push.over()
         await self._kept(self._outbox.dead(push, why))
 
     async def _kept(self, change: Awaitable[None]) -> None:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.node import current
-from quiesce.integrations.a2a import versions
+from quiesce.integrations.a2a import tracing, versions
 from quiesce.integrations.a2a.tracking import request
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ class CountingQueue:
 
     def enqueue_event(self, event: Any) -> Coroutine[Any, Any, None]:
         """Enqueue, and count: before, because it may be stored by the time this returns."""
-        if versions.is_event(event):
+        telling = versions.has_status(event)
+        if telling or versions.is_artifact(event):  # else it is a plain message
             entry = self._entry
             entry.queued += 1
-            if versions.has_status(event):
+            if telling:
                 entry.said = event.status.state
             if entry.hold is None:
                 self._tracker.refresh(entry)
@@ -57,7 +58,10 @@ class OwnedExecutor:
 
     def _queue(self, queue: Any, entry: Entry) -> Any:
         # 0.3 looks for the queue's own class when it taps; its events need no count.
-        return CountingQueue(queue, self._tracker, entry) if versions.FIRST else queue
+        if not versions.FIRST:
+            return queue
+        tracing.hush(queue)
+        return CountingQueue(queue, self._tracker, entry)
 
     async def execute(self, context: Any, event_queue: Any) -> None:
         """Run the user's `execute`, unless the server has been closed."""

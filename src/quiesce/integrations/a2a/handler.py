@@ -4,6 +4,7 @@
    wait, and nothing else.
 2. What was accepted is answered for: each task reaches a state that is stored, and pushed.
 3. The end is made by a job of the scope, once, whoever asks for it, and however often.
+4. With a node, a message belongs to a hop from the step in which it is accepted (mesh_joining.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quiesce.core import arguments
 from quiesce.core.current import detached
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError, ScopeClosed, UsageError
-from quiesce.integrations.a2a import closing, recovering, versions
+from quiesce.integrations.a2a import closing, queueing, recovering, versions
 from quiesce.integrations.a2a.executing import OwnedExecutor
 from quiesce.integrations.a2a.feeding import Feed, Reader
 from quiesce.integrations.a2a.pushing import DurablePushSender, Pushes, Relay
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from quiesce.core.frontier import Frontier
     from quiesce.core.job import Job
     from quiesce.core.report import Report
+    from quiesce.integrations.a2a.mesh_joining import MeshTracker
     from quiesce.integrations.a2a.recovering import Recovery
+    from quiesce.mesh.node import Node
 
 __all__ = ["QuiescentRequestHandler"]
 
@@ -60,6 +63,8 @@ class QuiescentRequestHandler:
         drain_seconds: How long the end of an `async with` waits for tasks to end.
         cleanup_seconds: How long what was cut short may take to clean up, and the last pushes to
             be sent.
+        node: The node of this agent, if it takes part in cascades: a message that is part of one is
+            executed, stored and pushed in its hop. It is opened and closed by others: `node.asgi()`.
         options: As the SDK's handler takes them.
 
     *Raises*: `ArgumentError` if the SDK's handler would not take the arguments.
@@ -71,27 +76,39 @@ class QuiescentRequestHandler:
         handler_class: Callable[..., Any] | None = None,
         drain_seconds: float = 30.0,
         cleanup_seconds: float = 5.0,
+        node: Node | None = None,
         **options: Any,
     ) -> None:
         """Put everything around the SDK's handler; nothing is opened before the first request."""
         self._drain_seconds = arguments.seconds("drain_seconds", drain_seconds)
         self._cleanup_seconds = arguments.seconds("cleanup_seconds", cleanup_seconds)
         factory = handler_class or versions.Default
+        signature = inspect.signature(factory)
         try:
-            given = inspect.signature(factory).bind(*args, **options).arguments
+            given = signature.bind(*args, **options).arguments
         except TypeError as error:
             message = f"{getattr(factory, '__name__', factory)}: {error}"
             raise ArgumentError(message) from None
         given |= given.pop("kwargs", {})
+        self._mesh: MeshTracker | None = None
         self._tracker = Tracker()
-        self._pushes = Pushes(_sender(given), given.get("push_config_store"))
-        self._executor = OwnedExecutor(given["agent_executor"], self._tracker)
+        agent = given["agent_executor"]
+        if node is not None:
+            from quiesce.integrations.a2a import mesh_joining  # noqa: PLC0415 - for those alone
+
+            self._tracker = self._mesh = mesh_joining.MeshTracker(node)
+            agent = mesh_joining.HopExecutor(agent, self._mesh)
+        edges = None if self._mesh is None else self._mesh.edges
+        self._pushes = Pushes(_sender(given), given.get("push_config_store"), edges)
+        self._executor = OwnedExecutor(agent, self._tracker)
         self._store = telling(given["task_store"], self._tracker, self._pushes)
         wrapped = {
             "agent_executor": self._executor,
             "task_store": self._store,
             "push_sender": Notified(self._tracker, self._pushes),
         }
+        if not versions.FIRST and "queue_manager" in signature.parameters:
+            wrapped["queue_manager"] = given.get("queue_manager") or queueing.queues()
         self._inner = factory(**(given | wrapped))
         self._scope: Scope | None = None
         self._loops: Scope | None = None
@@ -194,15 +211,21 @@ class QuiescentRequestHandler:
         cancellation is passed on.
         """
         end = await self._ending()
-        return await end.join(within, cleanup)
+        try:
+            return await end.join(within, cleanup)
+        finally:
+            self._over()
 
     async def aclose(self, within: float = 5.0) -> Report:
         """Cancel all that is in flight; what was queued is stored, what was cut is FAILED.
 
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
         """
-        end = await self._ending()
-        return await end.join(0.0, within)
+        return await self.drain(0.0, cleanup=within)
+
+    def _over(self) -> None:
+        if self._mesh is not None:
+            self._mesh.end_all()
 
     async def _ending(self) -> closing.End:
         self.draining = True
@@ -224,11 +247,30 @@ class QuiescentRequestHandler:
 
     async def on_message_send(self, params: Any, context: Any = None) -> Any:
         """Handle a message, as the SDK does, in a job (1)."""
-        self._check_open()
-        scope = self._scope if self._ready else await self._opened()
-        if params.message.task_id:
-            await self._refuse_ended(params, context)
+        if self._mesh is not None:
+            scope: Scope | None = await self._accept(self._mesh, params, context)
+        else:
+            self._check_open()
+            scope = self._scope if self._ready else await self._opened()
+            if params.message.task_id:
+                await self._refuse_ended(params, context)
         return await self._run(scope, "send", self._inner.on_message_send, params, context)
+
+    async def _accept(self, mesh: MeshTracker, params: Any, context: Any) -> Scope:
+        """Take a message that may be part of a cascade (4); gives where it is handled."""
+        work = mesh.accept(params.message, context)
+        try:
+            self._check_open()
+            scope = await self._opened()
+            if params.message.task_id:
+                await self._refuse_ended(params, context)
+            return scope if work is None else mesh.place(work)
+        except BaseException as error:
+            if work is not None:
+                mesh.refused(work)
+            if isinstance(error, ScopeClosed):
+                raise versions.refusal(_REFUSAL) from None
+            raise
 
     async def on_cancel_task(self, params: Any, context: Any = None) -> Any:
         """Cancel a task, as the SDK does, in a job (1); also while it drains."""
@@ -248,6 +290,7 @@ class QuiescentRequestHandler:
         try:
             job = scope.spawn(self._attempt, call, params, context, asked, answer, name=name)
         except ScopeClosed:
+            self._tracker.gave_up(asked)
             raise versions.refusal(_REFUSAL) from None
         job.add_done_callback(partial(_answered, answer))
         return await answer
@@ -268,6 +311,8 @@ class QuiescentRequestHandler:
             asked.leave()
 
     def _asked(self, params: Any) -> Request:
+        if self._mesh is not None:
+            return self._mesh.request(params, self._scope, self._loops)
         task_id = getattr(getattr(params, "message", None), "task_id", None)
         return Request(task_id or None, self._scope, self._loops)
 
@@ -298,15 +343,22 @@ class QuiescentRequestHandler:
         return Reader(partial(self._begin, self._inner.on_resubscribe_to_task, params, context))
 
     async def _begin_work(self, params: Any, context: Any) -> Feed:
-        self._check_open()
-        if not self._ready:
-            await self._opened()
-        if params.message.task_id:
-            await self._refuse_ended(params, context)
-        return await self._begin(self._inner.on_message_send_stream, params, context, work=True)
+        place = None
+        if self._mesh is not None:
+            place = await self._accept(self._mesh, params, context)
+        else:
+            self._check_open()
+            if not self._ready:
+                await self._opened()
+            if params.message.task_id:
+                await self._refuse_ended(params, context)
+        stream = self._inner.on_message_send_stream
+        return await self._begin(stream, params, context, place=place, work=True)
 
-    async def _begin(self, call: Any, params: Any, context: Any, *, work: bool = False) -> Feed:
-        scope = await self._opened()
+    async def _begin(
+        self, call: Any, params: Any, context: Any, *, place: Any = None, work: bool = False
+    ) -> Feed:
+        scope = place or await self._opened()
         feed = Feed()
         # One who only listens, or listens to a parked task, is not in the way of being idle.
         # In 0.3 it is the reading of a stream that stores.
@@ -316,11 +368,13 @@ class QuiescentRequestHandler:
             if work and versions.FIRST:
                 feed.hold = scope.hold("a2a stream", params.message.message_id)
         except ScopeClosed:
+            self._tracker.gave_up(self._asked(params))
             raise versions.refusal(_REFUSAL) from None
         return feed
 
     async def _pump(self, call: Any, params: Any, context: Any, feed: Feed) -> None:
-        error: BaseException | None = versions.refusal(_REFUSAL)
+        error: BaseException | None = None
+        cut = True
         asked = self._asked(params)
         asked.enter()
         try:
@@ -328,13 +382,14 @@ class QuiescentRequestHandler:
                 feed.put(event)
                 if feed.hold is not None and versions.parks(event):
                     feed.hold.release()
-            error = None
+            cut = False
         except Exception as raised:  # noqa: BLE001 - the client's, if it is still there
             self._give_up(asked)
             error = raised
+            cut = False
         finally:
             asked.leave()
-            feed.end(error)
+            feed.end(versions.refusal(_REFUSAL) if cut else error)
             if feed.hold is not None:
                 feed.hold.release()
 

@@ -15,6 +15,8 @@ from quiesce.core import arguments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quiesce.integrations.a2a.mesh_pushing import PushEdge
+
 __all__ = ["DeadLetter", "MemoryOutbox", "Outbox"]
 
 WAITING = "waiting"
@@ -40,6 +42,20 @@ class Push:
     event: Any = field(default=None, repr=False)
     """What it tells, for a sender of the user's own."""
     stage: str = WAITING
+    cascade: str = field(default="", repr=False)
+    """What it is sent with, if it is part of a cascade: a secret, kept with it."""
+    edge: PushEdge | None = field(default=None, repr=False)
+    """What is to know of its fate, if it is part of a cascade."""
+
+    def let_go(self) -> None:
+        """Know that it does not wait any more, whatever became of it."""
+        if self.edge is not None:
+            self.edge.let_go()
+
+    def over(self) -> None:
+        """Know that it will not be sent any more."""
+        if self.edge is not None:
+            self.edge.over()
 
 
 @dataclass(frozen=True)
@@ -198,7 +214,10 @@ class MemoryOutbox:
         found = [push for _, push in self._dead if ids is None or push.id in ids]
         await self.discard([push.id for push in found])
         pushes = [
-            replace(push, status="", attempts=0, at=time.time(), stage=WAITING) for push in found
+            replace(
+                push, status="", attempts=0, at=time.time(), stage=WAITING, cascade="", edge=None
+            )
+            for push in found
         ]
         self._pending |= {push.id: push for push in pushes}
         return pushes

@@ -23,12 +23,16 @@ from quiesce.errors import ArgumentError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Hear = Callable[[int, str | None], object]
+    """Told of an answer's status, and of what it says of an edge."""
 
 __all__: list[str] = []
 
 _IPV4_INSIDE = ipaddress.ip_network("64:ff9b::/96")  # NAT64: the last four bytes are an IPv4 one
 _ANSWER_BYTES_MAX = 64 * 1024
+_EDGE = b"cascade-receipt"
 _GONE = 410
 _BUSY = frozenset((429, 503))
 _AFTER_DIGITS_MAX = 9
@@ -167,7 +171,9 @@ class Poster:
         self._ssl_context = ssl_context
         self._pools: dict[str, Any] = {}
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> None:
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, hear: Hear | None = None
+    ) -> None:
         """Post a body, and be content with any answer that says it was taken.
 
         *Raises*: `Refused` if it is no use; `NotTaken` if it may be tried again.
@@ -184,7 +190,7 @@ class Poster:
             raise Refused(message) from None
         try:
             with anyio.fail_after(self._seconds):  # the pool is shielded from no other kind
-                status, after = await self._post(url, head, body)
+                status, after = await self._post(url, head, body, hear)
         except TimeoutError:
             message = f"no answer within {self._seconds} s"
             raise NotTaken(message) from None
@@ -213,13 +219,16 @@ class Poster:
             raise Refused(message)
 
     async def _post(
-        self, url: str, head: Sequence[tuple[bytes, bytes]], body: bytes
+        self, url: str, head: Sequence[tuple[bytes, bytes]], body: bytes, hear: Hear | None
     ) -> tuple[int, str]:
         pool = await self._pool(urlsplit(url).scheme)
         limits = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         async with pool.stream(
             "POST", url, headers=list(head), content=_Body(body), extensions={"timeout": limits}
         ) as response:
+            if hear is not None:
+                told = [value for name, value in response.headers if name.lower() == _EDGE]
+                hear(response.status, told[0].decode("latin-1") if told else None)
             read = 0
             with anyio.CancelScope() as enough:
                 async for part in response.aiter_stream():  # to its end, or the connection is lost

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from quiesce.core.scope import Scope
+    from quiesce.integrations.a2a.mesh_pushing import PushEdge, PushEdges
     from quiesce.integrations.a2a.outbox import DeadLetter, Outbox
     from quiesce.integrations.a2a.signing import Sign
 
@@ -148,7 +149,26 @@ class DurablePushSender:
             own = {name.lower() for name in headers} | {"content-type"}
             signed = await self._signed(self._sign, push)
             headers |= {name: value for name, value in signed.items() if name.lower() not in own}
-        await self._poster.post(push.url, headers, push.body)
+        if push.edge is None:
+            await self._poster.post(push.url, headers, push.body)
+        else:
+            await self._hand_over(push, push.edge, headers)
+
+    async def _hand_over(self, push: Push, edge: PushEdge, headers: dict[str, str]) -> None:
+        """Post a push that is part of a cascade; its edge knows how that has ended."""
+        if edge.header:
+            headers = {name: value for name, value in headers.items() if name.lower() != "cascade"}
+            headers["Cascade"] = edge.header
+        edge.begin()
+        try:
+            await self._poster.post(push.url, headers, push.body, edge.heard)
+        except (Refused, NotTaken) as error:
+            taken = edge.failed(error)
+            push.cascade = edge.header
+            if not taken:
+                raise
+        else:
+            edge.taken()
 
     async def _signed(self, sign: Sign, push: Push) -> Mapping[str, str]:
         try:
@@ -196,14 +216,22 @@ class Relay:
 class Pushes:
     """The pushes of one server."""
 
-    def __init__(self, sender: DurablePushSender | Relay | None, config_store: Any) -> None:
+    def __init__(
+        self,
+        sender: DurablePushSender | Relay | None,
+        config_store: Any,
+        edges: PushEdges | None = None,
+    ) -> None:
         self.sender = sender
-        self._configs = config_store
+        self._edges = None if isinstance(sender, Relay) else edges
+        self._configs = None if isinstance(sender, Relay) else config_store  # it asks by itself
         self._lanes: Lanes | None = None
         self._notes: dict[str, Note] = {}
         self._ended: list[str] = []
         self._doubtful: dict[str, list[Push]] = {}
         self._whole: set[str] = set()
+        self.latest: str | None = None
+        """The task whose state was stored last, if its push is of all that there is to tell."""
 
     async def open(self, scope: Scope) -> None:
         """Open the outbox; nothing is sent before."""
@@ -249,6 +277,9 @@ class Pushes:
         pushes: Sequence[Push] = ()
         if note.targets or isinstance(sender, Relay):
             pushes = _pushes(sender, note, tell(), whole, stored=stored)
+            if self._edges is not None:
+                for push in pushes:
+                    self._edges.take(push)
         known = self._notes.get(task_id)
         if pushes or (known is not note and known != note):
             await self._keep(sender.outbox, note, pushes)
@@ -279,14 +310,14 @@ class Pushes:
 
     async def _targets(self, task_id: str, context: Any) -> tuple[Target, ...] | None:
         """Give the receivers of a task; None if they could not be read."""
-        if self._configs is None or isinstance(self.sender, Relay):
+        if self._configs is None:
             return ()
         try:
             found = await versions.configs(self._configs, task_id, context)
         except Exception:  # noqa: BLE001 - logged; the state is to be stored all the same
             _log.exception("the push configurations of task %s could not be read", task_id)
             return None
-        return tuple(Target(one.url, versions.push_headers(one)) for one in found)
+        return tuple([Target(one.url, versions.push_headers(one)) for one in found])
 
     async def forget_targets(self, task_id: str) -> None:
         """Know that a client has taken a receiver away."""
@@ -298,6 +329,7 @@ class Pushes:
         Before its first state a task has no receivers that are remembered, after its last it needs
         none.
         """
+        self.latest = None
         note = self._notes.get(task_id)
         if self.sender is None or note is None:
             return
@@ -309,6 +341,10 @@ class Pushes:
         """Send what tells of a state that is stored by now."""
         if self._lanes is None or not pushes:
             return
+        if self._edges is not None:
+            for push in pushes:
+                if push.cascade and push.edge is None:
+                    self._edges.restore(push)
         self._lanes.send(pushes)
         self._forget(self._doubtful.pop(pushes[0].task_id, ()))
 
@@ -318,12 +354,15 @@ class Pushes:
             return
         if self.sender.outbox.durable:
             self._doubtful.setdefault(pushes[0].task_id, []).extend(pushes)
+            for push in pushes:
+                push.let_go()
         else:
             self._forget(pushes)
 
     def _forget(self, pushes: Iterable[Push]) -> None:
         if self.sender is not None and self._lanes is not None:
             for push in pushes:
+                push.over()
                 self._lanes.spawn(self.sender.outbox.sent, push, name="forget a push")
 
     def ended(self, task_id: str) -> None:
@@ -344,6 +383,8 @@ class Pushes:
         """Close the outbox."""
         if self.sender is None:
             return
+        if self._edges is not None:
+            self._edges.close()
         try:
             if self._ended and self.sender.outbox.durable:
                 await self.sender.outbox.forget(self._ended)

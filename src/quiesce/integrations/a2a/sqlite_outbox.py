@@ -62,6 +62,7 @@ _TABLES = {
         "error": "text",
         "id": "text not null default ''",
         "at": "real not null default 0",
+        "cascade": "text not null default ''",
     },
     "dead": {
         "number": "integer primary key",
@@ -247,10 +248,10 @@ class SqliteOutbox:
 
     def _insert(self, push: Push) -> None:
         self._execute(
-            "insert into pushes (task, url, headers, body, status, attempts, id, at)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into pushes (task, url, headers, body, status, attempts, id, at, cascade)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             push.task_id, push.url, json.dumps(push.headers), push.body, push.status,
-            push.attempts, push.id, push.at,
+            push.attempts, push.id, push.at, push.cascade,
         )  # fmt: skip
 
     async def sent(self, push: Push) -> None:
@@ -259,8 +260,9 @@ class SqliteOutbox:
 
     async def failed(self, push: Push, why: str) -> None:
         """Keep that a delivery has failed."""
-        statement = "update pushes set attempts = ?, error = ? where id = ?"
-        await self._do(lambda: self._execute(statement, push.attempts, why, push.id))
+        statement = "update pushes set attempts = ?, error = ?, cascade = ? where id = ?"
+        values = (push.attempts, why, push.cascade, push.id)
+        await self._do(lambda: self._execute(statement, *values))
 
     async def dead(self, push: Push, why: str) -> None:
         """Give a push up, and keep it among the dead letters."""
@@ -280,12 +282,14 @@ class SqliteOutbox:
 
     async def pending(self) -> list[Push]:
         """Give what was not delivered, oldest first."""
-        columns = "task, url, headers, body, status, attempts, id, at"
+        columns = "task, url, headers, body, status, attempts, id, at, cascade"
         statement = f"select {columns} from pushes order by number"  # noqa: S608 - ours
         found = await self._do(lambda: self._execute(statement).fetchall())
-        return [
-            Push(task, url, json.loads(headers), *others) for task, url, headers, *others in found
-        ]
+        pushes = []
+        for task, url, headers, *others, cascade in found:
+            pushes.append(Push(task, url, json.loads(headers), *others))
+            pushes[-1].cascade = cascade
+        return pushes
 
     async def unfinished(self) -> list[Note]:
         """Give the tasks that have not ended, as far as is known here."""

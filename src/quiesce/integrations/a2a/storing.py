@@ -38,6 +38,8 @@ class Notified:
         task_id = told[0] if versions.FIRST else event.id
         try:
             if not versions.FIRST:  # the whole task; artifacts come without a new state
+                if self._pushes.latest == task_id:
+                    return
                 await self._push(task_id, lambda: self._news(event))
             elif not versions.has_status(event):
                 await self._push(task_id, lambda: event)
@@ -87,16 +89,18 @@ class TellingStore:
 
     async def _save(self, entry: Entry, task: Any, args: Any, options: dict[str, Any]) -> Any:
         state = task.status.state
-        if entry.ended and task.status.state != entry.state:
+        if entry.state in versions.TERMINAL and state != entry.state:
             return self._refuse(entry, task)
         context = options.get("context", args[-1] if args else None)
         entry.context = context if context is not None else entry.context
         key = b""
         told: Sequence[Push] = ()
+        self._pushes.latest = None
         if self._pushes.sender is not None:
             key = versions.status_key(task.status)
             if entry.status != key:
                 told = await self._tell(entry, task, key, context)
+        wrote = entry.status != key  # not so if what the store has says the same
         token = current.set(self._tracker.scope)  # what the user's store begins is work
         try:
             result = await self.inner.save(task, *args, **options)
@@ -109,9 +113,11 @@ class TellingStore:
             raise
         finally:
             current.reset(token)
-        self._tracker.stored(entry, state, key)
+        self._tracker.stored(entry, state, key, None if versions.FIRST else task.status)
         self._pushes.send(told)
-        if entry.ended:
+        if wrote and not versions.FIRST:
+            self._pushes.latest = task.id
+        if state in versions.TERMINAL:
             self._pushes.ended(task.id)
         return result
 
@@ -128,6 +134,9 @@ class TellingStore:
             "task %s has ended as %s; that it is %s is not stored",
             task.id, versions.state_name(entry.state), versions.state_name(task.status.state),
         )  # fmt: skip
+        last = self._tracker.last.get(task.id)
+        if last is not None:
+            task.status = last  # the store may have this very task
 
     async def put(self, task: Any, before: Any, context: Any) -> None:
         """Store a task on our own account, in the place of what the store has given before."""

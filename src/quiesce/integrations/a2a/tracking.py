@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TERMINAL, _PARKED = versions.TERMINAL, versions.PARKED
+_TERMINAL, _PARKED, _ENDS = versions.TERMINAL, versions.PARKED, versions.ENDS
 _ENDED_MAX = 10_000  # tasks of which it is remembered how they ended, and what was pushed last
 
 
@@ -72,7 +72,7 @@ class Entry:
     @property
     def ended(self) -> bool:
         """Whether a terminal state is stored."""
-        return self.state in versions.TERMINAL
+        return self.state in _TERMINAL
 
     @property
     def busy(self) -> bool:
@@ -87,7 +87,7 @@ class Entry:
     @property
     def owed(self) -> bool:
         """Whether it was accepted, and has neither ended nor is it parked."""
-        return self.state is not None and not self.ended and self.state not in versions.PARKED
+        return self.state is not None and self.state not in _ENDS
 
     async def turn(self) -> None:
         """Wait for one's turn to store it, behind all who came before (5)."""
@@ -210,6 +210,8 @@ class Tracker:
         self.entries: dict[str, Entry] = {}
         self.told: OrderedDict[str, bytes] = OrderedDict()
         self.ends: OrderedDict[str, Any] = OrderedDict()
+        self.last: OrderedDict[str, Any] = OrderedDict()
+        """The statuses that tasks of 0.3 have ended with: it changes what its store has."""
         self.scope: Scope | None = None
 
     def entry(self, task_id: str) -> Entry:
@@ -219,12 +221,14 @@ class Tracker:
             found = self.entries[task_id] = Entry(task_id, state=self.ends.get(task_id))
         return found
 
-    def stored(self, entry: Entry, state: Any, key: bytes) -> None:
+    def stored(self, entry: Entry, state: Any, key: bytes, status: Any = None) -> None:
         """Know what was stored; of what has ended, it is remembered for a good while (3)."""
         entry.state = state
         entry.status = key
-        if entry.ended:
-            _remember(self.ends, entry.task_id, entry.state)
+        if state in _TERMINAL:
+            _remember(self.ends, entry.task_id, state)
+            if status is not None:
+                _remember(self.last, entry.task_id, status)
 
     def refresh(self, entry: Entry) -> None:
         """Hold the task in the scope if it is busy, else let go (1, 2, 3, 4)."""
@@ -236,8 +240,7 @@ class Tracker:
         if entry.hold is not None:
             entry.hold.release()
             entry.hold = None
-        kept = entry.owed or entry.executing or (entry.queued and not entry.ended)
-        if not kept and not entry.saving:
+        if not (entry.executing or entry.saving or entry.owed):  # what is queued is of no account
             self.entries.pop(entry.task_id, None)
 
     def consumed(self, task_id: str) -> None:
@@ -246,7 +249,8 @@ class Tracker:
         if entry is not None:
             if entry.queued:
                 entry.queued -= 1
-            self.refresh(entry)
+            if not entry.queued or entry.hold is None:
+                self.refresh(entry)
 
     def gave_up(self, failed: Request) -> None:
         """Know that the SDK has given up a request, and its queue: nothing is queued any more."""

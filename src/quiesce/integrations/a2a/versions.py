@@ -58,7 +58,6 @@ else:
     _FAILED = _STATE.failed
 ENDS: frozenset[Any] = TERMINAL | PARKED
 _TELLING = (types.Task, types.TaskStatusUpdateEvent)
-_EVENTS = (*_TELLING, types.TaskArtifactUpdateEvent)
 
 
 def state_name(state: Any) -> str:
@@ -69,11 +68,12 @@ def state_name(state: Any) -> str:
 
 def status_key(status: Any) -> bytes:
     """Give what tells one status from another."""
-    if FIRST:
-        text: bytes = status.SerializeToString(deterministic=True)
-        return text
-    dumped: str = status.model_dump_json()
-    return dumped.encode()
+    key: bytes = (
+        status.SerializeToString(deterministic=True)
+        if FIRST
+        else status.__pydantic_serializer__.to_json(status)  # model_dump_json(), as bytes
+    )
+    return key
 
 
 def status_mark(status: Any) -> str:
@@ -82,9 +82,9 @@ def status_mark(status: Any) -> str:
     return f"{state_name(status.state)} {message.message_id if message else ''}"
 
 
-def is_event(event: Any) -> bool:
-    """Tell whether something that an agent has enqueued changes a task: it is no plain message."""
-    return isinstance(event, _EVENTS)
+def is_artifact(event: Any) -> bool:
+    """Tell whether an event is about a part of what a task makes."""
+    return isinstance(event, types.TaskArtifactUpdateEvent)
 
 
 def has_status(event: Any) -> bool:
@@ -201,8 +201,8 @@ def _user_class() -> Any:
 
 def owner_of(context: Any) -> tuple[str, str]:
     """Give the names of the user and the tenant of a call."""
-    user = getattr(context, "user", None)
-    return getattr(user, "user_name", "") or "", getattr(context, "tenant", "") or ""
+    user = getattr(getattr(context, "user", None), "user_name", "") or ""
+    return user, (getattr(context, "tenant", "") or "" if FIRST else "")  # 0.3 has no tenants
 
 
 def context_of(user: str, tenant: str) -> Any:

@@ -1,0 +1,285 @@
+"""A client of the A2A SDK whose messages belong to the hop that they are sent in.
+
+1. A message has one edge, however it travels: the header and the metadata say the same.
+2. The edge is written before a byte leaves. What became of it is known with the head of the answer; a
+   stream goes on after that, and the end of its work comes by receipt.
+3. However a send ends, its edge is resolved: by an answer, by an error of any kind, by a cancellation. The
+   SDK's interceptors do not hear of all of these.
+4. An agent that declares the extension, and whose answer says nothing of the edge, is asked. One that does
+   not declare it takes no part, unless its answer says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from quiesce.integrations.a2a import mesh, versions
+from quiesce.mesh import wire
+from quiesce.mesh.facts import WORKING
+from quiesce.mesh.hop import current_hop
+from quiesce.mesh.http import NOT_SENT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from quiesce.mesh.handing import Handing
+    from quiesce.mesh.hop import Hop
+    from quiesce.mesh.node import Node
+
+__all__ = ["CascadeClient", "quiesce_client"]
+
+_ERRORS = 400
+
+_under_way: dict[str, _Message] = {}
+"""By what their header says: the messages whose answer has not begun."""
+
+
+async def quiesce_client(
+    node: Node,
+    agent: Any,
+    *,
+    config: Any = None,
+    relative_card_path: str | None = None,
+    resolver_http_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> CascadeClient:
+    """Make a client for an agent: messages that it sends in a hop belong to that.
+
+    ```python
+    client = await quiesce_client(node, "https://billing.example")
+    async with node.cascade("book-trip") as cascade:
+        async for event in client.send_message(message):
+            ...
+    settlement = await cascade.settled()
+    ```
+
+    Args:
+        node: The node of this agent, or of this program.
+        agent: The agent's address, or its card.
+        config: The SDK's `ClientConfig`. If it has an `httpx_client`, that is used, with one event hook
+            more.
+        relative_card_path: Where the card is, below the address.
+        resolver_http_kwargs: For the request that gets the card.
+        options: As the `create` of the SDK's `ClientFactory` takes them.
+
+    *Raises*: what the SDK raises if there is no card, or nothing by which the two could talk.
+    """
+    from a2a.client import A2ACardResolver, ClientConfig, ClientFactory  # noqa: PLC0415 - clients only
+
+    config = ClientConfig() if config is None else config
+    own = None
+    if config.httpx_client is None:
+        own = httpx.AsyncClient(headers=_version_header())
+        config = dataclasses.replace(config, httpx_client=own)
+    http = config.httpx_client
+    try:
+        if isinstance(agent, str):
+            resolver = A2ACardResolver(http, agent)
+            agent = await resolver.get_agent_card(relative_card_path, resolver_http_kwargs)
+        client = ClientFactory(config).create(agent, **options)
+    except BaseException:
+        if own is not None:
+            await own.aclose()
+        raise
+    if _heard not in http.event_hooks["response"]:
+        http.event_hooks = {
+            "request": http.event_hooks["request"],
+            "response": [*http.event_hooks["response"], _heard],
+        }
+    return CascadeClient(node, client, agent, config, own)
+
+
+def _version_header() -> dict[str, str]:
+    """Give what the SDK's own client would say of its version; it does not say it with every other."""
+    if not versions.FIRST:
+        return {}
+    from a2a.utils.constants import PROTOCOL_VERSION_CURRENT, VERSION_HEADER  # noqa: PLC0415 - 1.x
+
+    return {VERSION_HEADER: PROTOCOL_VERSION_CURRENT}
+
+
+class CascadeClient:
+    """A client of the SDK, made by `quiesce_client()`; all but `send_message` is as the SDK has it."""
+
+    def __init__(self, node: Node, client: Any, card: Any, config: Any, own: Any) -> None:
+        """Put it around the SDK's client."""
+        self._node = node
+        self._client = client
+        self._config = config
+        self._own = own
+        self._declared = mesh.node_of(card, node)
+        urls = [url for url in mesh.urls_of(card) if url.startswith(("http://", "https://"))]
+        self._to = self._declared or (node._policy.node_of(urls[0]) if urls else card.name)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the agent's card says that it takes part in cascades."""
+        return self._declared is not None
+
+    def send_message(self, request: Any, **options: Any) -> AsyncIterator[Any]:
+        """Send a message, as the SDK does; in a hop, as one of its messages.
+
+        It is sent when the first event is asked for.
+
+        *Cancel safety*: may be cancelled at any time; the agent is then asked what became of it.
+        """
+        return _Message(self, request, options)
+
+    def _begin(self, message: _Message, request: Any, options: dict[str, Any], hop: Hop) -> Any:
+        handing = message.handing = hop.delegate(self._to)
+        header = handing.header
+        headers = {wire.REQUEST_HEADER: header}
+        _under_way[header] = message
+        if self._declared is not None:
+            ids = (header, self._declared)
+            if versions.FIRST:
+                request = versions.copied(request)
+                request.message.CopyFrom(mesh.with_ids(request.message, *ids))
+            else:
+                request = mesh.with_ids(request, *ids)
+        if versions.FIRST:
+            options = self._first_options(options, headers)
+        else:
+            options = self._old_options(options, headers)
+        return self._client.send_message(request, **options)
+
+    def _first_options(self, options: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        from a2a.client import ClientCallContext  # noqa: PLC0415 - clients only
+        from a2a.client.service_parameters import with_a2a_extensions  # noqa: PLC0415 - 1.x
+
+        context = options.get("context") or ClientCallContext()
+        parameters = {**(context.service_parameters or {}), **headers}
+        if self._declared is not None:
+            with_a2a_extensions([mesh.CASCADE_EXTENSION])(parameters)
+        return options | {"context": context.model_copy(update={"service_parameters": parameters})}
+
+    def _old_options(self, options: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        from a2a.client import ClientCallContext  # noqa: PLC0415 - clients only
+
+        context = options.get("context") or ClientCallContext()
+        http = dict(context.state.get("http_kwargs") or {})
+        http["headers"] = {**(http.get("headers") or {}), **headers}
+        made = options | {
+            "context": ClientCallContext(state={**context.state, "http_kwargs": http})
+        }
+        if self._declared is not None:
+            wanted = options.get("extensions")
+            wanted = self._config.extensions if wanted is None else wanted
+            made["extensions"] = list(dict.fromkeys([*wanted, mesh.CASCADE_EXTENSION]))
+        return made
+
+    async def close(self) -> None:
+        """Close the SDK's client, and its connections unless they were given."""
+        try:
+            if self._own is None or not self._own.is_closed:
+                await self._client.close()
+        finally:
+            if self._own is not None:
+                await self._own.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Give the client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what the SDK's client has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._client, name)
+
+
+class _Message:
+    """A message that is being sent, and the events that come of it.
+
+    An iterator of its own, and no generator: nobody has to end it who leaves it.
+    """
+
+    def __init__(self, client: CascadeClient, request: Any, options: dict[str, Any]) -> None:
+        self._client = client
+        self._given = (request, options)
+        self._events: Any = None
+        self.handing: Handing | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._events is None:
+            self._events = self._begin()
+        try:
+            event = await anext(self._events)
+        except BaseException as error:
+            self._over(error)
+            raise
+        self._over(None)
+        return event
+
+    def _begin(self) -> Any:
+        client, (request, options) = self._client, self._given
+        hop = current_hop()
+        if hop is None or hop._mesh is not client._node:
+            return client._client.send_message(request, **options)
+        return client._begin(self, request, options, hop)
+
+    def heard(self, status: int, header: str | None) -> None:
+        """Know the head of the answer (2, 4)."""
+        handing = self.handing
+        if handing is None:
+            return
+        declared = self._client.takes_part
+        if header is not None or not declared:
+            handing.answered(header)
+        elif status < _ERRORS:
+            handing.told(WORKING, must_ask=True)
+        else:  # whoever has answered may stand before the agent, and not have passed it on
+            handing.in_doubt()
+        _under_way.pop(handing._header, None)
+
+    def _over(self, error: BaseException | None) -> None:
+        """Resolve the edge, if the head of the answer has not (3)."""
+        handing = self.handing
+        if handing is None or _under_way.pop(handing._header, None) is None:
+            return
+        if error is not None and _is_not_sent(error):
+            handing.not_sent()
+        elif not self._client.takes_part:
+            handing.answered(None)
+        elif error is None or isinstance(error, StopAsyncIteration):  # answered, without headers
+            handing.told(WORKING, must_ask=True)
+        else:
+            handing.in_doubt()
+
+    async def aclose(self) -> None:
+        """Leave; what was begun goes on."""
+        if self._events is not None:
+            await self._events.aclose()
+
+
+async def _heard(response: httpx.Response) -> None:
+    """Know the head of an answer; httpx calls it, before the body is read."""
+    message = _under_way.get(response.request.headers.get(wire.REQUEST_HEADER, ""))
+    if message is not None and not response.has_redirect_location:
+        message.heard(response.status_code, response.headers.get(wire.RESPONSE_HEADER))
+
+
+def _is_not_sent(error: BaseException) -> bool:
+    """Tell whether an error of the SDK says that there was no connection."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NOT_SENT):
+            return True
+        cause = cause.__cause__
+    return False

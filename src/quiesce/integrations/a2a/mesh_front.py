@@ -1,0 +1,124 @@
+"""What stands before an A2A server that takes part in the mesh: the outermost of its ASGI apps.
+
+1. Calls of other nodes are answered whatever the app does with its own requests: hops that are in flight
+   while a server drains need their receipts.
+2. A message that something before the mesh has answered with an error, and that nobody has worked on, is
+   refused for good, and its sender is told: a 503 of a server that drains, a 401. Without a word, it would
+   count as taken by one who takes no part; as does what is answered otherwise there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiesce.errors import QuiesceError
+from quiesce.mesh import asgi, wire
+from quiesce.mesh.hop import current_hop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from quiesce.mesh.node import Node
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+__all__ = ["CascadeFront"]
+
+_HEADER, _ANSWER = wire.REQUEST_HEADER.lower().encode(), wire.RESPONSE_HEADER.lower().encode()
+_ERRORS = 400
+
+
+class CascadeFront:
+    """The outermost of the ASGI apps of an agent, if there are others around that of `quiesce_app`.
+
+    ```python
+    app = CascadeFront(node, Quiesce(quiesce_app(agent, card=card, node=node)))
+    ```
+
+    Args:
+        node: The node of this agent.
+        app: All the rest.
+    """
+
+    def __init__(self, node: Node, app: App) -> None:
+        """Stand before an app."""
+        self._node = node
+        self._app = app
+        self._mesh = asgi.Mesh(node, app)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request, or let the app live."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif asgi._path(scope) in self._mesh._paths:
+            await self._mesh(scope, receive, send)  # (1)
+        else:
+            found = [value for name, value in scope["headers"] if name == _HEADER]
+            await self._app(scope, receive, self._telling(found[0], send) if found else send)
+
+    def _telling(self, header: bytes, send: Send) -> Send:
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                lines = list(message.get("headers", ()))
+                if all(name.lower() != _ANSWER for name, _ in lines):
+                    answer = self._answer(header, is_error=message["status"] >= _ERRORS)
+                    lines += [] if answer is None else [(_ANSWER, answer)]
+                    message = {**message, "headers": lines}
+            await send(message)
+
+        return tell
+
+    def _answer(self, header: bytes, *, is_error: bool) -> bytes | None:
+        """Tell what became of a message of which the app says nothing (2)."""
+        node = self._node
+        try:
+            edge = wire.parse_request_header(header).edge
+            node._check()
+            hop = node._hops.get(edge)
+            if hop is not None:
+                return node.answer(hop).encode()
+            engine, now = node._engine, node._clock()
+            is_known = engine.detector.knows(edge)
+            if not (is_known or is_error):
+                return None
+            answer = engine.ride(edge, now) if is_known else engine.refuse(edge, now)
+            node._commit()
+        except QuiesceError:
+            return None  # it is not of the protocol, or the node is not there
+        return wire.response_header(edge, answer).encode()
+
+
+class CascadeInside:
+    """The innermost of the ASGI apps around the SDK's: the mesh, unless it is around it already."""
+
+    def __init__(self, app: App, node: Node) -> None:
+        """Wrap an app, as Starlette's middleware does."""
+        self._node = node
+        self._app = app
+        self._mesh = asgi.Mesh(node, app)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request, or the whole life of the app."""
+        kind = scope["type"]
+        is_done = kind == "lifespan" and self._node._scope is not None
+        is_done = is_done or (kind == "http" and self._is_in_its_hop(scope))
+        await (self._app if is_done else self._mesh)(scope, receive, send)
+
+    def _is_in_its_hop(self, scope: Message) -> bool:
+        hop = current_hop()
+        edge = b"" if hop is None else hop._record.edge.hex().encode()
+        return hop is not None and any(
+            name == _HEADER and edge in value for name, value in scope["headers"]
+        )
+
+
+def end_polls(node: Node) -> None:
+    """Answer those who wait for receipts: a server that is told to end would wait for them."""
+    if node._scope is not None:
+        for waiters in node._exchange._polls.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
