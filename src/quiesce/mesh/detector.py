@@ -60,7 +60,8 @@ __all__: list[str] = []
 class _State(Enum):
     """A state: there is one of each, so its identity is hash enough, and much faster than its name's."""
 
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
 
 class HopState(_State):

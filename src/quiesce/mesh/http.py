@@ -10,9 +10,9 @@ from quiesce.mesh.hop import current_hop
 
 try:
     import httpx
-except ImportError as error:  # pragma: no cover - where it is not installed
+except ImportError as _error:  # pragma: no cover - where it is not installed
     _message = "a node that calls others over HTTP needs httpx: pip install 'quiesce[httpx]'"
-    raise SdkMissing(_message) from error
+    raise SdkMissing(_message) from _error
 
 if TYPE_CHECKING:
     from quiesce.mesh.node import Node
