@@ -128,6 +128,10 @@ mutants: $(READY) $(SUBJECTS) ## Break the library on purpose, and see the tests
 soak: $(READY) $(SUBJECTS) ## Thousands of A2A tasks, signals, bad receivers (ARGS="--tasks 10000 --sdk 0.3.22 --seed 7")
 	$(PY) tools/a2a_soak.py $(ARGS)
 
+.PHONY: mesh-soak
+mesh-soak: $(READY) $(SUBJECTS) ## A thousand cascades of real agents, killed and cut off (ARGS="--kinds a2a,a2a-old --seed 7")
+	$(PY) -m tests.integration.mesh.soak $(ARGS)
+
 .PHONY: lock
 lock: ## Pin the newest versions in requirements/ (ARGS="NAME-VERSION": of that test subject only)
 	$(PYTHON) -m venv $(VENV_LOCK)

@@ -289,3 +289,46 @@ async def test_the_next_process_sends_a_push_with_the_edge_that_it_had(tmp_path:
             await place.handler.idle()
             pushes = [one for one in hook.headers if "x-quiesce-push" in one]
             assert [headers.get("cascade") for headers in pushes] == waiting
+
+
+async def test_the_failure_of_a_task_is_pushed_before_its_hop_has_ended(tmp_path: Path) -> None:
+    """Not by the end of the server, long after the verdict: 0.3 leaves such a task as it was."""
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        town.plan("a", "r")
+        receiver = await received(town, tmp_path)
+        receiver.go.set()
+        place = await town.build("a", **pushing())
+        config = sending_to(f"{receiver.node.url}/hook")
+        async with await quiesce_client(node, place.url, config=config) as client:
+            async with node.cascade("one") as cascade:
+                await mesh.sent(client, "update raise")
+            settled = await cascade.settled(5)
+            assert settled.receipt.failed == 1, str(settled)
+            assert await mesh.state(place, place.agent.task_ids[0]) == "failed"
+            pushed = len(receiver.headers)
+        await place.handler.aclose()
+        assert len(receiver.headers) == pushed
+        assert all(receiver.headers)
+
+
+async def test_the_end_of_a_cancelled_task_is_pushed_as_part_of_its_cascade(tmp_path: Path) -> None:
+    """It is the last that the hop has to say, and whoever hears it may have work to do."""
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        town.plan("a", "r")
+        receiver = await received(town, tmp_path)
+        receiver.go.set()
+        place = await town.build("a", **pushing())
+        config = sending_to(f"{receiver.node.url}/hook")
+        async with await quiesce_client(node, place.url, config=config) as client:
+            async with node.cascade("one") as cascade:
+                sending = asyncio.create_task(mesh.send(client, "update wait k complete"))
+                await place.agent.waits("k")
+            await cascade.cancel()
+            await asyncio.wait([sending])
+            settled = await cascade.settled(5)
+            assert settled.receipt.cancelled, str(settled)
+            pushed = len(receiver.headers)
+        assert await mesh.state(place, place.agent.task_ids[0]) == "canceled"
+        await place.handler.aclose()
+        assert len(receiver.headers) == pushed
+        assert all(receiver.headers)

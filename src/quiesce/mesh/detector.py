@@ -203,6 +203,8 @@ class Detector:
         known = self._known(edge)
         if known is None:
             self._begin(Begun(edge, cascade, parent, reply))
+        elif known is WORKING:
+            self._hops[edge].is_answered = True  # the first answer may be for one who has left
         return known or RUN
 
     def refuse(self, edge: bytes) -> Answer:
@@ -237,8 +239,10 @@ class Detector:
                 return UNKNOWN
             self._end(edge)
             return NEVER
-        if cancel and edge in self._hops:
-            self.cancel(self._hops[edge])
+        if known is WORKING:
+            self._hops[edge].is_answered = True  # who was told does not ask again soon
+            if cancel:
+                self.cancel(self._hops[edge])
         return known
 
     def hop(self, edge: bytes) -> Hop:

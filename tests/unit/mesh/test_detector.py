@@ -282,3 +282,16 @@ def test_a_verdict_that_nobody_was_told_of_is_told_after_a_restart() -> None:
     last = new()
     last.restore(again.snapshot())
     assert last.take() == []
+
+
+@pytest.mark.parametrize("how", ["copy", "ask"])
+def test_a_receipt_is_posted_if_the_sender_was_told_that_it_is_worked_on(how: str) -> None:
+    """Its answer may go to one that has left, and who was told does not ask again soon."""
+    detector = Detector("b", lasting=True)
+    detector.arrive(ONE, CASCADE, "", "http://a")
+    answer = detector.arrive(ONE, CASCADE, "", "http://a") if how == "copy" else detector.ask(ONE)
+    assert answer.kind == "working"
+    detector.take()
+    detector.end(detector.hop(ONE), "done")
+    detector.ride(ONE)
+    assert any(isinstance(effect, Post) for effect in detector.take())

@@ -102,6 +102,8 @@ class QuiescentRequestHandler:
         self._pushes = Pushes(_sender(given), given.get("push_config_store"), edges)
         self._executor = OwnedExecutor(agent, self._tracker)
         self._store = telling(given["task_store"], self._tracker, self._pushes)
+        if self._mesh is not None:
+            self._mesh.store = self._store
         wrapped = {
             "agent_executor": self._executor,
             "task_store": self._store,

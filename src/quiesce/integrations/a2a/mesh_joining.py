@@ -22,12 +22,15 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light import Bond, Stay
 from quiesce.errors import CascadeCancelled, EdgeRefused, RemoteProtocolError, ScopeClosed
 from quiesce.integrations.a2a import mesh, versions
+from quiesce.integrations.a2a.closing import end_task
+from quiesce.integrations.a2a.executing import BROKEN
 from quiesce.integrations.a2a.mesh_pushing import PushEdges
 from quiesce.integrations.a2a.tracking import Request, Tracker, request
 from quiesce.mesh.hop import current_hop
 
 if TYPE_CHECKING:
     from quiesce.core.scope import Scope
+    from quiesce.integrations.a2a.storing import TellingStore
     from quiesce.integrations.a2a.tracking import Entry
     from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
@@ -37,13 +40,15 @@ __all__: list[str] = []
 _LOOPS = ("_shutdown_watcher",)  # of sse-starlette: one for all streams, begun by the first of them
 _MARK = "quiesce.mesh"  # in the state of a call: what its messages are part of
 CANCELLED = "The cascade that it was part of was cancelled."
-WAITING, RUNNING, EXECUTED, OVER = "waiting", "running", "executed", "over"
+WAITING, CALLED_OFF, RUNNING, EXECUTED, OVER = (
+    "waiting", "called off", "running", "executed", "over"
+)  # fmt: skip
 
 
 class Work:
     """A message that was accepted as part of a hop."""
 
-    __slots__ = ("_hold", "hop", "message", "message_id", "stage", "task_id")
+    __slots__ = ("_hold", "error", "hop", "message", "message_id", "stage", "task_id")
 
     def __init__(self, hop: Hop, message: Any) -> None:
         self.hop: Hop = hop
@@ -51,14 +56,22 @@ class Work:
         self.message_id: str = message.message_id
         self.task_id: str = ""
         self.stage: str = WAITING
+        self.error: Exception | None = None
         name, code = message.message_id, hop._code
         self._hold = Hold(hop, "a2a message", name, NOTHING, code, 0, self._told_to_end)
         hop._admit()
         hop._insert(self._hold, self._hold)  # (1)
 
     def _told_to_end(self) -> None:
+        """Know that it need not be executed.
+
+        As the first of its task it is about to be: the task is then stored as CANCELED, and that is pushed.
+        """
         if self.stage == WAITING:
-            self.end()
+            if self.task_id:
+                self.end()
+            else:
+                self.stage = CALLED_OFF
 
     def end(self) -> None:
         """Hold the hop no more (1); it is not executed after this (3)."""
@@ -76,6 +89,8 @@ class MeshTracker(Tracker):
         self._waiting: dict[int, Work] = {}
         self._works: dict[str, list[Work]] = {}
         self.edges: PushEdges = PushEdges(node, self)
+
+    store: TellingStore
 
     # Accepting.
 
@@ -134,6 +149,11 @@ class MeshTracker(Tracker):
     async def _see_off(self, own: Scope, work: Work) -> None:
         try:
             await own.idle()
+            entry = self.entries.get(work.task_id)
+            if work.error is not None and entry is not None and entry.owed and not entry.executing:
+                # 0.3 leaves it as it is, and the end of the server would tell of it: after the hop's.
+                why = BROKEN.format(error=work.error)
+                await end_task(self.store, entry.task_id, entry.context, why)
         finally:
             self.end(work)
         await own.aclose()
@@ -153,7 +173,7 @@ class MeshTracker(Tracker):
 
     def refused(self, work: Work) -> None:
         """Know that a message will not be executed, unless it is already."""
-        if work.stage in {WAITING, OVER}:
+        if work.stage in {WAITING, CALLED_OFF, OVER}:
             self.end(work)
 
     # Executing.
@@ -188,7 +208,7 @@ class MeshTracker(Tracker):
 
     def executed(self, work: Work) -> None:
         """Know that an executor has returned; what it has left running is in flight here, too."""
-        if work.stage == RUNNING:
+        if work.stage in {CALLED_OFF, RUNNING}:
             work.stage = EXECUTED
         if self.scope is not None:
             _bind(work.hop, self.scope)
@@ -202,7 +222,7 @@ class MeshTracker(Tracker):
         works = self._works.get(entry.task_id)
         if works and versions.FIRST and not entry.executing and not entry.busy:
             for work in tuple(works):
-                if work.stage != WAITING or entry.ended:
+                if work.stage not in {WAITING, CALLED_OFF} or entry.ended:
                     self.end(work)
 
     def end_all(self) -> None:
@@ -228,7 +248,7 @@ class MeshTracker(Tracker):
     def hop_of(self, task_id: str) -> Hop | None:
         """Give the hop in which the states of a task are stored and pushed now."""
         for work in reversed(self._works.get(task_id, ())):
-            if work.stage in {RUNNING, EXECUTED} and not work.hop._ended:
+            if work.stage in {CALLED_OFF, RUNNING, EXECUTED} and not work.hop._ended:
                 return work.hop
         return None
 
@@ -262,7 +282,7 @@ class HopExecutor:
             await self._executor.execute(context, event_queue)
             return
         try:
-            if work.stage == OVER:  # (3); a task that there is stays as it is
+            if work.stage in {CALLED_OFF, OVER}:  # (3); a task that there is stays as it is
                 if context.current_task is None:
                     await self._cancel(context, event_queue)
             else:
@@ -278,6 +298,9 @@ class HopExecutor:
             if not work.hop.is_cancelled:
                 raise
             await self._cancel(context, event_queue)
+        except Exception as error:
+            work.error = error
+            raise
 
     async def _cancel(self, context: Any, event_queue: Any) -> None:
         entry = self._tracker.entry(context.task_id)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import httpcore
 
+from quiesce.core.hold import NOTHING, Hold
 from quiesce.errors import QuiesceError, RemoteProtocolError
 from quiesce.integrations.a2a.posting import Refused, receiver
 from quiesce.mesh import wire
 from quiesce.mesh.handing import Handing
 
 if TYPE_CHECKING:
-    from quiesce.core.hold import Hold
     from quiesce.integrations.a2a.mesh_joining import MeshTracker
     from quiesce.integrations.a2a.outbox import Push
     from quiesce.mesh.hop import Hop
@@ -98,7 +98,9 @@ class PushEdge:
         self._to = handing.to
         self._is_peer = not handing.to.startswith(_ELSEWHERE)  # (5)
         if hop is not None:
-            self._hold = hop.hold("push", handing.to)  # (3)
+            # Also in one that is told to end, which admits nothing else: it tells of that very end (3).
+            self._hold = Hold(hop, "push", handing.to, NOTHING, hop._code, 0)
+            hop._insert(self._hold, self._hold)
             edges._held.add(self)
 
     @property

@@ -1,0 +1,205 @@
+"""What a mesh is to do, and what is done to it: random, and the same for the same seed.
+
+A run is made of waves: so many cascades at once, and faults among them. A wave follows from the seed and
+its own number, so one that went wrong is run again alone. What a fault meets in real processes may differ.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Mode = Literal["blocking", "background", "retry"]
+Kind = Literal["http", "opaque", "brief"]
+
+STARTERS = ("home", "script")
+"""Who begins cascades: one that others can reach, and one that they cannot."""
+
+
+@dataclass
+class Plan:
+    """What one agent does with one message."""
+
+    hop: str
+    agent: str
+    work: float = 0.0
+    """Seconds until it answers."""
+    after: float = 0.0
+    """Seconds that it works in the background, after it has answered."""
+    tail: float = 0.0
+    """Seconds of work after the answer, in the same call of the app."""
+    stream: int = 0
+    """In how many pieces it answers, over the time of its work; 0: in one."""
+    fail: bool = False
+    push: bool = False
+    """Whether what becomes of its task is pushed to `hook`, who works a little on every push."""
+    mode: Mode = "blocking"
+    """How it is sent: from the handler, who waits for the answer; from the background; or from the
+    handler, who does not wait long, and sends it again as the same message.
+    """
+    children: list[Plan] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as it is sent."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, made: dict[str, Any]) -> Plan:
+        """Read what was sent."""
+        children = [cls.from_json(child) for child in made["children"]]
+        return cls(**made | {"children": children})
+
+    def everything(self) -> list[Plan]:
+        """Give it and all that is below it."""
+        return [self, *(below for child in self.children for below in child.everything())]
+
+
+@dataclass
+class Casc:
+    """A cascade that is to be run."""
+
+    name: str
+    plan: Plan
+    """Of the starter itself: its `agent` is who begins it."""
+    at: float = 0.0
+    """Seconds after the beginning of the wave."""
+    cancel_after: float | None = None
+
+    @property
+    def agents(self) -> set[str]:
+        """All that have to do with it."""
+        plans = self.plan.everything()
+        return {plan.agent for plan in plans} | {"hook" for plan in plans if plan.push}
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """Who sends to whom, both ways: receipts and questions go back."""
+        sent = {(one.agent, to.agent) for one in self.plan.everything() for to in one.children}
+        return sent | {(to, sender) for sender, to in sent}
+
+
+FaultKind = Literal["kill", "term", "refuse", "cut", "hang", "slow", "lose", "copy"]
+
+
+@dataclass
+class Fault:
+    """Something that is done to the mesh.
+
+    `kill` and `term`: of an agent, by SIGKILL or SIGTERM, who is started again after `lasts`. `refuse`:
+    nobody can connect to an agent. `cut`, `hang`, `slow`: what one sends to another, and back, is cut
+    off, held up, or late. `lose`: the answer to a message. `copy`: a message comes again, later.
+    """
+
+    kind: FaultKind
+    at: float
+    lasts: float | None = 0.0
+    """None: until the wave has its verdicts."""
+    agent: str = ""
+    pair: tuple[str, str] | None = None
+    hop: str = ""
+    """`cascade/hop`, of the message."""
+    detail: str = ""
+
+
+@dataclass
+class Wave:
+    """Cascades at once, and the faults among them."""
+
+    number: int
+    cascades: list[Casc]
+    faults: list[Fault]
+
+
+@dataclass
+class Mix:
+    """How waves are made."""
+
+    seed: int = 7
+    width: int = 10
+    """Cascades in a wave."""
+    agents: tuple[str, ...] = ("a", "b", "c", "d")
+    odd: tuple[str, ...] = ("old", "brief")
+    """Agents that take no part, or have no journal; each is sent few messages."""
+    odd_share: float = 0.03
+    fault_share: float = 0.5
+    """Waves with faults, of all; the others have none."""
+    faults: tuple[FaultKind, ...] = (
+        "kill", "kill", "kill", "term", "refuse", "cut", "hang", "slow", "lose", "lose", "copy",
+    )  # fmt: skip
+    long_share: float = 0.12
+    """Of the faults that have a length, those that last until there are verdicts."""
+    cancel_share: float = 0.06
+    fail_share: float = 0.05
+    push_share: float = 0.0
+    """Of the messages to agents that push."""
+    background_seconds: float = 0.2
+    """What an agent does in the background takes so long on average."""
+
+    def wave(self, number: int) -> Wave:
+        """Make a wave."""
+        rng = random.Random(f"{self.seed}/{number}")  # noqa: S311 - not for secrets
+        cascades = [self._cascade(f"w{number}.{place}", rng) for place in range(self.width)]
+        has_faults = rng.random() < self.fault_share
+        faults = [self._fault(cascades, rng) for _ in range(rng.randint(1, 3) * has_faults)]
+        return Wave(number, cascades, faults)
+
+    def _cascade(self, name: str, rng: random.Random) -> Casc:
+        size = rng.choice((1, 2, 3, 4, 5, 6, 8, 12))
+        root = Plan("0", rng.choice(STARTERS))
+        made = [root]
+        while len(made) < size + 1:
+            parent = rng.choice(made[-3:])
+            child = self._plan(f"{parent.hop}.{len(parent.children)}", parent, rng)
+            parent.children.append(child)
+            made.append(child)
+        made_at, cancel = rng.uniform(0.0, 0.4), rng.uniform(0.0, 0.5)
+        has_odd = any(
+            plan.agent in self.odd for plan in made
+        )  # they could not tell what became of it
+        is_cancelled = rng.random() < self.cancel_share and not has_odd
+        return Casc(name, root, made_at, cancel if is_cancelled else None)
+
+    def _plan(self, hop: str, parent: Plan, rng: random.Random) -> Plan:
+        is_odd = self.odd and rng.random() < self.odd_share
+        others = [name for name in self.agents if name != parent.agent]
+        has_more = rng.random() < 0.5
+        return Plan(
+            hop,
+            rng.choice(self.odd if is_odd else others),
+            work=rng.choice((0.0, 0.0, rng.uniform(0.0, 0.05))),
+            after=min(2.0, rng.expovariate(1 / self.background_seconds)) if has_more else 0.0,
+            tail=rng.uniform(0.0, 0.1) if rng.random() < 0.15 else 0.0,
+            stream=rng.choice((0, 0, 0, 3)),
+            fail=rng.random() < self.fail_share,
+            push=not is_odd and rng.random() < self.push_share,
+            mode=rng.choice(("blocking", "blocking", "background", "background", "retry")),
+        )
+
+    def _fault(self, cascades: list[Casc], rng: random.Random) -> Fault:
+        kind = rng.choice(self.faults)
+        cascade = rng.choice(cascades)
+        plans = cascade.plan.everything()
+        target = rng.choice(plans[1:])
+        sender = next(plan for plan in plans if target in plan.children)
+        at = cascade.at + rng.uniform(0.0, 0.6)
+        lasts = None if rng.random() < self.long_share else rng.uniform(0.0, 0.8)
+        match kind:
+            case "kill" | "term":
+                agent = rng.choice(sorted(cascade.agents))
+                if agent in {*STARTERS, "hook"} or kind == "term":
+                    lasts = lasts or 0.3  # a verdict needs somebody to tell it to
+                return Fault(kind, at, lasts, agent=agent)
+            case "refuse":
+                return Fault(kind, at, lasts, agent=target.agent)
+            case "cut" | "hang" | "slow":
+                detail = rng.choice(("late", "never")) if kind == "hang" else ""
+                pair = (sender.agent, target.agent)
+                lasts = 1.0 if kind == "slow" else lasts
+                return Fault(kind, at, lasts, pair=pair, detail=detail)
+            case _:
+                detail = rng.choice(("request", "answer"))
+                where = f"{cascade.name}/{target.hop}"
+                if target.agent in self.odd:  # who would run a copy, and may
+                    kind = "lose"
+                return Fault(kind, 0.0, rng.uniform(0.0, 2.0), hop=where, detail=detail)

@@ -1,0 +1,289 @@
+"""A mesh of real processes on loopback, and what is done to it while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.integration import subjects
+from tests.integration.mesh.plans import STARTERS
+from tests.integration.mesh.proxy import Network, Proxy, Rule
+from tests.integration.mesh.truth import Log
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.integration.mesh.plans import Casc, Fault, Mix, Wave
+
+ROOT = Path(__file__).parents[3]
+SUBJECT = "a2a-sdk-1.3.0"  # which has uvicorn and httpx
+OLD_SUBJECT = "a2a-sdk-0.3.26"
+PATIENCE = {
+    "retry_first": 0.05, "retry_most": 0.5, "ask_in_doubt": 0.2, "ask_every": 1.0, "give_up": 6.0,
+}  # fmt: skip
+_START_SECONDS = 60.0
+_END_SECONDS = 30.0
+_VERDICT_SECONDS = 60.0
+
+
+class Process:
+    """One agent, and the processes that it is one after the other."""
+
+    def __init__(self, rig: Rig, name: str, kind: str, proxy: Proxy, subject: str) -> None:
+        """Describe it."""
+        self.rig = rig
+        self.name = name
+        self.kind = kind
+        self.proxy = proxy
+        self.subject = subject
+        self.process: asyncio.subprocess.Process | None = None
+        self.reading: asyncio.Task[None] | None = None
+        self.ready: asyncio.Future[dict[str, Any]] | None = None
+        self.busy = asyncio.Lock()
+
+    def config(self) -> Path:
+        """Write what it is told."""
+        rig = self.rig
+        path = rig.folder / f"{self.name}.json"
+        config = {
+            "name": self.name,
+            "kind": self.kind,
+            "url": None if self.name == "script" else self.proxy.url,
+            "folder": str(rig.folder),
+            "log": str(rig.log_path),
+            "peers": {name: other.proxy.url for name, other in rig.agents.items()},
+            "kinds": {name: other.kind for name, other in rig.agents.items()},
+            "patience": rig.patience,
+        }
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return path
+
+    async def start(self) -> None:
+        """Start it, and wait until it serves."""
+        path = self.config()
+        with (self.rig.folder / f"{self.name}.err").open("ab") as errors:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.integration.mesh.agent", str(path)),
+                cwd=ROOT,
+                env=subjects.environment(self.subject),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self.ready = asyncio.get_running_loop().create_future()
+        self.reading = asyncio.create_task(self._read(self.process))
+        async with asyncio.timeout(_START_SECONDS):
+            line = await self.ready
+        self.proxy.target = line["port"]
+        await self.proxy.accept()
+        if self.name in STARTERS:
+            self.rig.recovered(self.name, line["recovered"])
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Hear what it says, until it has ended."""
+        assert process.stdout is not None
+        async for text in process.stdout:
+            line = json.loads(text)
+            if line["is"] == "ready" and self.ready is not None:
+                self.ready.set_result(line)
+            else:
+                self.rig.heard(line)
+        if self.ready is not None and not self.ready.done():
+            tail = (self.rig.folder / f"{self.name}.err").read_text(encoding="utf-8")[-2000:]
+            self.ready.set_exception(RuntimeError(f"{self.name} did not start:\n{tail}"))
+
+    async def stop(self, how: signal.Signals) -> None:
+        """End it by a signal, and write down when it was dead."""
+        process = self.process
+        if process is None:
+            return
+        if how is signal.SIGKILL:
+            self.proxy.target = 0
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(how)
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            self.rig.note("did not end", agent=self.name)
+            process.send_signal(signal.SIGUSR1)  # it says why
+            await asyncio.sleep(0.5)
+            process.kill()
+            await process.wait()
+        self.proxy.target = 0
+        self.rig.log.write("died", of=process.pid)
+        self.proxy.refuse()
+        assert self.reading is not None
+        assert process.stdin is not None
+        await self.reading
+        process.stdin.close()
+        self.process = None
+
+
+class Rig:
+    """The mesh."""
+
+    def __init__(
+        self, folder: Path, mix: Mix, patience: dict[str, float], kinds: tuple[str, ...] = ("http",)
+    ) -> None:
+        """Describe it.
+
+        Args:
+            folder: for the log, and the journals.
+            mix: what it is to do.
+            patience: of the nodes.
+            kinds: of the agents that take part, in turn; `http`, `a2a` or `a2a-old`.
+        """
+        self.folder = folder
+        self.mix = mix
+        self.patience = patience
+        self.kinds = kinds
+        self.log_path = folder / "truth.jsonl"
+        self.log = Log(self.log_path, "rig")
+        self.network = Network(lambda hop, status: self.log.write("copy", hop=hop, status=status))
+        self.agents: dict[str, Process] = {}
+        self.cascades: dict[str, Casc] = {}
+        self.waves: dict[str, int] = {}
+        self.ids: dict[str, str] = {}
+        self.waiting: dict[str, asyncio.Event] = {}
+        self.untold: set[str] = set()
+        """Cascades whose beginner died, and knows nothing of them when it is started again."""
+        self.notes: list[dict[str, Any]] = []
+
+    def note(self, what: str, **facts: Any) -> None:
+        """Keep something that is wrong, whatever the verdicts are."""
+        self.notes.append({"what": what, **facts})
+
+    # Agents.
+
+    def add(self, name: str, kind: str = "http", subject: str = SUBJECT) -> None:
+        """Have an agent."""
+        self.agents[name] = Process(self, name, kind, Proxy(self.network, name), subject)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Rig]:
+        """Start all, and end all."""
+        kinds = {"old": "opaque", "brief": "brief"}
+        for name in (*STARTERS, *self.mix.odd):
+            self.add(name, kinds.get(name, "http"), OLD_SUBJECT if name == "script" else SUBJECT)
+        if self.mix.push_share:
+            self.add("hook")
+        for place, name in enumerate(self.mix.agents):
+            kind = self.kinds[place % len(self.kinds)]
+            self.add(name, kind.partition("-")[0], OLD_SUBJECT if kind == "a2a-old" else SUBJECT)
+        self.client = httpx.AsyncClient(timeout=30.0)
+        try:
+            await asyncio.gather(*(agent.start() for agent in self.agents.values()))
+            yield self
+        finally:
+            stops = (agent.stop(signal.SIGKILL) for agent in self.agents.values())
+            await asyncio.gather(*stops)
+            await self.network.aclose()
+            await self.client.aclose()
+            self.log.close()
+
+    def heard(self, line: dict[str, Any]) -> None:
+        """Know what an agent says."""
+        if line["is"] == "start":
+            self.ids[line["id"]] = line["cascade"]
+        elif line["is"] == "verdict":
+            name = self.ids.get(line["id"])
+            if name in self.waiting:
+                self.waiting[name].set()
+
+    def recovered(self, starter: str, ids: list[str]) -> None:
+        """Know which cascades a beginner that was started anew knows of."""
+        known = {self.ids[one] for one in ids if one in self.ids}
+        for name, done in self.waiting.items():
+            mine = self.cascades[name].plan.agent == starter
+            if mine and not done.is_set() and name in self.ids.values() and name not in known:
+                self.untold.add(name)
+                done.set()
+
+    # Waves.
+
+    async def run(self, wave: Wave) -> None:
+        """Run a wave, until every cascade has its verdict, and all is well again."""
+        self.waiting = {cascade.name: asyncio.Event() for cascade in wave.cascades}
+        self.cascades |= {cascade.name: cascade for cascade in wave.cascades}
+        self.waves |= {cascade.name: wave.number for cascade in wave.cascades}
+        told = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for fault in wave.faults:
+                group.create_task(self._commit(fault, wave, told))
+            begun = [group.create_task(self._begin(cascade)) for cascade in wave.cascades]
+            await asyncio.wait(begun)
+            try:
+                async with asyncio.timeout(_VERDICT_SECONDS):
+                    for done in self.waiting.values():
+                        await done.wait()
+            except TimeoutError:
+                late = [name for name, done in self.waiting.items() if not done.is_set()]
+                self.note("no verdict", wave=wave.number, cascades=late)
+            told.set()
+        self.network.lost.clear()
+
+    async def _begin(self, cascade: Casc) -> None:
+        await asyncio.sleep(cascade.at)
+        starter = self.agents[cascade.plan.agent]
+        async with starter.busy:  # not while it is being started anew
+            port = starter.proxy.target
+        body = {
+            "cascade": cascade.name,
+            "plan": cascade.plan.to_json(),
+            "cancel_after": cascade.cancel_after,
+        }
+        try:
+            response = await self.client.post(f"http://127.0.0.1:{port}/start", json=body)
+            response.raise_for_status()
+        except httpx.HTTPError:
+            async with starter.busy:
+                if cascade.name not in self.ids.values():
+                    self.untold.add(cascade.name)
+                    self.waiting[cascade.name].set()
+
+    # Faults.
+
+    async def _commit(self, fault: Fault, wave: Wave, told: asyncio.Event) -> None:
+        await asyncio.sleep(fault.at)
+        begin = time.monotonic()
+        if fault.kind in {"kill", "term"}:
+            agent = self.agents[fault.agent]
+            async with agent.busy:
+                begin = time.monotonic()
+                how = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
+                await agent.stop(how)
+                await self._last(fault, told)
+                await agent.start()
+        elif fault.kind == "refuse":
+            agent = self.agents[fault.agent]
+            agent.proxy.refuse()
+            await self._last(fault, told)
+            async with agent.busy:
+                await agent.proxy.accept()
+        elif fault.pair is not None:
+            rule = Rule(fault.kind, frozenset(fault.pair), late=fault.detail == "late")  # type: ignore[arg-type]  # one of the three
+            self.network.begin(rule)
+            await self._last(fault, told)
+            self.network.end(rule)
+        elif fault.kind == "lose":
+            self.network.lost[fault.hop] = fault.detail
+        else:
+            self.network.copies[fault.hop] = fault.lasts or 0.0
+        facts = asdict(fault) | {"from": begin, "to": time.monotonic(), "wave": wave.number}
+        self.log.write("fault", **facts)
+
+    async def _last(self, fault: Fault, told: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(fault.lasts):
+                await told.wait()

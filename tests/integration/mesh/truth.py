@@ -1,0 +1,207 @@
+"""The ground truth of a mesh: what agents really did, and when; written by them, outside of quiesce.
+
+One file for all of them, a line a fact, each in one `write` to a file that is opened for appending: lines
+do not mix, and are there after SIGKILL. Times are those of the machine's monotonic clock, which all of
+its processes share. A piece of work is there from before it can run until nothing of it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_numbers = itertools.count()
+
+
+class Log:
+    """Where one process writes what it does."""
+
+    def __init__(self, path: Path, agent: str, echo: Callable[[str], None] | None = None) -> None:
+        """Append to a file.
+
+        Args:
+            path: the file of all.
+            agent: who writes.
+            echo: is given every line that is no piece of work, too.
+        """
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._agent = agent
+        self._echo = echo
+
+    def write(self, what: str, **facts: Any) -> None:
+        """Write a fact, as of now."""
+        line = {
+            "t": time.monotonic(),
+            "is": what,
+            "agent": self._agent,
+            "pid": os.getpid(),
+            **facts,
+        }
+        text = json.dumps(line) + "\n"
+        os.write(self._file, text.encode())
+        if self._echo is not None and what not in {"begin", "end"}:
+            self._echo(text)
+
+    def piece(self, cascade: str, hop: str, name: str, *, joined: bool) -> Piece:
+        """Begin a piece of work."""
+        return Piece(self, cascade, hop, name, joined=joined)
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._file)
+
+
+class Piece:
+    """A piece of work, from now on; ends once."""
+
+    def __init__(self, log: Log, cascade: str, hop: str, name: str, *, joined: bool) -> None:
+        self._log = log
+        self._key = f"{os.getpid()}/{next(_numbers)}"
+        self._ended = False
+        log.write("begin", key=self._key, cascade=cascade, hop=hop, name=name, joined=joined)
+
+    def end(self) -> None:
+        """Know that it has ended, however."""
+        if not self._ended:
+            self._ended = True
+            self._log.write("end", key=self._key)
+
+    def __enter__(self) -> None:
+        """Go on."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End."""
+        self.end()
+
+
+@dataclass
+class Work:
+    """A piece of work, as the judge sees it."""
+
+    cascade: str
+    hop: str
+    name: str
+    agent: str
+    pid: int
+    joined: bool
+    """Whether it was part of the cascade: not so in, and below, agents that take no part."""
+    begin: float
+    end: float = math.inf
+    cut: bool = False
+    """Whether its process was killed before it had ended."""
+
+
+@dataclass
+class Told:
+    """What a cascade's beginner was told."""
+
+    at: float
+    full: str
+    participants: str
+    counts: dict[str, int]
+    missing: list[str]
+
+
+@dataclass
+class Course:
+    """What became of a cascade."""
+
+    begin: float = math.inf
+    works: list[Work] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    answered: float | None = None
+    """When the answers to its first messages had come to their end."""
+    all_answered: bool = False
+    """Whether there were answers to all of them, good or bad."""
+    unanswered: set[str] = field(default_factory=set)
+    """Messages of it that were not answered, or not in time."""
+
+    def end(self, *, joined_only: bool) -> float:
+        """Tell when the last of its work really ended."""
+        ends = [work.end for work in self.works if work.joined or not joined_only]
+        return max(ends, default=self.begin)
+
+
+@dataclass
+class Truth:
+    """All that is in the file."""
+
+    courses: dict[str, Course]
+    faults: list[dict[str, Any]]
+    copies: list[dict[str, Any]]
+
+    def works(self) -> Iterator[Work]:
+        """Give all work."""
+        return (work for course in self.courses.values() for work in course.works)
+
+
+def read(path: Path) -> Truth:
+    """Read the file; work of a process that died has ended with it."""
+    reader = _Reader()
+    verdicts = []
+    for text in path.read_bytes().splitlines():
+        line: dict[str, Any] = json.loads(text)
+        if line["is"] == "verdict":
+            verdicts.append(line)
+        elif line["is"] in {"begin", "end", "died"}:
+            reader.work(line)
+        else:
+            reader.other(line)
+    for line in verdicts:
+        with contextlib.suppress(KeyError):  # killed before it could write which one it is
+            course = reader.truth.courses[reader.names[line["id"]]]
+            what = ("at", "full", "participants", "counts", "missing")
+            course.told.append(Told(*(line[name] for name in what)))
+    return reader.truth
+
+
+class _Reader:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.truth = Truth({}, [], [])
+        self.names: dict[str, str] = {}
+        self._open: dict[str, Work] = {}
+
+    def work(self, line: dict[str, Any]) -> None:
+        """Know that work begins or ends, or that a process has died."""
+        if line["is"] == "begin":
+            what = ("cascade", "hop", "name", "agent", "pid", "joined", "t")
+            work = self._open[line["key"]] = Work(*(line[name] for name in what))
+            self._course(line).works.append(work)
+        elif line["is"] == "end":
+            self._open.pop(line["key"]).end = line["t"]
+        else:
+            for key, work in list(self._open.items()):
+                if work.pid == line["of"]:
+                    del self._open[key]
+                    work.end, work.cut = line["t"], True
+
+    def other(self, line: dict[str, Any]) -> None:
+        """Know something else."""
+        match line["is"]:
+            case "start":
+                self.names[line["id"]] = line["cascade"]
+                self._course(line).begin = line["t"]
+            case "answered":
+                course = self._course(line)
+                course.answered, course.all_answered = line["t"], line["ok"]
+            case "unanswered":
+                self._course(line).unanswered.add(line["hop"])
+            case "fault":
+                self.truth.faults.append(line)
+            case "copy":
+                self.truth.copies.append(line)
+
+    def _course(self, line: dict[str, Any]) -> Course:
+        return self.truth.courses.setdefault(line["cascade"], Course())

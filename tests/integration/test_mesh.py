@@ -1,0 +1,171 @@
+"""The mesh in real processes: a small soak, and that its judge finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.mesh import compare, judge, plans, truth
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS_MAX = 110.0
+_ARGUMENTS = (
+    "--cascades 40 --seed 358 --width 8 --agents 3 --fault-share 0.7 --long-share 0 --give-up 10 --json"
+    " --faults kill,kill,refuse,cut,hang,slow,lose,copy"
+)
+
+
+@pytest.mark.usual
+@pytest.mark.timeout(115)  # of its own: it is a run of many processes
+def test_no_verdict_is_wrong_whatever_is_done_to_the_agents() -> None:
+    """With SIGKILL, restarts, partitions, lost answers and late copies, what is said is true."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integration.mesh.soak", *_ARGUMENTS.split()],
+        cwd=_ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS_MAX,
+    )
+    assert done.returncode in {0, 1}, done.stderr
+    told = json.loads(done.stdout)
+    assert told["findings"] == []
+    assert told["false_greens"] == 0
+    assert told["cascades"] == 40
+    assert told["faults"] == {"kill": 2, "lose": 2, "cut": 1, "copy": 1, "slow": 1, "hang": 1}
+    assert told["untouched"] >= 8
+    assert told["verdicts"]["Settled"] >= 8
+    assert set(told["copies"]) <= {"409"}
+
+
+# What the judge finds.
+
+PLAN = plans.Plan("0", "home", children=[plans.Plan("0.0", "a"), plans.Plan("0.1", "b")])
+CASCADES = {"x": plans.Casc("x", PLAN)}
+
+
+def facts(path: Path, *lines: dict[str, Any]) -> truth.Truth:
+    """Read a log of these lines, in the order of time."""
+    log = path / "truth.jsonl"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return truth.read(log)
+
+
+def start(t: float = 0.0) -> dict[str, Any]:
+    """Begin a cascade."""
+    return {"t": t, "is": "start", "cascade": "x", "id": "1"}
+
+
+def begin(t: float, hop: str = "0.0", *, pid: int = 5, joined: bool = True) -> dict[str, Any]:
+    """Begin to work."""
+    names = {"cascade": "x", "hop": hop, "name": "handler", "agent": "a", "key": f"{pid}/{hop}/{t}"}
+    return {"t": t, "is": "begin", "pid": pid, "joined": joined, **names}
+
+
+def end(t: float, of: dict[str, Any]) -> dict[str, Any]:
+    """End some work."""
+    return {"t": t, "is": "end", "key": of["key"]}
+
+
+def verdict(t: float, full: str = "Settled", lenient: str = "") -> dict[str, Any]:
+    """Tell a verdict."""
+    said = {"full": full, "participants": lenient or full, "counts": {}, "missing": []}
+    return {"t": t, "is": "verdict", "at": t, "id": "1", **said}
+
+
+def died(t: float, pid: int = 5) -> dict[str, Any]:
+    """Have a process die."""
+    return {"t": t, "is": "died", "of": pid}
+
+
+def fault(t: float, until: float, kind: str = "kill", **facts: Any) -> dict[str, Any]:
+    """Have a fault."""
+    about = {"agent": "a", "pair": None, "hop": ""} | facts
+    return {"t": until, "is": "fault", "from": t, "to": until, "kind": kind, **about}
+
+
+WORK = begin(1)
+OTHER = begin(4, "0.1")
+ODD = begin(1, joined=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([start(), WORK, end(2, WORK), verdict(3)], []),
+        ([start(), WORK, end(2, WORK), verdict(3, "SettledWithLosses")], ["SettledWithLosses where"]),
+        ([start(), WORK, end(2, WORK), verdict(3, "Unknown")], ["Unknown where"]),
+        ([start(), WORK, end(2, WORK)], ["no verdict"]),
+        # It goes on, begins later, and never ends: once for what is said of all, and of participants.
+        ([start(), WORK, verdict(3), end(4, WORK)], ["false green: work went on"] * 2),
+        ([start(), verdict(3), OTHER, end(5, OTHER)], ["false green: work went on"] * 2),
+        ([start(), WORK, verdict(3)], ["false green: work went on"] * 2),
+        # Of agents that take no part.
+        ([start(), ODD, verdict(3, "Unknown", "Settled")], ["it says less"]),
+        ([start(), ODD, verdict(3)], ["false green: work went on"]),
+        # Its process dies.
+        ([start(), WORK, died(2), fault(2, 3), verdict(4)], ["false green: work was cut"] * 2),
+        ([start(), WORK, died(2), fault(2, 3), verdict(4, "SettledWithLosses")], []),
+        ([start(), WORK, died(2), fault(2, 3), verdict(4, "Unknown")], ["Unknown where"]),
+        ([start(), WORK, died(2), fault(2, 9), verdict(8, "Unknown")], []),
+        ([start(), WORK, verdict(1.5, "SettledWithLosses"), died(2), fault(1, 9)], ["false green"] * 2),
+        # Faults that are none of its business, or too late, or do no harm.
+        ([start(), fault(1, 9, agent="c"), verdict(8, "Unknown")], ["Unknown where"]),
+        ([start(), verdict(1, "Unknown"), fault(2, 9)], ["Unknown where"]),
+        ([start(), fault(1, 9, "slow", pair=["a", "home"]), verdict(9, "Unknown")], ["Unknown where"]),
+        ([start(), fault(1, 9, "cut", pair=["a", "home"]), verdict(9, "Unknown")], []),
+        ([start(), fault(1, 9, "cut", pair=["a", "b"]), verdict(9, "Unknown")], ["Unknown where"]),
+        ([start(), fault(1, 1, "lose", hop="x/0.0"), verdict(9, "SettledWithLosses")], ["SettledWith"]),
+        # A message is worked on twice.
+        (
+            [start(), WORK, end(2, WORK), begin(2), end(3, begin(2)), verdict(4)],
+            ["a message was worked on twice"],
+        ),
+        # A second verdict, of a process that was started anew, is judged like the first.
+        ([start(), WORK, fault(1, 8), verdict(7, "Unknown"), verdict(8)], ["false green"] * 2),
+    ],
+)  # fmt: skip
+def test_the_judge_finds(tmp_path: Path, lines: list[dict[str, Any]], found: list[str]) -> None:
+    """What was said is held against what was written down."""
+    made = judge.judge(facts(tmp_path, *lines), CASCADES, untold=(), give_up=6.0)
+    whats = [finding.what for finding in made.findings]
+    assert len(whats) == len(found), made.findings
+    assert all(what.startswith(start) for what, start in zip(whats, found, strict=True)), whats
+
+
+def test_the_judge_finds_what_was_forgotten(tmp_path: Path) -> None:
+    """A cascade that was never begun has no verdict; one that was has to be known after a restart."""
+    for lines, found in (([died(1)], []), ([start(), died(1)], ["it was begun, and is forgotten"])):
+        made = judge.judge(facts(tmp_path, *lines), CASCADES, untold={"x"}, give_up=6.0)
+        assert [finding.what for finding in made.findings] == found
+        assert made.untold == 1
+
+
+def test_those_who_wait_for_time_are_compared(tmp_path: Path) -> None:
+    """The stream closes before the work has ended, and a short wait is over too early as well."""
+    first, second = begin(0.0, "0"), begin(0.1, "0.0")
+    third = begin(0.2, "0.1")
+    log = facts(
+        tmp_path, start(), first, end(0.1, first), second, third, end(0.3, third),
+        {"t": 0.1, "is": "answered", "cascade": "x", "ok": True}, end(0.5, second), verdict(0.51),
+    )  # fmt: skip
+    rows = list(compare.rows(log, CASCADES, {"x"}, 30.0))
+    assert [(row.still_working, row.cut, row.false_red, len(row.waited)) for row in rows] == [
+        (1, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 1), (0, 0, 0, 1),
+    ]  # fmt: skip
+    assert rows[2].waited == [pytest.approx(0.1)]
+    assert rows[4].waited == [pytest.approx(0.01)]
+
+
+def test_a_wave_is_the_same_for_the_same_seed() -> None:
+    """What is done follows from the seed and the number of the wave alone."""
+    one, same, other = (plans.Mix(seed=seed).wave(3) for seed in (7, 7, 8))
+    assert one == same
+    assert one != other
+    again = plans.Plan.from_json(one.cascades[0].plan.to_json())
+    assert again == one.cascades[0].plan
