@@ -66,10 +66,12 @@ class Handing:
         """Know how the receiver has answered.
 
         Args:
-            header: the value of `Cascade-Receipt`; None: there was none, the agent takes no part.
+            header: the value of `Cascade-Receipt`; None: there was none, and the agent takes no part. If it
+                is one of the node's peers, something else has answered in its place, and it is asked.
         """
         if header is None:
-            self._resolve("is opaque")
+            is_peer = self._node._policy.allows(self.to)
+            self._resolve("is in doubt" if is_peer else "is opaque")
             return
         try:
             told = wire.parse_response_header(header, self._edge)

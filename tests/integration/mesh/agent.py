@@ -83,7 +83,7 @@ class Agent:
                 config.name,
                 url=config.url,
                 journal=None if config.kind == "brief" else Path(config.folder, f"{config.name}.journal"),
-                peers=config.peers.values(),
+                peers=[url for name, url in config.peers.items() if config.kinds[name] != "opaque"],
                 transport=Http(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
                 patience=Patience(**config.patience),  # type: ignore[arg-type]  # one is an int
             )  # fmt: skip

@@ -226,7 +226,7 @@ async def test_cancelled_with_an_agent_that_takes_no_part() -> None:
     async with World() as world:
         node = await world.add("a")
         async with node.cascade("c") as cascade:
-            with here().delegate("http://b") as handing:
+            with here().delegate("http://stranger") as handing:
                 handing.answered(None)
             here().spawn(anyio.sleep_forever)
         await cascade.cancel()

@@ -48,7 +48,7 @@ async def test_what_the_answer_says_is_what_is_known(
     async with World() as world:
         node = await world.add("a")
         async with node.cascade("c") as cascade:
-            with here().delegate("http://b") as handing:
+            with here().delegate("http://stranger") as handing:
                 tell(handing)
                 handing.in_doubt()  # the first word counts
                 handing.not_sent()
@@ -184,3 +184,15 @@ async def test_a_refusal_for_now_says_nothing_of_a_copy_that_went_before(times: 
                 handing.answered(wire.response_header(handing._edge, NOT_NOW))
         settlement = await cascade.settled(0.1, require="participants")
         assert settlement.ok == (times == 1)
+
+
+async def test_what_answers_in_the_place_of_a_peer_does_not_speak_for_it() -> None:
+    """A proxy's error has no header: the peer is asked, and nobody takes it for one that takes no part."""
+    async with World() as world:
+        node = await world.add("a", peers=["http://b"])
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                handing.answered(None)
+        found = await cascade.settled(0.1, require="participants")
+        assert isinstance(found, Unknown)
+        assert not found.receipt.opaque
