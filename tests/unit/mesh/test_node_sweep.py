@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from quiesce.mesh import Hop, Settlement
 
+pytestmark = pytest.mark.usual  # it takes long, and suspends at the same places everywhere
+
 
 class Work:
     """What the handlers of a run are at: nobody may say that it has ended before it has."""
