@@ -76,11 +76,12 @@ class OwnedTask(Task[T]):
 
     def _stop(self, *, force: bool = False) -> None:
         if force or not self.cancelling() or swallowed(self):
-            Task.cancel(self)  # else somebody has cancelled it before, and it is cleaning up
+            Task.cancel(self)
+        else:  # somebody has cancelled it before, and it is cleaning up
+            _spared.add(self)
 
     def _swallowed(self) -> bool:
-        # Or it was asked while a timeout of its own had cancelled it, which has been taken back since.
-        return not self.cancelling() or swallowed(self)
+        return went_on(self) or swallowed(self)
 
     def _chain(self) -> list[sites.Frame]:
         return sites.await_chain(coro_of(self))
@@ -233,10 +234,12 @@ class ForeignTask:
         fresh = force or not isinstance(task, Task) or not task.cancelling() or swallowed(task)
         if task is not None and fresh:
             task.cancel()
+        elif task is not None:
+            _spared.add(task)  # as above
 
     def _swallowed(self) -> bool:
-        task = self.task  # see above
-        return isinstance(task, Task) and (not task.cancelling() or swallowed(task))
+        task = self.task
+        return isinstance(task, Task) and (went_on(task) or swallowed(task))
 
     def _chain(self) -> list[sites.Frame]:
         return sites.await_chain(coro_of(self.task))
@@ -281,6 +284,18 @@ def coro_of(task: object) -> object:
     An eager task that has ended has none, and CPython 3.12.1 crashes when it is asked for it.
     """
     return task.get_coro() if isinstance(task, Task) and not task.done() else None
+
+
+# Those that were to be cancelled, and were being cancelled by somebody else already.
+_spared: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
+
+
+def went_on(task: Task[Any]) -> bool:
+    """Tell whether a task was spared, and then it was a timeout of its own that had cancelled it.
+
+    It has taken that back since, and nothing has told the task to end.
+    """
+    return task in _spared and not task.cancelling()
 
 
 def swallowed(task: Task[Any]) -> bool:
