@@ -218,10 +218,21 @@ def test_no_task_is_left_working() -> None:
     assert "WORK LOST" in done.stderr
 
 
+def test_the_agents_of_a_mesh_settle_after_the_stream_has_closed() -> None:
+    """The last work is that of an agent which the client has never heard of."""
+    done = run("a2a_mesh.py")
+    assert done.returncode == 0, done.stderr
+    assert "the stream has closed" in done.stdout.splitlines()[0]
+    assert re.search(r"settled after [\d.]+ s, 4 hops\n└─ you .*bank  done", done.stdout, re.DOTALL)
+
+
 def test_every_example_is_tested() -> None:
     """There is no example that nobody runs."""
     names = {f"{name}.py" for name in example.names()}
-    assert names == {*OUTPUTS, "server.py", "runner_harness.py", "acp_agent.py", "a2a_agent.py"}
+    assert names == {
+        *OUTPUTS, "server.py", "runner_harness.py", "acp_agent.py", "a2a_agent.py",
+        "a2a_mesh.py",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "code"), [("registry", 0), ("nothing", 2)])
