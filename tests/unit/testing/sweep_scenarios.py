@@ -327,7 +327,7 @@ async def work_in_the_default_executor() -> None:
     tell = functools.partial(loop.call_soon_threadsafe, begun.set)
     future = loop.run_in_executor(None, work, tell, stop)  # here: executor
     await begun.wait()
-    timer = loop.call_later(0.001, stop.set)
+    timer = loop.call_later(0.05, stop.set)  # later than a busy machine takes to cancel it
     try:
         await future  # here: executor await
     finally:
