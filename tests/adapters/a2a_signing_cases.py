@@ -199,7 +199,7 @@ async def test_a_hook_that_fails_loses_no_push_and_holds_up_nobody(
         return broken(request) if request.task_id in fails else {}
 
     async with receiving(lambda *_: True) as receiver:
-        house = House(sign=sign, attempts_max=2, seconds_max=0.2)
+        house = House(sign=sign, attempts_max=2, seconds_max=1.0)  # also for those that are well
         bad = await house.send("wait k complete", blocking=False, webhook=receiver.url)
         fails.add(bad.id)
         house.agent.release("k")

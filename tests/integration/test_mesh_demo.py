@@ -15,6 +15,13 @@ from tests.integration import subjects
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.mesh", "--once"]
+# A shell's background job ignores SIGINT, and so does what it starts: CI may be one.
+HEEDING = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import sys;"
+    "sys.argv = ['demo', '--once']; import runpy; runpy.run_module('examples.mesh', run_name='__main__')",
+]
 ENVIRONMENT = {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -52,7 +59,7 @@ def test_every_verdict_agrees_with_the_truth() -> None:
 def test_it_is_interrupted_and_leaves_nothing_behind() -> None:
     """Ctrl-C ends the agents, too."""
     with subprocess.Popen(
-        COMMAND, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, encoding="utf-8"
+        HEEDING, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, encoding="utf-8"
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:

@@ -145,15 +145,15 @@ async def test_many_are_stopped_at_the_same_time() -> None:
     """Five that ignore SIGTERM take one grace, not five."""
     scope = await Scope.open("a")
     for _ in range(5):
-        await start_process(processes.STUBBORN, scope=scope, ready=READY, grace=0.3)
+        await start_process(processes.STUBBORN, scope=scope, ready=READY, grace=1)
     began = time.monotonic()
-    report = await scope.aclose(within=10)
-    assert 0.3 <= time.monotonic() - began < 1.0
+    report = await scope.aclose(within=30)
+    assert 1 <= time.monotonic() - began < 4
     assert len(report.cancelled) == 5
     assert not report.stuck
 
 
-@pytest.mark.parametrize("within", [0.6, 0.0])
+@pytest.mark.parametrize("within", [1.5, 0.0])
 async def test_a_close_that_is_shorter_than_the_grace_kills_in_time(within: float) -> None:
     """Nothing is stuck, and nothing runs when the close returns."""
     scope = await Scope.open("a")
@@ -161,7 +161,7 @@ async def test_a_close_that_is_shorter_than_the_grace_kills_in_time(within: floa
     report = await scope.aclose(within=within)
     assert runs_in(process.pid) == []
     assert not report.stuck
-    assert report.seconds < (within or 0.5)
+    assert report.seconds < (within or 10)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -175,8 +175,8 @@ async def test_a_close_that_is_made_shorter_is_noticed() -> None:
             await anyio.lowlevel.checkpoint()
         await turns(5)  # the owner knows of the first deadline
         began = time.monotonic()
-        report = await scope.aclose(within=0.6)
-        assert time.monotonic() - began < 0.6
+        report = await scope.aclose(within=1.5)
+        assert time.monotonic() - began < 1.5
     assert not report.stuck
     assert process.returncode == -signal.SIGKILL
 
