@@ -19,8 +19,8 @@ COMMAND = [sys.executable, "-m", "examples.mesh", "--once"]
 HEEDING = [
     sys.executable,
     "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import sys;"
-    "sys.argv = ['demo', '--once']; import runpy; runpy.run_module('examples.mesh', run_name='__main__')",
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " sys.argv = ['demo', '--once']; runpy.run_module('examples.mesh', run_name='__main__')",  # noqa: ISC004 - one program
 ]
 ENVIRONMENT = {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
