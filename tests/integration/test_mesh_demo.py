@@ -16,12 +16,13 @@ from tests.integration import subjects
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.mesh", "--once"]
 # A shell's background job ignores SIGINT, and so does what it starts: CI may be one.
-HEEDING = [
-    sys.executable,
-    "-c",
-    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    " sys.argv = ['demo', '--once']; runpy.run_module('examples.mesh', run_name='__main__')",  # noqa: ISC004 - one program
-]
+_HEED = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["demo", "--once"]
+runpy.run_module("examples.mesh", run_name="__main__")
+"""
+HEEDING = [sys.executable, "-c", _HEED]
 ENVIRONMENT = {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
