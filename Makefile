@@ -187,5 +187,5 @@ $(DEMO_READY): requirements/demo.lock
 
 $(LOSSES_READY): requirements/run.lock
 	$(call new-venv,$(VENV_LOSSES))
-	$(call install,$(VENV_DEMO)/bin/python,$<)
+	$(call install,$(VENV_LOSSES)/bin/python,$<)
 	@touch $@
