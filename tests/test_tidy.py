@@ -27,9 +27,7 @@ FUNCTIONS_ALLOWED: dict[str, int] = {}
 # Programs that stand for slow ones, and waits for what other processes write.
 SLEEPS_ALLOWED: dict[str, int] = {
     "tests/adapters/a2a_kit.py": 1,
-    "tests/adapters/a2a_rows.py": 1,
     "tests/adapters/a2a_server.py": 2,
-    "tests/adapters/a2a_soak.py": 1,
     "tests/adapters/claude_host.py": 1,
     "tests/adapters/claude_rows.py": 1,
     "tests/adapters/fake_claude.py": 1,

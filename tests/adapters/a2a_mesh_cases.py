@@ -6,7 +6,6 @@ Not collected by itself: tests/integration/test_adapters.py runs it with version
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,25 +18,12 @@ from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.backends("asyncio"),
-    pytest.mark.real_time,
-    pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, mesh.WATCHER]),
-    pytest.mark.filterwarnings("ignore:'HTTP_4"),  # the SDK's own, of 0.3
-]
+pytestmark = mesh.MARKS
 
 
 first_only = pytest.mark.skipif(not kit.FIRST, reason="0.3 executes them at the same time")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.getLogger("a2a").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("a2a").setLevel(logging.NOTSET)
 
 
 async def test_a_cascade_through_three_agents_settles_when_the_last_work_has_ended(

@@ -5,7 +5,6 @@ Not collected by itself: tests/integration/test_adapters.py runs it with version
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,24 +15,11 @@ from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import httpx
 
-pytestmark = [
-    pytest.mark.backends("asyncio"),
-    pytest.mark.real_time,
-    pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, mesh.WATCHER]),
-    pytest.mark.filterwarnings("ignore:'HTTP_4"),  # the SDK's own, of 0.3
-]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.getLogger("a2a").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("a2a").setLevel(logging.NOTSET)
+pytestmark = mesh.MARKS
 
 
 async def test_a_message_has_one_edge_also_through_a_client_of_the_node(tmp_path: Path) -> None:

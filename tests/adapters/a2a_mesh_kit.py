@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 import uvicorn
 from a2a.client import ClientConfig
 from starlette.applications import Starlette
@@ -30,6 +32,14 @@ QUICK = Patience(retry_first=0.02, retry_most=0.1, ask_in_doubt=0.05, ask_every=
 WATCHER = "task:_shutdown_watcher"  # of sse-starlette: one for all, it looks every half second
 VERSION = {"A2A-Version": "1.0"} if kit.FIRST else {}
 JSON = {"Content-Type": "application/json"}
+# The SDK logs what these tests do to it on purpose. Each module of cases is run in a process of its own.
+logging.getLogger("a2a").setLevel(logging.CRITICAL)
+MARKS = [
+    pytest.mark.backends("asyncio"),
+    pytest.mark.real_time,
+    pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, WATCHER]),
+    pytest.mark.filterwarnings("ignore:'HTTP_4"),  # the SDK's own, of 0.3
+]
 SOON = 0.05  # seconds after which a cascade that is open is not known to have settled
 
 

@@ -6,10 +6,8 @@ Not collected by itself: tests/integration/test_adapters.py runs it with version
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from a2a.server.tasks import InMemoryTaskStore
 from starlette.responses import PlainTextResponse
 
@@ -21,22 +19,9 @@ from tests.adapters.a2a_house import LOCAL, SOON
 from tests.adapters.a2a_server import webhook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.backends("asyncio"),
-    pytest.mark.real_time,
-    pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, mesh.WATCHER]),
-    pytest.mark.filterwarnings("ignore:'HTTP_4"),  # the SDK's own, of 0.3
-]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.getLogger("a2a").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("a2a").setLevel(logging.NOTSET)
+pytestmark = mesh.MARKS
 
 
 class Receiver:

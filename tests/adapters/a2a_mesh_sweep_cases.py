@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -21,19 +20,9 @@ from quiesce.testing import sweep
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 URL = "http://agent.example"
 # 0.3 finds out by polling, and time does not pass while a scope is being cancelled.
 first_only = pytest.mark.skipif(not kit.FIRST, reason="1.x is told of a failure at once")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.getLogger("a2a").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("a2a").setLevel(logging.NOTSET)
 
 
 def answer(request: httpx.Request) -> dict[str, Any]:

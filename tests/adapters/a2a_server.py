@@ -249,6 +249,15 @@ class Webhook:
             return False
         return True
 
+    async def hears(self, count: int, seconds: float) -> bool:
+        """Wait until it has heard so many; False if it has not in time."""
+        try:
+            async with asyncio.timeout(seconds), self.arrived:
+                await self.arrived.wait_for(lambda: len(self.heard) >= count)
+        except TimeoutError:
+            return False
+        return True
+
     async def asked(self, times: int) -> None:
         """Wait until it was asked so often, whatever it has answered."""
         async with asyncio.timeout(10), self.arrived:

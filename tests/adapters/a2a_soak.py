@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 DRAIN, CLEANUP, GRACEFUL = 1.0, 1.0, 3
 _OPTIONS = (f"drain={DRAIN}", f"cleanup={CLEANUP}", f"graceful={GRACEFUL}")
 _SETTLE_SECONDS = 20.0  # without a push; one may have to wait so long for its next attempt
+_HEARD_AT_A_TIME = 100  # pushes, before all is judged again
 _ANSWER_SECONDS = 60.0
 _END_SECONDS = 60.0  # of a server that was told to; it should need DRAIN + CLEANUP + GRACEFUL
 _RESUMES_MAX = 20
@@ -257,7 +258,7 @@ class Soak:
                 heard, since = len(self.hook.heard), time.monotonic()
             if time.monotonic() > since + _SETTLE_SECONDS:
                 return  # nothing more comes
-            await asyncio.sleep(1)
+            await self.hook.hears(heard + _HEARD_AT_A_TIME, seconds=1)
 
     def judged(self) -> tally.Judged:
         """Look at what is stored, and was heard."""

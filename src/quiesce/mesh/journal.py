@@ -63,7 +63,7 @@ class Journal:
         """Open the file, and give what it has.
 
         *Raises*: `JournalInUse` if another process has it; `JournalBroken` if it is not a journal, or
-        is not as it was written.
+        is not as it was written; `UsageError` if its folder is not there.
         """
         if self._lock is not None:
             message = f"the journal {self.path} is open already"
@@ -76,6 +76,9 @@ class Journal:
             raise
 
     def _take_lock(self) -> int:
+        if not self.path.parent.is_dir():
+            message = f"there is no folder for the journal {self.path}: make it first"
+            raise UsageError(message)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -301,3 +301,9 @@ def test_nothing_follows_a_part_of_a_line_that_stays(tmp_path: Path) -> None:
     again = Journal(path)
     assert again.open() == []
     again.close()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """And not the file for the lock, which nobody has asked for."""
+    with pytest.raises(UsageError, match=r"no folder for the journal .*/gone/a: make it"):
+        Journal(tmp_path / "gone" / "a").open()
