@@ -34,11 +34,11 @@ class Cascade:
     for its end inside of the block, too, but ends only after it.
     """
 
-    def __init__(self, node: Node, name: str, hop: Hop | None) -> None:
+    def __init__(self, node: Node, name: str) -> None:
         """Describe it; the block begins it."""
         self.name: str = name
         self._node = node
-        self._hop = hop
+        self._hop: Hop | None = None
         self._part: Part | None = None
         self._record: detector.Hop | None = None
         self._receipt: Receipt | None = None

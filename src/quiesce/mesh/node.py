@@ -174,7 +174,7 @@ class Node:
             raise JournalBroken(message) from error
         recovered = []
         for hop in list(self._engine.detector.roots()):
-            cascade = Cascade(self, "recovered", None)
+            cascade = Cascade(self, "recovered")
             cascade._resume(hop)
             self._cascades[hop.edge] = cascade
             recovered.append(cascade)
@@ -255,7 +255,7 @@ class Node:
         ```
         """
         self._check()
-        return Cascade(self, arguments.text("name", name), None)
+        return Cascade(self, arguments.text("name", name))
 
     def handle(self, edge: wire.Handed | str | bytes) -> Part:
         """Work on a message that was handed over: opens its hop, for the block.
