@@ -14,12 +14,11 @@ import anyio
 
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import wire
+from quiesce.mesh.drawing import tree
 from quiesce.mesh.receipt import NAME_MAX, WHY_MAX, mark
 from quiesce.mesh.transport import PROBE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quiesce.mesh.detector import Hop
     from quiesce.mesh.node import Node
     from quiesce.mesh.transport import Transport
@@ -65,27 +64,11 @@ class MeshFrontier:
     def __str__(self) -> str:
         """Draw the tree."""
         head = f"cascade {self.name!r}: {len(self.busy) or 'nobody'} at work"
-        return "\n".join([head, *_tree(self.entries)])
+        return "\n".join([head, *tree(self.entries, str)])
 
     def to_json(self) -> dict[str, Any]:
         """Give it for machines."""
         return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
-
-
-def _tree(entries: tuple[Busy, ...]) -> Iterator[str]:
-    below: dict[str, list[Busy]] = {}
-    known = {entry.mark for entry in entries}
-    for entry in entries:
-        below.setdefault(entry.parent if entry.parent in known else "", []).append(entry)
-    yield from _branches(below, "", "")
-
-
-def _branches(below: dict[str, list[Busy]], parent: str, indent: str) -> Iterator[str]:
-    entries = below.pop(parent, [])  # popped: what a forger has put in a circle ends
-    for entry in entries:
-        last = entry is entries[-1]
-        yield f"{indent}{'└─' if last else '├─'} {entry}"
-        yield from _branches(below, entry.mark, indent + ("   " if last else "│  "))
 
 
 async def look(node: Node, transport: Transport, hop: Hop, within: float) -> MeshFrontier:

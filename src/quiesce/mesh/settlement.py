@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quiesce.core import arguments
 from quiesce.mesh import wire
+from quiesce.mesh.drawing import tree
 from quiesce.mesh.receipt import ENDS
 
 if TYPE_CHECKING:
@@ -129,23 +130,11 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
 
 
 def _tree(receipt: Receipt) -> Iterator[str]:
-    """Draw the hops that there are notes on, each below the one from whose work it was sent."""
-    below: dict[str, list[Note]] = {}
-    known = {note.mark for note in receipt.notes}
-    for note in receipt.notes:
-        below.setdefault(note.parent if note.parent in known else "", []).append(note)
-    yield from _branches(below, "", "")
+    """Draw the hops that there are notes on."""
+    yield from tree(receipt.notes, _described)
     more = receipt.hops - sum(note.status in ENDS for note in receipt.notes)
     if more > 0:
         yield f"… and {more} more that went well"
-
-
-def _branches(below: dict[str, list[Note]], parent: str, indent: str) -> Iterator[str]:
-    notes = below.pop(parent, [])  # popped: what a forger has put in a circle ends
-    for note in notes:
-        last = note is notes[-1]
-        yield f"{indent}{'└─' if last else '├─'} {_described(note)}"
-        yield from _branches(below, note.mark, indent + ("   " if last else "│  "))
 
 
 def _described(note: Note) -> str:
