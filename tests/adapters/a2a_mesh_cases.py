@@ -14,6 +14,7 @@ import pytest
 from quiesce.integrations.a2a import CASCADE_EXTENSION, CascadeFront, quiesce_client
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.policy import Allowance
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 
@@ -402,3 +403,26 @@ async def test_a_message_by_grpc_is_part_of_its_cascade(tmp_path: Path) -> None:
                 settled = await cascade.settled(5)
                 assert isinstance(settled, Settled), str(settled)
                 assert settled.receipt.hops == 2
+
+
+async def test_a_flood_of_messages_that_others_have_refused_is_not_remembered() -> None:
+    """Whoever has no right to be here could fill the journal otherwise."""
+
+    async def no(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def taken(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answers.append(dict(message["headers"])[b"cascade-receipt"].decode())
+
+    answers: list[str] = []
+    async with mesh.script() as node:
+        node._exchange._unknown = Allowance(1, 0.0, node._clock)
+        for _ in range(3):
+            header = (b"cascade", mesh.edge(node).encode())
+            scope = {"type": "http", "path": "/", "method": "POST", "headers": [header]}
+            await CascadeFront(node, no)(scope, no, taken)  # type: ignore[arg-type]  # it reads nothing
+        assert len(node._engine.detector._over) == 1
+        assert all(answer.endswith(";s=not-now") for answer in answers)
+        assert len(answers) == 3

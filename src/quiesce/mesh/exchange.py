@@ -326,10 +326,14 @@ class Exchange:
             await anyio.sleep_forever()
         finally:
             self._is_over = True
-            for waiters in self._polls.values():
-                for waiter in waiters:
-                    if not waiter.done():
-                        waiter.set_result(None)
+            self.end_polls()
+
+    def end_polls(self) -> None:
+        """Answer those who wait: a server that is told to end would wait for them."""
+        for waiters in list(self._polls.values()):
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 def _http() -> Transport:

@@ -190,10 +190,8 @@ def _watching(
 
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
-            if node is not None:
-                from quiesce.integrations.a2a.mesh_front import end_polls  # noqa: PLC0415 - same
-
-                end_polls(node)
+            if node is not None and node._scope is not None:
+                node._exchange.end_polls()
             if not draining:
                 draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import QuiesceError
 from quiesce.mesh import asgi, wire
+from quiesce.mesh.facts import NOT_NOW
 from quiesce.mesh.hop import current_hop
 
 if TYPE_CHECKING:
@@ -84,7 +85,12 @@ class CascadeFront:
             is_known = engine.detector.knows(edge)
             if not (is_known or is_error):
                 return None
-            answer = engine.ride(edge, now) if is_known else engine.refuse(edge, now)
+            if is_known:
+                answer = engine.ride(edge, now)
+            elif node._exchange.may_note(edge):
+                answer = engine.refuse(edge, now)
+            else:
+                answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
             node._commit()
         except QuiesceError:
             return None  # it is not of the protocol, or the node is not there
@@ -113,12 +119,3 @@ class CascadeInside:
         return hop is not None and any(
             name == _HEADER and edge in value for name, value in scope["headers"]
         )
-
-
-def end_polls(node: Node) -> None:
-    """Answer those who wait for receipts: a server that is told to end would wait for them."""
-    if node._scope is not None:
-        for waiters in node._exchange._polls.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
