@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 rows = Rows()
 logging.getLogger("a2a").setLevel(logging.CRITICAL)
-_SERVED_SECONDS = 12.0
-_SHORT = 1.5
+_SERVED_SECONDS = 45.0  # servers are started, some twice; no SDK hangs in any of these
+_SHORT = {"bare": 1.5, "quiesce": 30.0}  # to wait for a push: one of them comes, or the row fails
 _ANSWERED = kit.LEFT_TO_THE_COLLECTOR
 _ANSWERS = 300  # of a server that could have done something else in the meantime
 
@@ -162,7 +162,7 @@ async def _disconnected(way: Way) -> str | None:
             await anext(events)
             await server.waits("k")
         await server.release("k")
-        await hook.until("completed", seconds=_SHORT)
+        await hook.until("completed", seconds=_SHORT[way])
         return judged(only(server.store.states()), hook.states(), "completed")
 
 
@@ -172,7 +172,7 @@ async def _raised(way: Way) -> str | None:
         await server.send("wait k raise", blocking=False, webhook=hook.url)
         await server.waits("k")
         await server.release("k")
-        await hook.until("failed", seconds=_SHORT)
+        await hook.until("failed", seconds=_SHORT[way])
         await server.stop()  # what is pushed twice has been by now
         return judged(only(server.store.states()), hook.states(), "failed")
 
@@ -369,7 +369,7 @@ async def _killed(way: Way) -> str | None:
             await server.waits("k")
             await server.stop(signal.SIGKILL)
         async with serving(way, place) as server:
-            await hook.until("failed", seconds=_SHORT)
+            await hook.until("failed", seconds=_SHORT[way])
             await server.stop()
             return judged(only(server.store.states()), hook.states(), "failed")
 
@@ -383,7 +383,7 @@ async def _lost_push(way: Way) -> str | None:
             await server.stop(signal.SIGKILL)
         hook.statuses = []
         async with serving(way, place) as server:
-            await hook.until("completed", seconds=_SHORT)
+            await hook.until("completed", seconds=_SHORT[way])
             await server.stop()
             return judged(only(server.store.states()), hook.states(), "completed")
 
@@ -393,7 +393,7 @@ async def _failing(way: Way) -> str | None:
     async with served(way) as (server, hook):
         hook.statuses = [503] * 3
         await server.send("complete", webhook=hook.url)
-        await hook.until("completed", seconds=_SHORT)
+        await hook.until("completed", seconds=_SHORT[way])
         return judged(only(server.store.states()), hook.states(), "completed")
 
 
