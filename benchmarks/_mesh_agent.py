@@ -4,12 +4,15 @@
 then works for a moment, then hands on to the next agent, if there is one; `GET /ended` tells when the last
 of that ended. `GET /go` begins a cascade with a `/chain`, and tells when it was known to have settled. `GET
 /trip` tells how long a call with nothing in it takes, to the agent that is named.
+
+The ways that begin with "a2a" serve an A2A agent at `/` instead, which completes what it is sent at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import statistics
 import sys
@@ -92,27 +95,43 @@ class Agent:
         return JSONResponse(statistics.median(found))
 
 
+def plain(node: Node | None, after: str) -> Any:  # noqa: ANN401 - an ASGI app
+    """Give an HTTP server that takes part if there is a node."""
+    agent = Agent(node, after)
+    paths = ("cpu", "work", "chain", "ended", "go", "trip")
+    app = Starlette(
+        routes=[Route(f"/{path}", getattr(agent, path), methods=["GET", "POST"]) for path in paths]
+    )
+    return app if node is None else node.asgi(app)
+
+
+def a2a(node: Node | None) -> Any:  # noqa: ANN401 - an ASGI app
+    """Give an A2A server that takes part if there is a node."""
+    from quiesce.integrations.a2a import MemoryOutbox, quiesce_app  # noqa: PLC0415 - of this way alone
+    from tests.adapters import a2a_kit  # noqa: PLC0415 - the same
+
+    logging.disable(logging.CRITICAL)
+    cpu = Route("/cpu", Agent(None, "").cpu, methods=["GET"])
+    return quiesce_app(
+        a2a_kit.Agent(), card=a2a_kit.card(), outbox=MemoryOutbox(), node=node, routes=[cpu]
+    )
+
+
 def main() -> None:
     """Serve as the command line says, until somebody ends it."""
     options = json.loads(sys.argv[1])
     with socket.socket(fileno=options["listener"]) as listener:
         node = None
-        if options["way"] != "bare":
+        if options["takes_part"]:
             node = Node(
                 options["name"],
                 url=options["url"],
                 journal=options["journal"],
                 peers=options["peers"],
             )
-        agent = Agent(node, options.get("after", ""))
-        paths = ("cpu", "work", "chain", "ended", "go", "trip")
-        app: Any = Starlette(
-            routes=[
-                Route(f"/{path}", getattr(agent, path), methods=["GET", "POST"]) for path in paths
-            ]
-        )
+        is_a2a = options["way"].startswith("a2a")
         config = uvicorn.Config(
-            app if node is None else node.asgi(app),
+            a2a(node) if is_a2a else plain(node, options["after"]),
             loop="asyncio",
             log_level="error",
             access_log=False,

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._harness import OURS, Result, Samples, compare, interleave, progress, row
+from benchmarks._harness import BARE, OURS, Result, Samples, compare, interleave, progress, row
 from quiesce.mesh import wire
 from tests.adapters.runs import ROOT
 from tests.integration import subjects
@@ -29,8 +29,16 @@ if TYPE_CHECKING:
 _CHAIN = 3
 SUBJECT = "a2a-sdk-1.3.0"  # which brings uvicorn, Starlette and httpx
 WAYS = ("bare", "mesh", "mesh without a journal")
+WAYS_A2A = ("a2a", "a2a mesh")
+_PLAIN = ("bare", "a2a")  # of these ways; the others take part
 _SECONDS_MAX = 30.0
 _BODY = b'{"text":"a message to an agent"}'
+_SEND = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "SendMessage",
+    "params": {"message": {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "complete"}]}},
+}
 
 
 @dataclass
@@ -39,11 +47,17 @@ class Server:
 
     url: str
     socket: socket.socket
-    takes_part: bool
+    way: str
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is of a mesh."""
+        return self.way not in _PLAIN
 
     def request(self, method: str, path: str, header: str = "", body: bytes = b"") -> bytes:
         """Make a request, and give the body of the answer."""
         extra = f"{wire.REQUEST_HEADER}: {header}\r\n" if header else ""
+        extra += "a2a-version: 1.0\r\n"
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
         found = b""
@@ -90,6 +104,7 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
         for name, way in ways.items():
             options = {
                 "way": way,
+                "takes_part": way not in _PLAIN,
                 "name": name,
                 "url": urls[name],
                 "peers": list(urls.values()),
@@ -99,7 +114,7 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
             }
             stack.enter_context(_process(options))
             connection = stack.enter_context(_connected(listeners[name]))
-            made[name] = Server(urls[name], connection, takes_part=way != "bare")
+            made[name] = Server(urls[name], connection, way)
         yield made
 
 
@@ -147,10 +162,14 @@ def measure_requests(server: Server, requests: int) -> Cost:
         for _ in range(requests)
     ]
     cpu = float(server.request("GET", "/cpu"))
+    path, body = ("/", json.dumps(_SEND).encode()) if "a2a" in server.way else ("/work", _BODY)
     began = time.perf_counter()
     for header in headers:
-        server.request("POST", "/work", header, _BODY)
+        answer = server.request("POST", path, header, body)
     seconds = time.perf_counter() - began
+    if b'"error"' in answer:
+        message = f"the last answer is {answer!r}"
+        raise ConnectionError(message)
     return Cost(seconds, float(server.request("GET", "/cpu")) - cpu)
 
 
@@ -183,27 +202,37 @@ def chain(length: int) -> tuple[dict[str, str], dict[str, str]]:
 
 def served(_: str, sizes: MeshSizes) -> list[Result]:
     """Measure what taking part costs a server, a request."""
-    ways = {way: way for way in WAYS}
-    with serving(ways, {}) as servers:
+    note = "Starlette under uvicorn, a small JSON body; every request is a new message"
+    return _overhead("request_overhead_ratio", WAYS, note, sizes)
+
+
+def served_a2a(_: str, sizes: MeshSizes) -> list[Result]:
+    """Measure what taking part costs an A2A agent, a message."""
+    note = "quiesce_app with and without a node, JSON-RPC: each message is a task that completes at once"
+    return _overhead("a2a_overhead_ratio", WAYS_A2A, note, sizes)
+
+
+def _overhead(name: str, ways: tuple[str, ...], note: str, sizes: MeshSizes) -> list[Result]:
+    """Compare servers of some ways; the first takes no part, and the second does, with a journal."""
+    named = dict(zip(ways, (BARE, OURS), strict=False))
+    with serving({way: way for way in ways}, {}) as servers:
         results = []
         for clock in ("cpu", "wall"):
             pieces = {
-                OURS if way == "mesh" else way: partial(_piece, server, sizes.requests, clock)
+                named.get(way, way): partial(_piece, server, sizes.requests, clock)
                 for way, server in servers.items()
             }
             interleave(f"requests, {clock}", pieces, 1)  # to warm up
             about = "of the server's processor time" if clock == "cpu" else "as one client sees it"
             results.append(
                 compare(
-                    "request_overhead_ratio" if clock == "cpu" else "request_overhead_ratio_wall",
+                    name if clock == "cpu" else f"{name}_wall",
                     f"requests a second, {about}: with a journal, over a server that takes no part",
                     interleave(f"requests, {clock}", pieces, sizes.rounds),
                     unit="us a request",
                     limit=0.9 if clock == "cpu" else None,
                     at_least=True,
-                    notes=(
-                        "Starlette under uvicorn, a small JSON body; every request is a new message",
-                    ),
+                    notes=(note,),
                 )
             )
     return results

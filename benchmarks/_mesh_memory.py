@@ -64,9 +64,12 @@ def held(count: int, kind: str, *, traced: bool) -> float:
     engine = new_engine()
     if traced:
         tracemalloc.start()
-        open_edges(engine, count, kind)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] / count
+        try:
+            open_edges(engine, count, kind)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] / count
+        finally:
+            tracemalloc.stop()
     before = _resident()
     open_edges(engine, count, kind)
     gc.collect()

@@ -50,6 +50,7 @@ SUITE = Suite(
         "journal": once(_mesh_journal.journal),
         "control": once(_mesh_control.control),
         "served": once(_mesh_http.served),
+        "served_a2a": once(_mesh_http.served_a2a),
         "latency": once(_mesh_http.latency),
     },
     peers=(),

@@ -23,6 +23,7 @@ LIMITS = {
     "control_messages_per_message": 1.0,
     "latency_over_bound_simulated": 1.0,
     "request_overhead_ratio": 0.9,
+    "a2a_overhead_ratio": 0.9,
     "latency_over_bound": 1.5,
 }
 
