@@ -75,8 +75,9 @@ class Work:
 
     def end(self) -> None:
         """Hold the hop no more (1); it is not executed after this (3)."""
-        self.stage = OVER
-        self._hold.release()
+        if self.stage != OVER:
+            self.stage = OVER
+            self._hold.release()
 
 
 class MeshTracker(Tracker):
