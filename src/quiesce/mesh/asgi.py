@@ -9,11 +9,13 @@ ended, and a receipt need not be posted.
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from quiesce.core.current import current_scope
 from quiesce.core.node import State, logger
+from quiesce.core.signals import heard
 from quiesce.errors import (
     CascadeCancelled,
     EdgeRefused,
@@ -76,6 +78,7 @@ class Mesh:
     async def _live(self, scope: Message, receive: Receive, send: Send) -> None:
         """Have the node open from before the app's startup until after its shutdown."""
         begun = ended = False
+        signals = ExitStack()
 
         async def hear() -> Message:
             nonlocal begun
@@ -83,10 +86,12 @@ class Mesh:
             if message["type"] == "lifespan.startup" and not begun:
                 begun = True
                 try:
-                    await self._node.open()
+                    opened = (await self._node.open())._scope
                 except Exception as error:
                     await send({"type": "lifespan.startup.failed", "message": str(error)})
                     raise
+                assert opened is not None  # noqa: S101 - for mypy
+                signals.enter_context(heard(opened._backend.post, self._told_to_end))
             return message
 
         async def tell(message: Message) -> None:
@@ -97,16 +102,22 @@ class Mesh:
             await send(message)
 
         try:
-            try:
-                await self._app(scope, hear, tell)
-            except Exception:
-                if begun:
-                    raise
-            if not begun:  # an app without a lifespan of its own
-                await _live_alone(hear, tell)
+            with signals:
+                try:
+                    await self._app(scope, hear, tell)
+                except Exception:
+                    if begun:
+                        raise
+                if not begun:  # an app without a lifespan of its own
+                    await _live_alone(hear, tell)
         finally:
             if begun and not ended:
                 await self._close()
+
+    def _told_to_end(self) -> None:
+        """Answer those who wait for receipts: the server waits for them."""
+        if self._node._scope is not None:
+            self._node._exchange.end_polls()
 
     async def _close(self) -> None:
         if self._node._scope is not None:

@@ -8,12 +8,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
+from quiesce.core.signals import heard
 from quiesce.integrations.asgi import exits
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
@@ -103,12 +104,17 @@ async def stopped(server: Server, told: Any) -> list[str]:
 
 
 @pytest.mark.real_time
-async def test_uvicorn_is_told_by_its_switch() -> None:
-    """A handler of an object with `should_exit` is not called: the switch is set, after the drain."""
+@pytest.mark.parametrize("others", [0, 2])
+async def test_uvicorn_is_told_by_its_switch(others: int) -> None:
+    """A handler of an object with `should_exit` is not called: the switch is set, also with a node around."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    assert await stopped(server, lambda: server.should_exit) == ["response", "server"]
-    assert server.seen == []
+    calls: list[object] = []
+    with ExitStack() as stack:
+        for _ in range(others):
+            stack.enter_context(heard(calls.append, int))
+        assert await stopped(server, lambda: server.should_exit) == ["response", "server"]
+    assert (server.seen, calls) == ([], [int] * others)
     assert signal.getsignal(SIGTERM) == server.handle
 
 

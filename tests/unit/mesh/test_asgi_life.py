@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -9,9 +10,12 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import JournalInUse
+from quiesce.mesh import wire
+from quiesce.mesh.courier import Call
+from quiesce.mesh.transport import RECEIPTS
 from tests.stress import turns
 from tests.unit.mesh.meshing import HandlerError, World, here, until
-from tests.unit.mesh.serving import Life, answers
+from tests.unit.mesh.serving import Exchange, Life, answers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,3 +114,40 @@ async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
         life.ask("shutdown")
         await until(lambda: len(life.told) == 2)
         assert "was closed" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("app", [with_lifespan, without_lifespan])
+async def test_whoever_waits_for_receipts_is_answered_at_the_signal(app: Any, number: int) -> None:
+    """A server waits for open requests before it ends the lifespan, and such a question is one."""
+    heard: list[int] = []
+    gate = anyio.Event()
+
+    def server_hears(number: int, _: object) -> None:
+        heard.append(number)
+
+    before = signal.signal(number, server_hears)
+    try:
+        async with World() as world, Scope("server") as server:
+            node = world.make("b")
+            served = node.asgi(app)
+            life = Life(served)
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+            async with node.cascade("c"):
+                here().spawn(gate.wait)
+                (edge,) = node._hops
+            body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+            question = Exchange(served, "POST", RECEIPTS, parts=[body])
+            asking = server.spawn(question.run)
+            await until(lambda: node._exchange._waiting == 1)
+            signal.raise_signal(number)
+            await until(asking.done)
+            assert (question.status, heard) == (200, [number])
+            gate.set()
+            life.ask("shutdown")
+            await job
+        assert signal.getsignal(number) is server_hears
+    finally:
+        signal.signal(number, before)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.current import detached
+from quiesce.core.signals import heard
 from quiesce.errors import SdkMissing
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.handler import QuiescentRequestHandler
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from quiesce.mesh.node import Node
 
 __all__ = ["quiesce_app"]
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def quiesce_app(  # noqa: PLR0913 - each has a default that does
@@ -182,7 +179,7 @@ def _watching(
     wanted: bool,
 ) -> Iterator[None]:
     """Begin the drain with the signal, and leave the signal to the server as well."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if not wanted:
         yield
         return
     loop = asyncio.get_running_loop()
@@ -195,22 +192,5 @@ def _watching(
             if not draining:
                 draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
 
-    before = {}
-    for number in _SIGNALS:
-        found = signal.getsignal(number)
-        if callable(found):  # a server is there that will end the lifespan
-            before[number] = found
-            signal.signal(number, _both(loop, begin, found))
-    try:
+    with heard(loop.call_soon_threadsafe, begin):
         yield
-    finally:
-        for number, found in before.items():
-            signal.signal(number, found)
-
-
-def _both(loop: asyncio.AbstractEventLoop, begin: Any, found: Any) -> Any:
-    def handle(number: int, frame: Any) -> None:
-        loop.call_soon_threadsafe(begin)
-        found(number, frame)
-
-    return handle

@@ -15,12 +15,15 @@ the drain is over the server is told to stop, each in its own words:
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+
+from quiesce.core.signals import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +63,7 @@ class HeldSignal:
             self._in_loop = _handler_in(loop)
             try:
                 self._by_loop = loop.remove_signal_handler(_SIGNAL)
-                loop.add_signal_handler(_SIGNAL, self._on_signal)
+                loop.add_signal_handler(_SIGNAL, self._told)
             except (NotImplementedError, RuntimeError, ValueError):  # no such loop (Windows)
                 return False
         self.held = True
@@ -68,13 +71,18 @@ class HeldSignal:
 
     async def _listen(self, signals: Any) -> None:
         async for _ in signals:
-            self._on_signal()
+            self._told()
+
+    def _told(self) -> None:
+        pass_on(self._before)  # to a node of the mesh, whose open calls hold up the server
+        self._on_signal()
 
     def let_go(self) -> bool:
         """Tell the server to stop; False if it has no handler: then only its parent can tell it."""
         if not self.held:
             return True
-        server: Any = getattr(self._before, "__self__", None)
+        own = inspect.unwrap(self._before) if callable(self._before) else None
+        server: Any = getattr(own, "__self__", None)
         if hasattr(server, "should_exit"):
             server.should_exit = True
         elif self._in_loop is None and (

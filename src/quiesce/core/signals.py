@@ -1,0 +1,86 @@
+"""The signals by which a process is told to end, heard beside whoever else hears them.
+
+A server that is told to end waits for its open requests first, and only then ends the app's lifespan. Some of
+those requests would go on for long, unless the app knows of the signal as soon as the server does.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Post = Callable[[Callable[[], object]], object]
+
+__all__: list[str] = []
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def heard(post: Post, call: Callable[[], object]) -> Iterator[None]:
+    """Have `call` called when the process is told to end; whoever handles the signal hears of it as well.
+
+    Nothing is heard where nobody handles it, nor outside of the main thread, which alone has signals.
+
+    Args:
+        post: Calls a function in the event loop, soon; it may be called at any moment.
+        call: Is posted.
+    """
+    entry = (post, call)
+    handlers: list[_Handler] = []
+    if threading.current_thread() is threading.main_thread():
+        handlers = [one for one in map(_handler_of, _SIGNALS) if one is not None]
+    for handler in handlers:
+        handler.entries.append(entry)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.entries.remove(entry)
+            handler.give_back()
+
+
+def pass_on(handler: Any) -> None:
+    """Have those hear of a signal who would have heard it, by a handler in whose place another was put."""
+    if isinstance(handler, _Handler):
+        handler.tell()
+
+
+class _Handler:
+    """A signal's handler, in front of the one that was there; one for all who hear it.
+
+    It has `__wrapped__`, as decorators do, for whoever wants to know the server's own.
+    """
+
+    def __init__(self, number: signal.Signals, found: Any) -> None:
+        self._number = number
+        self.__wrapped__: Any = found
+        self.entries: list[tuple[Post, Callable[[], object]]] = []
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.tell()
+        self.__wrapped__(number, frame)
+
+    def tell(self) -> None:
+        """Have all who hear it hear it."""
+        for post, call in self.entries:
+            post(call)
+
+    def give_back(self) -> None:
+        """Put the other one back if nobody hears any more, unless somebody has taken the signal since."""
+        found: Any = signal.getsignal(self._number)
+        if not self.entries and found is self:
+            signal.signal(self._number, self.__wrapped__)
+
+
+def _handler_of(number: signal.Signals) -> _Handler | None:
+    found: Any = signal.getsignal(number)
+    if callable(found) and not isinstance(found, _Handler):
+        signal.signal(number, _Handler(number, found))
+        found = signal.getsignal(number)
+    return found if isinstance(found, _Handler) else None
