@@ -65,6 +65,9 @@ test-versions: $(READY) $(SUBJECTS) ## The adapters with every version of their 
 .PHONY: subjects
 subjects: $(READY) $(SUBJECTS)
 
+.PHONY: environment
+environment: subjects $(DEV_PACKAGES) ## All that the tests and the gates need
+
 .PHONY: example
 example: $(READY) $(SUBJECTS) ## Run one of examples/, with the SDK it needs (NAME=mcp_sessions)
 	@$(PY) tools/example.py $(NAME)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Run the tests with each supported Python that is found, each in an environment of its own.
 # Called by `make test-all`, which sets MAKE; EXCEPT names versions to leave out, USUAL the one whose
-# environment is .venv. make itself hands ARGS on to the make that is started here.
+# environment is .venv. GATES=yes runs the other gates beside the tests, in that environment, which has to be
+# there. make itself hands ARGS on to the make that is started here.
 set -u
 
 VERSIONS="3.11 3.12 3.13"
@@ -59,31 +60,38 @@ make_it() {
     "$MAKE" --no-print-directory PYTHON="$python" VENV="$(venv_of "$version")" "$@"
 }
 
-# tests NAME ARGUMENTS: run tests with the Python of $version, each line with the name in front.
-tests() {
+# made NAME TARGET ARGUMENTS: make something with the Python of $version, each line with the name in front.
+made() {
+    echo "FAILED" >"$outcomes/$1"
     {
-        make_it test ARGS="$2" 2>&1 && echo "passed" >"$outcomes/$1"
+        make_it "$2" ARGS="$3" 2>&1 && echo "passed" >"$outcomes/$1"
     } | sed "s/^/[$1] /" | tee "$printed/$1"
 }
 
-# What failed, again at the very end: six runs print side by side, and a log is often kept only in part.
+# What failed, again at the very end: many runs print side by side, and a log is often kept only in part.
 failures() {
     failed=$(grep -l FAILED "$outcomes"/*) || return 0
     printf '%s\n' "$failed" | while IFS= read -r outcome; do
         log=$printed/${outcome##*/}
-        echo "--- Python ${outcome##*/}"
+        echo "--- ${outcome##*/}"
         [ -f "$log" ] || continue
-        grep -E '\] (E  |FAILED|ERROR|make:)' "$log" | tail -n 60
+        grep -E '\] (E  |FAILED|ERROR|make:|.*error:)' "$log" | tail -n 60
         grep -qE '\] =+ .* in [0-9.]+s' "$log" || tail -n 60 "$log"
     done
 }
 
-# The adapters' tests wait a lot, for SDKs that hang: beside the others they cost little.
-with_adapters_apart() {
+# The adapters' tests wait a lot, for SDKs that hang: beside the others they cost little. So do those of
+# programs and pages, which the usual one alone has all of.
+in_parts() {
     echo "--- $python"
     make_it subjects || return
-    tests "$version, adapters" "$ADAPTERS $(left_out "$version")" &
-    tests "$version" "--ignore=$ADAPTERS $(left_out "$version")"
+    except="--ignore=$ADAPTERS $(left_out "$version")"
+    made "$version, adapters" test "$ADAPTERS $(left_out "$version")" &
+    if [ "$version" = "${USUAL:-}" ]; then
+        made "$version, programs" test "tests/integration tests/typing tests/test_*.py $except" &
+        except="$except --ignore=tests/integration --ignore=tests/typing --ignore-glob=tests/test_*.py"
+    fi
+    made "$version" test "$except"
     wait
 }
 
@@ -93,6 +101,10 @@ outcomes=$work/outcomes printed=$work/printed
 mkdir "$outcomes" "$printed"
 trap 'rm -rf "$work"' EXIT
 ran=0
+if [ "${GATES:-}" = yes ]; then
+    version=${USUAL:-} python=${PYTHON:-python3}
+    made gates gates "" &
+fi
 for version in $VERSIONS; do
     outcome=$outcomes/$version
     case " ${EXCEPT:-} " in
@@ -109,10 +121,9 @@ for version in $VERSIONS; do
     ran=$((ran + 1))
     echo "FAILED" >"$outcome"
     if [ -n "${ARGS:-}" ]; then
-        tests "$version" "$ARGS $(left_out "$version")" &
+        made "$version" test "$ARGS $(left_out "$version")" &
     else
-        echo "FAILED" >"$outcome, adapters"
-        with_adapters_apart &
+        in_parts &
     fi
 done
 wait
@@ -120,7 +131,7 @@ wait
 failures
 echo "make test-all:"
 for outcome in "$outcomes"/*; do
-    echo "  Python ${outcome##*/}: $(cat "$outcome")"
+    echo "  ${outcome##*/}: $(cat "$outcome")"
 done
 if [ "$ran" -eq 0 ] && [ -z "${EXCEPT:-}" ]; then
     echo "No Python of $VERSIONS was found." >&2
