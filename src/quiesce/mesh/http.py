@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiesce.errors import PeerLost, SdkMissing
+from quiesce.errors import ArgumentError, PeerLost, SdkMissing
 from quiesce.mesh import wire
 from quiesce.mesh.hop import current_hop
 
@@ -21,10 +21,12 @@ __all__ = ["CascadeTransport", "Http"]
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 _OK = 200
-NOT_SENT = (  # raised before a byte of the request has left
+_NOT_SENT = (  # raised before a byte of the request has left; of this attempt, if there were others
     httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol,
     httpx.InvalidURL, httpx.ProxyError, httpx.LocalProtocolError,
 )  # fmt: skip
+_LEAVES = ".send_request_headers.started"
+_OF_TRANSPORTS = ("verify", "cert", "http1", "http2", "limits")
 
 
 class Http:
@@ -84,14 +86,51 @@ async def _read(response: Any, to: str) -> bytes:
     return b"".join(parts)
 
 
+class Departure:
+    """Hears from httpcore whether a request has left, however often it is tried below."""
+
+    __slots__ = ("_other", "is_heard", "is_left")
+
+    def __init__(self) -> None:
+        """Have heard nothing."""
+        self._other: Any = None
+        self.is_heard = self.is_left = False
+
+    def listen(self, request: httpx.Request) -> None:
+        """Listen to a request that is about to be sent, perhaps not for the first time."""
+        other = request.extensions.get("trace")
+        self._other = other._other if isinstance(other, Departure) else other
+        request.extensions = {**request.extensions, "trace": self}
+
+    async def __call__(self, name: str, info: dict[str, Any]) -> None:
+        """Hear what is done; also of a proxy that is asked for a connection."""
+        self.is_heard = True
+        if name.endswith(_LEAVES) and info["request"].method != b"CONNECT":
+            self.is_left = True
+        if self._other is not None:
+            await self._other(name, info)
+
+    def is_prevented(self, error: BaseException | None, *, is_sure: bool = False) -> bool:
+        """Tell whether an error says that not a byte has left.
+
+        A transport that tries again raises what became of its last attempt. So it has to be heard that
+        none of them has left; unless it is sure that there was only one.
+        """
+        while error is not None and not isinstance(error, _NOT_SENT):
+            error = error.__cause__
+        return error is not None and not self.is_left and (self.is_heard or is_sure)
+
+
 class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no types here
     """Lets requests that are sent in a hop hand over messages of it.
 
-    A transport, and no event hook: a hook does not see requests that fail.
+    A transport, and no event hook: a hook does not see requests that fail. A request that the client sends
+    again, to where it was redirected or with other credentials, is another message.
 
     Args:
         node: The node of this agent.
-        inner: What really sends; httpx's own transport by default.
+        inner: What really sends; httpx's own transport by default. If it tries again by itself, it is
+            with the same request, so that its receiver takes one of them.
         methods: Methods by which work is handed over; None: all but the safe ones.
     """
 
@@ -105,6 +144,7 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
         """Wrap a transport."""
         self._node = node
         self._inner = httpx.AsyncHTTPTransport() if inner is None else inner
+        self._is_plain = type(self._inner) is httpx.AsyncHTTPTransport
         self._methods = None if methods is None else frozenset(methods)
 
     def _hands_over(self, method: str) -> bool:
@@ -118,13 +158,19 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
         if wire.REQUEST_HEADER in request.headers:  # whoever has put it there sees to its edge
             return await self._inner.handle_async_request(request)
         to = self._node._policy.node_of(str(request.url))
+        extensions, departure = request.extensions, Departure()
         with hop.delegate(to) as handing:
             request.headers[wire.REQUEST_HEADER] = handing.header
+            departure.listen(request)
             try:
                 response = await self._inner.handle_async_request(request)
-            except NOT_SENT:
-                handing.not_sent()
+            except Exception as error:
+                if departure.is_prevented(error, is_sure=self._is_plain):
+                    handing.not_sent()
                 raise
+            finally:  # the client may send it again: to another, who must not have this one
+                request.headers.pop(wire.REQUEST_HEADER, None)
+                request.extensions = extensions
             handing.answered(response.headers.get(wire.RESPONSE_HEADER))
             return response
 
@@ -134,6 +180,21 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
 
 
 def client(node: Node, **options: Any) -> httpx.AsyncClient:
-    """Make a client whose requests hand over messages; the options are httpx's own."""
-    inner = options.pop("transport", None)
-    return httpx.AsyncClient(transport=CascadeTransport(node, inner), **options)
+    """Make a client whose requests hand over messages; the options are httpx's own.
+
+    *Raises*: `ArgumentError` for one by which requests would pass the mesh by.
+    """
+    if "proxies" in options:
+        message = "write proxy=..., or mounts=..., in place of proxies=..."
+        raise ArgumentError(message)
+    proxy, inner = options.pop("proxy", None), options.pop("transport", None)
+    given = {name: options.pop(name) for name in _OF_TRANSPORTS if name in options}
+    if inner is None or proxy is not None:  # which httpx would make by itself, without the mesh
+        trust = options.get("trust_env", True)
+        inner = httpx.AsyncHTTPTransport(proxy=proxy, trust_env=trust, **given)
+    mounts = options.pop("mounts", None) or {}
+    return httpx.AsyncClient(
+        transport=CascadeTransport(node, inner),
+        mounts={to: way and CascadeTransport(node, way) for to, way in mounts.items()},
+        **options,
+    )

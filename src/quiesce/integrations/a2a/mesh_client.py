@@ -7,6 +7,8 @@
    SDK's interceptors do not hear of all of these.
 4. An agent that declares the extension, and whose answer says nothing of the edge, is asked. One that does
    not declare it takes no part, unless its answer says otherwise.
+5. What the client sends again, with other credentials or to where it was redirected, has the same edge as
+   long as nobody has said what became of that, and it goes to the same server; then, one of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from quiesce.integrations.a2a import mesh, versions
 from quiesce.mesh import wire
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.hop import current_hop
-from quiesce.mesh.http import NOT_SENT
+from quiesce.mesh.http import Departure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,7 +37,7 @@ __all__ = ["CascadeClient", "quiesce_client"]
 _ERRORS = 400
 
 _under_way: dict[str, _Message] = {}
-"""By what their header says: the messages whose answer has not begun."""
+"""By what their header says: the messages of which nothing has come so far."""
 
 
 async def quiesce_client(
@@ -60,7 +62,7 @@ async def quiesce_client(
     Args:
         node: The node of this agent, or of this program.
         agent: The agent's address, or its card.
-        config: The SDK's `ClientConfig`. If it has an `httpx_client`, that is used, with one event hook
+        config: The SDK's `ClientConfig`. If it has an `httpx_client`, that is used, with two event hooks
             more.
         relative_card_path: Where the card is, below the address.
         resolver_http_kwargs: For the request that gets the card.
@@ -87,8 +89,8 @@ async def quiesce_client(
         raise
     if _heard not in http.event_hooks["response"]:
         http.event_hooks = {
-            "request": http.event_hooks["request"],
-            "response": [*http.event_hooks["response"], _heard],
+            "request": [*http.event_hooks["request"], _leaves],
+            "response": [_heard, *http.event_hooks["response"]],  # others may raise
         }
     return CascadeClient(node, client, agent, config, own)
 
@@ -130,10 +132,8 @@ class CascadeClient:
         return _Message(self, request, options)
 
     def _begin(self, message: _Message, request: Any, options: dict[str, Any], hop: Hop) -> Any:
-        handing = message.handing = hop.delegate(self._to)
-        header = handing.header
+        header = message.take_edge(hop, self._to)
         headers = {wire.REQUEST_HEADER: header}
-        _under_way[header] = message
         if self._declared is not None:
             ids = (header, self._declared)
             if versions.FIRST:
@@ -211,7 +211,11 @@ class _Message:
         self._client = client
         self._given = (request, options)
         self._events: Any = None
-        self.handing: Handing | None = None
+        self._hop: Hop | None = None
+        self._handing: Handing | None = None
+        self._declared = client.takes_part
+        self._at: tuple[str, str, int | None] | None = None
+        self._departure = Departure()
 
     def __aiter__(self) -> Self:
         return self
@@ -234,30 +238,58 @@ class _Message:
             return client._client.send_message(request, **options)
         return client._begin(self, request, options, hop)
 
-    def heard(self, status: int, header: str | None) -> None:
+    def take_edge(self, hop: Hop, to: str) -> str:
+        """Have an edge, or another one (5); gives what it is sent with."""
+        if self._handing is not None:
+            _under_way.pop(self._handing._header, None)
+        self._hop, self._departure = hop, Departure()
+        handing = self._handing = hop.delegate(to)
+        header = handing.header
+        _under_way[header] = self
+        return header
+
+    def leaves(self, request: httpx.Request) -> None:
+        """Know that it is about to be sent, perhaps not for the first time (5)."""
+        url, hop, handing = request.url, self._hop, self._handing
+        if hop is None or handing is None:
+            return
+        at, to = (url.scheme, url.host, url.port), handing.to
+        if self._at is not None and self._at != at:  # of whom the card says nothing
+            self._resolve(None)
+            self._declared, to = False, self._client._node._policy.node_of(str(url))
+        if handing._resolved:
+            request.headers[wire.REQUEST_HEADER] = self.take_edge(hop, to)
+        elif self._at is not None:
+            handing._uses += 1
+        self._at = at
+        self._departure.listen(request)
+
+    def heard(self, response: httpx.Response) -> None:
         """Know the head of the answer (2, 4)."""
-        handing = self.handing
+        handing, header = self._handing, response.headers.get(wire.RESPONSE_HEADER)
         if handing is None:
             return
-        declared = self._client.takes_part
-        if header is not None or not declared:
+        if header is not None:
             handing.answered(header)
-        elif status < _ERRORS:
-            handing.told(WORKING, must_ask=True)
-        else:  # whoever has answered may stand before the agent, and not have passed it on
-            handing.in_doubt()
-        _under_way.pop(handing._header, None)
+        elif response.status_code < _ERRORS and not response.has_redirect_location:
+            self._resolve(None)
+        # Else whoever has answered may not have passed it on, and it may be sent again (5).
 
     def _over(self, error: BaseException | None) -> None:
         """Resolve the edge, if the head of the answer has not (3)."""
-        handing = self.handing
-        if handing is None or _under_way.pop(handing._header, None) is None:
-            return
-        if error is not None and _is_not_sent(error):
+        handing = self._handing
+        if handing is not None and _under_way.pop(handing._header, None) is not None:
+            self._resolve(None if isinstance(error, StopAsyncIteration) else error)
+
+    def _resolve(self, error: BaseException | None) -> None:
+        """Resolve the edge by an answer that says nothing of it, or by an error (4)."""
+        handing = self._handing
+        assert handing is not None  # noqa: S101 - those who call have seen it
+        if self._departure.is_prevented(error):
             handing.not_sent()
-        elif not self._client.takes_part:
+        elif not self._declared:
             handing.answered(None)
-        elif error is None or isinstance(error, StopAsyncIteration):  # answered, without headers
+        elif error is None:
             handing.told(WORKING, must_ask=True)
         else:
             handing.in_doubt()
@@ -268,18 +300,15 @@ class _Message:
             await self._events.aclose()
 
 
+async def _leaves(request: httpx.Request) -> None:
+    """Know that a request is about to be sent; httpx calls it, every time."""
+    message = _under_way.get(request.headers.get(wire.REQUEST_HEADER, ""))
+    if message is not None:
+        message.leaves(request)
+
+
 async def _heard(response: httpx.Response) -> None:
     """Know the head of an answer; httpx calls it, before the body is read."""
     message = _under_way.get(response.request.headers.get(wire.REQUEST_HEADER, ""))
-    if message is not None and not response.has_redirect_location:
-        message.heard(response.status_code, response.headers.get(wire.RESPONSE_HEADER))
-
-
-def _is_not_sent(error: BaseException) -> bool:
-    """Tell whether an error of the SDK says that there was no connection."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, NOT_SENT):
-            return True
-        cause = cause.__cause__
-    return False
+    if message is not None:
+        message.heard(response)
