@@ -147,8 +147,15 @@ class Link:
             yield handing
         finally:
             if self.takes_part is False:
-                handing.answered(None)
+                self.opaque(handing)
             handing.in_doubt()
+
+    def opaque(self, handing: Handing) -> None:
+        """Know that the agent takes no part (3).
+
+        Also if it has an address, at which a node would say that it never came, and never will run.
+        """
+        handing._resolve("is opaque")
 
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
         """Know what the answer to a message has in its `_meta`; an error may have none (3)."""
@@ -158,7 +165,7 @@ class Link:
         elif isinstance(told, str):
             handing.answered(told)
         elif self.takes_part is None and not failed:
-            handing.answered(None)
+            self.opaque(handing)
 
     def _keep(self, edge: bytes) -> None:
         if len(self._edges) >= self._prune_at:
@@ -271,6 +278,8 @@ def refuse(node: Node, header: str) -> str | None:
     try:
         edge = wire.parse_request_header(header).edge
         node._check()
+        if not node._exchange.may_note(edge):
+            return None  # there is no end of them: nothing is noted, and nothing promised
         answer = node._engine.refuse(edge, node._clock())
         node._commit()
     except QuiesceError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,19 +11,20 @@ import anyio.lowlevel
 import pytest
 
 from quiesce.errors import PeerLost, UsageError
-from quiesce.mesh import Node, Settled, Unknown, current_hop
+from quiesce.mesh import Node, Settled, Unknown, current_hop, wire
 from quiesce.mesh.links import (
     REQUEST_KEY,
     RESPONSE_KEY,
     Link,
     Links,
     handed,
+    refuse,
     serve,
     with_answer,
     with_meta,
     without_meta,
 )
-from quiesce.mesh.transport import RECEIPTS
+from quiesce.mesh.transport import RECEIPTS, Memory
 from quiesce.testing import sweep
 
 if TYPE_CHECKING:
@@ -133,6 +135,45 @@ async def test_an_agent_with_an_address_of_its_own_is_asked_there() -> None:
         assert cascade._record is not None
         assert len(cascade._record.edges) == 1  # it is not given up
         await node.aclose()
+
+
+@pytest.mark.parametrize("said", [False, None], ids=["handshake", "answer"])
+async def test_an_agent_that_takes_no_part_is_opaque_whatever_its_node_would_say(
+    tmp_path: Path,
+    said: bool | None,  # noqa: FBT001 - a case
+) -> None:
+    """It works on what it was sent; a node at its address knows nothing of that, and is not asked."""
+    wires = Memory()
+    async with (
+        Node("other", url="http://other", transport=wires, journal=tmp_path / "other"),
+        Node("above", transport=wires, peers=["http://other"]) as node,
+    ):
+        link = Link(node, "mcp", "http://other/mcp", never)
+        link.takes_part = said
+        async with node.cascade("work") as cascade:
+            hop = current_hop()
+            assert hop is not None
+            with link.delegate(hop) as handing:
+                link.answered(handing, {})
+        settled = await cascade.settled(within=5, require="participants")
+        assert settled.receipt.opaque == 1, settled
+        assert settled.receipt.lost == 0
+
+
+async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(tmp_path: Path) -> None:
+    """So many refusals are noted, and promised; the others are not."""
+    async with Node("below", journal=tmp_path / "below") as below:
+        below._exchange._unknown._left, below._exchange._unknown._per_second = 2.0, 0.0
+        handed_over = [
+            wire.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
+            for one in range(4)
+        ]
+        told = [refuse(below, wire.request_header(one)) for one in handed_over]
+        assert [one is not None for one in told] == [True, True, False, False]
+        assert [below._engine.detector.knows(one.edge) for one in handed_over] == [
+            True, True, False, False,
+        ]  # fmt: skip
+        assert refuse(below, wire.request_header(handed_over[0])) == told[0]
 
 
 # What its end means.

@@ -92,7 +92,7 @@ class MeshWire(Wire):
                 handing.not_sent()
                 raise
             if params is not None and not isinstance(params, dict):
-                handing.answered(None)  # there is no room for an edge: nobody will hear of its end
+                link.opaque(handing)  # there is no room for an edge: nobody will hear of its end
             elif link.takes_part is not False:
                 params = links.with_meta(params, links.REQUEST_KEY, handing.header)
             try:
