@@ -105,9 +105,9 @@ ODD = begin(1, joined=False)
         ([start(), WORK, verdict(3), end(4, WORK)], ["false green: work went on"] * 2),
         ([start(), verdict(3), OTHER, end(5, OTHER)], ["false green: work went on"] * 2),
         ([start(), WORK, verdict(3)], ["false green: work went on"] * 2),
-        # Of agents that take no part.
-        ([start(), ODD, verdict(3, "Unknown", "Settled")], ["it says less"]),
-        ([start(), ODD, verdict(3)], ["false green: work went on"]),
+        # By an agent that takes part, and outside of the cascade.
+        ([start(), ODD, end(2, ODD), verdict(3)], ["work outside"]),
+        ([start(), ODD, verdict(3)], ["work outside", *["false green: work went on"] * 2]),
         # Its process dies.
         ([start(), WORK, died(2), fault(2, 3), verdict(4)], ["false green: work was cut"] * 2),
         ([start(), WORK, died(2), fault(2, 3), verdict(4, "SettledWithLosses")], []),
@@ -136,6 +136,25 @@ def test_the_judge_finds(tmp_path: Path, lines: list[dict[str, Any]], found: lis
     whats = [finding.what for finding in made.findings]
     assert len(whats) == len(found), made.findings
     assert all(what.startswith(start) for what, start in zip(whats, found, strict=True)), whats
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (("Unknown", "Settled"), []),
+        (("Settled", "Settled"), ["false green: work went on"] * 2),
+        (("Unknown", "Unknown"), ["Unknown where it may be Settled"]),
+    ],
+)
+def test_the_judge_knows_by_the_plan_who_takes_no_part(
+    tmp_path: Path, said: tuple[str, str], found: list[str]
+) -> None:
+    """Nor does what is below such an agent, whoever does it."""
+    below = plans.Plan("0.0", "old", children=[plans.Plan("0.0.0", "a")])
+    cascades = {"x": plans.Casc("x", plans.Plan("0", "home", children=[below]))}
+    lines = (start(), ODD, begin(2, "0.0.0", joined=False), verdict(3, *said))
+    made = judge.judge(facts(tmp_path, *lines), cascades, untold=(), give_up=6.0)
+    assert [finding.what for finding in made.findings] == found
 
 
 def test_the_judge_finds_what_was_forgotten(tmp_path: Path) -> None:

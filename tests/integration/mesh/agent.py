@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,7 @@ class Agent:
     async def tell(self, made: Cascade) -> None:
         """Write down the verdict, and when it was there."""
         full = await made.settled()
+        now = time.monotonic()
         if made._receipt is None:  # this process is being shut down; the next one is told
             self.log.write("interrupted", id=made.id)
             return
@@ -239,7 +241,7 @@ class Agent:
         }
         self.log.write(
             "verdict", id=made.id, full=type(full).__name__, participants=type(lenient).__name__,
-            at=made._ended_at, counts=counts, missing=_missing(full),
+            at=min(now, made._ended_at), counts=counts, missing=_missing(full),
         )  # fmt: skip
 
     def keep(self, work: Any, *, outside: bool = False) -> asyncio.Task[None]:

@@ -6,7 +6,8 @@ What may be said depends on what was done to the agents of a cascade while it wa
 - an agent died and came back, or was out of reach for a while: `Settled` or `SettledWithLosses`;
 - it was away for longer than nodes wait, or has no journal: that, or `Unknown`.
 
-Of a cascade with agents that take no part, or have no journal, this is asked of what takes part.
+Of a cascade with agents that take no part, or have no journal, this is asked of what takes part. Which work
+that is follows from the plan: if what an agent has done as part of a cascade is less than that, it is wrong.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def judge(
             elif course is not None and course.begin < math.inf:
                 made.findings.append(Finding("it was begun, and is forgotten", name))
             continue
+        made.findings += _outside(name, cascade, course)
         made.works += len(course.works)
         made.cut += sum(work.cut for work in course.works)
         faults = [fault for fault in truth.faults if _meets(fault, cascade, course)]
@@ -152,6 +154,26 @@ def _may_be(
     if away > give_up / 2 or is_shy:
         return ANY
     return GREEN if harm else GREEN[:1]
+
+
+def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
+    """Know by the plan which work is part of a cascade, and find what was done outside of it.
+
+    A push is sent outside of it by an agent that was started anew, if its receiver has said that it
+    never will take it.
+    """
+    shut_out = {
+        below.hop
+        for plan in cascade.plan.everything()
+        if plan.agent == "old"
+        for below in plan.everything()
+    }
+    for work in course.works:
+        if work.agent != "hook":
+            takes_part = work.hop not in shut_out
+            if takes_part and not work.joined:
+                yield Finding("work outside of its cascade", name, str(work))
+            work.joined = takes_part
 
 
 def _wrong(

@@ -94,7 +94,7 @@ class Work:
     agent: str
     pid: int
     joined: bool
-    """Whether it was part of the cascade: not so in, and below, agents that take no part."""
+    """Whether it was part of the cascade, as its agent saw it: not so in, and below, one that takes no part."""
     begin: float
     end: float = math.inf
     cut: bool = False
