@@ -125,7 +125,11 @@ def sending(
 
 def request(text: str, **options: Any) -> Any:
     """Give the parameters of a send, as a handler takes them."""
-    data = sending(text, **options)
+    return parsed(sending(text, **options))
+
+
+def parsed(data: dict[str, Any]) -> Any:
+    """Give the parameters of a send, as a handler takes them, of what JSON has."""
     return (
         ParseDict(data, SendMessageRequest()) if FIRST else MessageSendParams.model_validate(data)
     )

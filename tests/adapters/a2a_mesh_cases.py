@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from quiesce.integrations.a2a import CASCADE_EXTENSION, CascadeFront, quiesce_client
+from quiesce.integrations.a2a.mesh import take_ids
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import Settled, Unknown
 from quiesce.mesh.policy import Allowance
@@ -127,6 +128,33 @@ async def test_a_message_behind_another_is_in_flight_until_it_was_executed(tmp_p
 
 
 @first_only
+async def test_a_stranger_with_the_id_of_a_message_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Clients choose the ids of messages; one that is in no cascade is executed in none."""
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        place = await town.build("a")
+        async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
+            async with node.cascade("first"):
+                (event,) = await mesh.send(client, "wait k update park")
+            await place.agent.waits("k")
+            task = mesh.task_of(event)
+            request = mesh.outgoing("wait l complete", task_id=task.id, context_id=task.context_id)
+            async with node.cascade("second") as second:
+                sending = asyncio.create_task(mesh.all_of(client, request))
+                while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+                stranger = kit.sending("leave m complete")
+                stranger["message"]["messageId"] = request.message.message_id
+                assert "result" in await mesh.call(place.url, stranger)
+                place.agent.release("k")
+                await sending
+            async with asyncio.timeout(5):
+                await place.agent.waits("l")
+            assert isinstance(await second.settled(mesh.SOON), Unknown)
+            place.agent.release("l")
+            assert isinstance(await second.settled(5), Settled)  # and nothing of the stranger's
+
+
+@first_only
 async def test_a_message_whose_cascade_was_cancelled_meanwhile_is_not_executed(
     tmp_path: Path,
 ) -> None:
@@ -216,6 +244,11 @@ async def test_ids_for_another_agent_open_no_hop(tmp_path: Path) -> None:
                 assert "result" in await mesh.call(place.url, params)
                 handing.not_sent()
         assert not place.node._engine.detector.knows(handing._edge)
+        message = mesh.with_metadata({CASCADE_EXTENSION: ids})
+        assert (
+            take_ids(message, None) is None
+        )  # nor of a node that has no address: none are sent to it
+        assert not mesh.metadata_of(message)
 
 
 async def test_the_ids_are_neither_stored_nor_seen_by_the_executor(tmp_path: Path) -> None:

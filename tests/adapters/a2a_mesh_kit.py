@@ -115,6 +115,13 @@ def metadata_of(message: Any) -> dict[str, Any]:
     return found
 
 
+def with_metadata(metadata: dict[str, Any]) -> Any:
+    """Give a message with metadata."""
+    data = kit.sending("complete")
+    data["message"]["metadata"] = metadata
+    return kit.parsed(data).message
+
+
 async def state(place: Place, task_id: str) -> str:
     """Give the state of a task, as it is stored."""
     return kit.state_of(await place.handler._store.inner.get(task_id, kit.call_context()))
@@ -370,7 +377,12 @@ async def script(**options: Any) -> AsyncIterator[Node]:
 
 async def send(client: Any, text: str, **options: Any) -> list[Any]:
     """Send a message, and give all that comes of it."""
-    return [event async for event in client.send_message(outgoing(text, **options))]
+    return await all_of(client, outgoing(text, **options))
+
+
+async def all_of(client: Any, request: Any) -> list[Any]:
+    """Send what a client of the SDK sends, and give all that comes of it."""
+    return [event async for event in client.send_message(request)]
 
 
 async def sent(client: Any, text: str) -> None:

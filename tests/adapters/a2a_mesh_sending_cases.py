@@ -152,6 +152,27 @@ async def test_a_request_that_is_sent_again_with_credentials_is_awaited(tmp_path
         assert settled.receipt.opaque == 1
 
 
+async def test_headers_that_are_passed_on_do_not_pass_on_the_message(tmp_path: Path) -> None:
+    """An agent that sends on what it was sent, with all headers, hands over a message of its own."""
+    busy = Busy()
+    async with two(tmp_path, busy) as (town, node, url):
+        town.plan("gate")
+        gate = Node("gate", url=town.urls["gate"], journal=tmp_path / "gate", patience=mesh.QUICK)
+
+        async def pass_on(request: Any) -> Any:
+            async with gate.client() as client:
+                answer = await client.post(f"{url}/run", headers=request.headers.raw)
+            return PlainTextResponse(answer.text, answer.status_code)
+
+        app = Starlette(routes=[Route("/run", pass_on, methods=["POST"])])
+        await town.serve("gate", gate.asgi(app))
+        async with node.client() as client, node.cascade("one") as cascade:
+            await client.post(f"{gate.url}/run")
+        settled = await busy.is_awaited(cascade, "full")
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.hops == 3
+
+
 async def test_a_transport_that_tries_again_and_finds_nobody_has_sent_it(tmp_path: Path) -> None:
     """The last error says that there was no connection; the attempt before has begun the work."""
     busy = Busy()

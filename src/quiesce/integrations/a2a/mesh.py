@@ -128,14 +128,14 @@ def take_ids(message: Any, own: str | None) -> str | None:
 
     Args:
         message: it has them no more afterwards.
-        own: the address of this agent's node.
+        own: the address of this agent's node; one that has none is sent none.
     """
     metadata = message.metadata
     if not metadata or CASCADE_EXTENSION not in metadata:
         return None
     ids = _plain(metadata[CASCADE_EXTENSION])
     del metadata[CASCADE_EXTENSION]
-    if not isinstance(ids, dict) or (own is not None and ids.get(_TO) != own):
+    if not isinstance(ids, dict) or own is None or ids.get(_TO) != own:
         return None
     header = ids.get(_IDS)
     return header if isinstance(header, str) else None

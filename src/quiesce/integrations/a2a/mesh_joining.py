@@ -164,6 +164,7 @@ class MeshTracker(Tracker):
         message = getattr(params, "message", None)
         made = MeshRequest(getattr(message, "task_id", None) or None, scope, loops)
         made.tracker, made.work = self, self._waiting.get(id(message))
+        made.message_id = getattr(message, "message_id", None)
         return made
 
     def gave_up(self, failed: Request) -> None:
@@ -198,12 +199,11 @@ class MeshTracker(Tracker):
         asked = request.get()
         name = message.message_id
         marks = getattr(context, "state", None) or {}
-        candidates = (
-            self._waiting.get(id(message)),
-            marks.get(_MARK, {}).get(name),
-            asked.work if isinstance(asked, MeshRequest) else None,
-            *self._waiting.values(),  # whoever has built the context has copied the message
-        )
+        candidates = [self._waiting.get(id(message)), marks.get(_MARK, {}).get(name)]
+        if isinstance(asked, MeshRequest) and asked.message_id == name:
+            candidates.append(asked.work)  # or it is none of ours, and has the id of one that is
+        else:
+            candidates += self._waiting.values()  # who has built the context has copied the message
         same = (one for one in candidates if one is not None and one.message_id == name)
         return next(same, None)
 
@@ -257,8 +257,9 @@ class MeshTracker(Tracker):
 class MeshRequest(Request):
     """One call of the SDK's handler, with the message that it is for."""
 
-    __slots__ = ("tracker", "work")
+    __slots__ = ("message_id", "tracker", "work")
 
+    message_id: str | None
     tracker: MeshTracker
     work: Work | None
 
