@@ -12,7 +12,7 @@ from a2a.server.tasks import InMemoryTaskStore
 from starlette.responses import PlainTextResponse
 
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, SqliteOutbox, quiesce_client
-from quiesce.mesh import Node, Settled, Unknown
+from quiesce.mesh import Node, Settled, Unknown, current_hop
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 from tests.adapters.a2a_house import LOCAL, SOON
@@ -38,7 +38,7 @@ class Receiver:
         )
         self.app = self.node.asgi(self._serve)
         self.statuses: list[int] = []
-        self.headers: list[str] = []
+        self.marks: list[str] = []
         self.asked: set[str] = set()
         self.taken: set[str] = set()
         self.go = asyncio.Event()
@@ -49,7 +49,8 @@ class Receiver:
         if scope["type"] == "lifespan":
             raise NotImplementedError
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.headers.append(headers.get("cascade", ""))
+        hop = current_hop()
+        self.marks.append("" if hop is None else hop.mark)
         self.asked.add(headers["x-quiesce-push"])
         self.work.append(asyncio.create_task(self.go.wait()))
         self.arrived.set()
@@ -97,12 +98,12 @@ async def test_what_a_push_leads_to_is_part_of_the_cascade(tmp_path: Path) -> No
             async with node.cascade("one") as cascade:
                 await mesh.send(client, "complete")
             await place.handler.idle()
-            assert all(receiver.headers)
+            assert all(receiver.marks)
             assert isinstance(await cascade.settled(mesh.SOON), Unknown)
             receiver.go.set()
             settled = await cascade.settled(5)
             assert isinstance(settled, Settled), str(settled)
-            assert settled.receipt.hops == 2 + len(receiver.headers)
+            assert settled.receipt.hops == 2 + len(receiver.marks)
 
 
 async def test_a_push_that_is_tried_again_has_the_same_edge(tmp_path: Path) -> None:
@@ -137,9 +138,9 @@ async def test_a_receiver_that_fails_is_sent_the_push_again_as_another_message(
                 await mesh.send(client, "complete")
             settled = await cascade.settled(5)
             assert isinstance(settled, Settled), str(settled)
-            assert len(set(receiver.headers)) == len(receiver.headers) == settled.receipt.hops - 2
+            assert len(set(receiver.marks)) == len(receiver.marks) == settled.receipt.hops - 2
             assert receiver.taken == receiver.asked
-            assert len(receiver.headers) == len(receiver.taken) + 2
+            assert len(receiver.marks) == len(receiver.taken) + 2
 
 
 async def test_a_push_whose_answer_was_lost_is_not_worked_on_twice(tmp_path: Path) -> None:
@@ -172,8 +173,8 @@ async def test_a_push_whose_answer_was_lost_is_not_worked_on_twice(tmp_path: Pat
             settled = await cascade.settled(5)
             assert isinstance(settled, Settled), str(settled)
             assert lost
-            assert len(receiver.headers) == len(receiver.asked)
-            assert len(set(receiver.headers)) == len(receiver.headers) == settled.receipt.hops - 2
+            assert len(receiver.marks) == len(receiver.asked)
+            assert len(set(receiver.marks)) == len(receiver.marks) == settled.receipt.hops - 2
             assert not await place.app.state.push_sender.dead_letters()
 
 
@@ -289,10 +290,10 @@ async def test_the_failure_of_a_task_is_pushed_before_its_hop_has_ended(tmp_path
             settled = await cascade.settled(5)
             assert settled.receipt.failed == 1, str(settled)
             assert await mesh.state(place, place.agent.task_ids[0]) == "failed"
-            pushed = len(receiver.headers)
+            pushed = len(receiver.marks)
         await place.handler.aclose()
-        assert len(receiver.headers) == pushed
-        assert all(receiver.headers)
+        assert len(receiver.marks) == pushed
+        assert all(receiver.marks)
 
 
 async def test_the_end_of_a_cancelled_task_is_pushed_as_part_of_its_cascade(tmp_path: Path) -> None:
@@ -311,8 +312,8 @@ async def test_the_end_of_a_cancelled_task_is_pushed_as_part_of_its_cascade(tmp_
             await asyncio.wait([sending])
             settled = await cascade.settled(5)
             assert settled.receipt.cancelled, str(settled)
-            pushed = len(receiver.headers)
+            pushed = len(receiver.marks)
         assert await mesh.state(place, place.agent.task_ids[0]) == "canceled"
         await place.handler.aclose()
-        assert len(receiver.headers) == pushed
-        assert all(receiver.headers)
+        assert len(receiver.marks) == pushed
+        assert all(receiver.marks)

@@ -27,6 +27,7 @@ from tests.adapters.mcp_mesh_kit import (
     QUICK,
     Told,
     client,
+    greeted,
     listening,
     real,
     served,
@@ -224,13 +225,24 @@ async def test_a_call_is_a_hop_of_its_cascade(tmp_path: Path, make: Callable[[],
         assert told.answer(plain) is None
 
 
+async def test_a_tool_is_not_given_what_is_the_meshs(tmp_path: Path) -> None:
+    """It could pass it on, and two would work on what one is waited for."""
+    async with greeted(tmp_path, low_server()) as (_, there):
+        told = Told()
+        call = told.call("meta")
+        call["_meta"]["colour"] = "red"
+        answer = await there.ask(CALL, **call)
+        assert "red" in answer["result"]["content"][0]["text"]
+        assert told.header not in answer["result"]["content"][0]["text"]
+        assert await there.end(told, answer) == "done"
+
+
 @both
 async def test_work_that_outlives_its_call_is_told_when_it_ends(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     """A question waits for it, and another is answered meanwhile."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (_, there):
         told = Told()
         assert told.answer(await there.ask(CALL, **told.call("never"))).kind == "working"
         await there.send(id=7, method=ASK, params=told.question(wait=25))
@@ -248,8 +260,7 @@ async def test_a_failure_is_told(
     tmp_path: Path, make: Callable[[], Any], tool: str, code: int | None
 ) -> None:
     """Whether the SDK makes a result of it, or an error."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (_, there):
         told = Told()
         answer = await there.ask(CALL, **told.call(tool))
         assert await there.end(told, answer) == "failed"
@@ -261,8 +272,7 @@ async def test_a_failure_is_told(
 @both
 async def test_a_copy_is_not_run(tmp_path: Path, make: Callable[[], Any]) -> None:
     """It is refused, and told how the first one stands."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (_, there):
         told = Told()
         await there.end(told, await there.ask(CALL, 1, **told.call("where")))
         copy = await there.ask(CALL, 2, **told.call("where"))
@@ -276,8 +286,7 @@ async def test_what_is_no_edge_is_not_run(
     tmp_path: Path, make: Callable[[], Any], header: object
 ) -> None:
     """It would run outside of the cascade that it claims to be part of."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (_, there):
         answer = await there.ask(CALL, **Told().call("where", header))
         assert answer["error"]["code"] == -32602
 
@@ -287,8 +296,7 @@ async def test_a_call_that_its_client_gives_up_has_ended(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     """Nobody is there to be answered, but who asks is."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (node, there):
         told = Told()
         await there.send(id=1, method=CALL, params=told.call("hang"))
         assert await until(lambda: bool(node.frontier().in_flight))
@@ -303,8 +311,7 @@ async def test_a_cascade_that_is_told_to_end_is_answered_as_cancelled(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     """By a call, while the tool is at it."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (node, there):
         told = Told()
         await there.send(id=1, method=CALL, params=told.call("hang"))
         assert await until(lambda: bool(node.frontier().in_flight))
@@ -320,8 +327,7 @@ async def test_a_call_of_the_mesh_that_is_none_is_refused(
     tmp_path: Path, make: Callable[[], Any], params: Any
 ) -> None:
     """And the server goes on."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (_, there):
         for method in (ASK, "quiesce/probe"):
             assert (await there.ask(method, **params))["error"]["code"] == -32602
         await there.send(method=ASK, params=params)
@@ -333,8 +339,7 @@ async def test_a_server_whose_node_is_closed_runs_nothing(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     """What is handed over is refused; the rest is served."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
-        await there.greet()
+    async with greeted(tmp_path, make()) as (node, there):
         await node.drain()
         told = Told()
         assert (await there.ask(CALL, **told.call("where")))["error"]["code"] == -32001

@@ -153,6 +153,14 @@ async def served(made: Any, node: Node) -> AsyncIterator[Server]:
             await found.close()
 
 
+@asynccontextmanager
+async def greeted(folder: Path, made: Any) -> AsyncIterator[tuple[Node, Server]]:
+    """Run a server whose node keeps a journal, and shake hands."""
+    async with Node("tools", journal=folder / "tools") as node, served(made, node) as there:
+        await there.greet()
+        yield node, there
+
+
 class Told:
     """A message as a sender makes it, by hand, and what it is told of it."""
 

@@ -89,12 +89,16 @@ async def _call(name: str, given: dict[str, Any]) -> list[Any]:
 
 
 def low_server() -> Any:
-    """Make a low-level server whose tools are these."""
+    """Make a low-level server whose tools are these, and `meta`, which tells what it is given of that."""
     low: Any = LowServer
     if versions.SECOND:
 
-        async def call_second(_: Any, params: Any) -> Any:
-            content = await _call(params.name, params.arguments or {})
+        async def call_second(context: Any, params: Any) -> Any:
+            if params.name == "meta":
+                text = f"{context.meta} {context.params} {params}"
+                content: Any = [mcp.types.TextContent(type="text", text=text)]
+            else:
+                content = await _call(params.name, params.arguments or {})
             return mcp.types.CallToolResult(content=content)
 
         async def list_second(_: Any, __: Any) -> Any:
@@ -102,7 +106,13 @@ def low_server() -> Any:
 
         return low("low", on_call_tool=call_second, on_list_tools=list_second)
     made = low("low")
-    made.call_tool(validate_input=False)(_call)
+
+    async def call_first(name: str, given: dict[str, Any]) -> list[Any]:
+        if name == "meta":
+            return [mcp.types.TextContent(type="text", text=str(made.request_context.meta))]
+        return await _call(name, given)
+
+    made.call_tool(validate_input=False)(call_first)
 
     async def list_first() -> list[Any]:
         return []

@@ -145,6 +145,8 @@ class Mesh:
             return
         if outer is not None:
             part._hop.held_by(outer)  # or a drain of that would not see it
+        # An app that passes on all headers would hand the edge to another, for whom nobody waits.
+        scope = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
         await _Exchange(node, part, send).run(self._app, scope, receive)
 
     # Calls of other nodes.

@@ -155,10 +155,7 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
         hop = current_hop()
         if hop is None or hop._mesh is not self._node or not self._hands_over(request.method):
             return await self._inner.handle_async_request(request)
-        given = request.headers.get(wire.REQUEST_HEADER)
-        if given is not None and hop._record.edge.hex() not in given:
-            # Whoever has put it there sees to its edge. But one that is the hop's own was passed on with
-            # the other headers of its message: that one was taken, and nobody would wait for this.
+        if wire.REQUEST_HEADER in request.headers:  # whoever has put it there sees to its edge
             return await self._inner.handle_async_request(request)
         to = self._node._policy.node_of(str(request.url))
         extensions, departure = request.extensions, Departure()

@@ -108,6 +108,20 @@ async def test_a_request_without_one_is_the_apps_alone() -> None:
         assert not pair.other._hops
 
 
+async def test_an_app_is_not_given_the_header_to_pass_on() -> None:
+    """Two agents would take the message, and one of them is waited for."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(name for name, _ in scope["headers"])
+        await answers(scope, receive, send)
+
+    async with two() as pair:
+        _, found = await pair.ask(app)
+        assert found.ok
+        assert b"cascade" not in seen
+
+
 async def test_what_another_agent_has_answered_is_not_passed_on() -> None:
     """It was about another message: the response has one line, of its own."""
 

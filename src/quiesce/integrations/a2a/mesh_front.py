@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from quiesce.errors import QuiesceError
 from quiesce.mesh import asgi, wire
 from quiesce.mesh.facts import NOT_NOW
-from quiesce.mesh.hop import current_hop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -98,7 +97,10 @@ class CascadeFront:
 
 
 class CascadeInside:
-    """The innermost of the ASGI apps around the SDK's: the mesh, unless it is around it already."""
+    """The innermost of the ASGI apps around the SDK's: the mesh, unless it is around it already.
+
+    If it is, it has taken the message, and passes on no header of it.
+    """
 
     def __init__(self, app: App, node: Node) -> None:
         """Wrap an app, as Starlette's middleware does."""
@@ -108,14 +110,5 @@ class CascadeInside:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or the whole life of the app."""
-        kind = scope["type"]
-        is_done = kind == "lifespan" and self._node._scope is not None
-        is_done = is_done or (kind == "http" and self._is_in_its_hop(scope))
+        is_done = scope["type"] == "lifespan" and self._node._scope is not None
         await (self._app if is_done else self._mesh)(scope, receive, send)
-
-    def _is_in_its_hop(self, scope: Message) -> bool:
-        hop = current_hop()
-        edge = b"" if hop is None else hop._record.edge.hex().encode()
-        return hop is not None and any(
-            name == _HEADER and edge in value for name, value in scope["headers"]
-        )

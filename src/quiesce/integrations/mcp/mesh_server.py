@@ -8,11 +8,13 @@ wrapped, and calls of the mesh are taken out of what the server reads. What hold
    connection: it may go on when that has ended.
 2. Every answer to such a call says how its edge stands, as far as the SDK lets an answer say anything.
 3. Calls of the mesh are no requests of the user's: no tool, no listing, no handler of the server's.
+4. A tool is not given the edge: one that passes `_meta` on would hand it to another, for whom nobody waits.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -199,7 +201,10 @@ class _Middleware:
             if ctx.method in _GREETINGS and isinstance(result, dict):
                 result = {**result, "capabilities": _offering(result.get("capabilities"))}
             return result
-        result, told = await _Edge(self._node, header).run(lambda: call_next(ctx))
+        found = ctx.meta or {}
+        meta = {key: value for key, value in found.items() if key != links.REQUEST_KEY}
+        passed = replace(ctx, params=links.without_meta(ctx.params, links.REQUEST_KEY), meta=meta)
+        result, told = await _Edge(self._node, header).run(lambda: call_next(passed))
         if told is not None and isinstance(result, dict):
             result = links.with_meta(result, links.RESPONSE_KEY, told)
         return result
@@ -258,6 +263,7 @@ def _wrap_handler(low: Any, node: Node) -> None:
         header = links.handed({"_meta": extra})
         if header is None:
             return await handler(request)
+        del extra[links.REQUEST_KEY]
         result, told = await _Edge(node, header).run(lambda: handler(request))
         if told is not None:
             result.root.meta = {**(result.root.meta or {}), links.RESPONSE_KEY: told}
