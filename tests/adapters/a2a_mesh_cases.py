@@ -65,6 +65,18 @@ async def test_work_that_outlives_its_message_keeps_the_cascade_open(
             assert settled.receipt.hops == 2
 
 
+async def test_the_mesh_may_be_around_an_app_that_has_it_inside(tmp_path: Path) -> None:
+    """The node is opened once, and the message is taken once."""
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        place = await town.build("a", lambda place: place.node.asgi(place.app))
+        async with await quiesce_client(node, place.url, config=mesh.blocking()) as client:
+            async with node.cascade("one") as cascade:
+                await mesh.send(client, "complete")
+            settled = await cascade.settled(5)
+            assert isinstance(settled, Settled), str(settled)
+            assert settled.receipt.hops == 2
+
+
 async def test_a_client_that_leaves_does_not_end_the_hop(tmp_path: Path) -> None:
     """The request is gone, the execution goes on, and its sender asks for its end."""
     async with mesh.town(tmp_path) as town, mesh.script() as node:

@@ -110,5 +110,12 @@ class CascadeInside:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or the whole life of the app."""
-        is_done = scope["type"] == "lifespan" and self._node._scope is not None
-        await (self._app if is_done else self._mesh)(scope, receive, send)
+        if scope["type"] != "lifespan":
+            await self._mesh(scope, receive, send)
+            return
+        first = [await receive()]  # a mesh that is around it has opened the node by then
+
+        async def hear() -> Message:
+            return first.pop() if first else await receive()
+
+        await (self._mesh if self._node._scope is None else self._app)(scope, hear, send)
