@@ -2,7 +2,8 @@
 
 A receipt is sent until it is taken. An edge is asked for until it is closed: soon if it is in doubt
 whether it arrived, else seldom, for its receiver sends the receipt by itself. What is due to one node
-goes out in one call. A node that was not heard of for too long is given up.
+goes out in one call. What failed is tried again later each time; soon, as soon as the node is heard of. A
+node that did not answer for too long is given up.
 
 There may be a million edges to ask for, and hardly any is ever asked for. So an edge has no time of its
 own: those that are to be asked for at about the same time are a round, and have one for all of them.
@@ -71,12 +72,13 @@ class Reply:
 class _Round(Generic[T]):
     """Errands that are due at one time, after as many failures; by edge, in order."""
 
-    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out")
+    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out", "to")
 
-    def __init__(self, at: float, heard: float, attempts: int) -> None:
+    def __init__(self, at: float, heard: float, attempts: int, to: str | None) -> None:
         self.at = at
         self.heard = heard
         self.attempts = attempts
+        self.to = to  # the node that all of them are for, if that is known to have failed
         self.errands: dict[bytes, T] = {}
         self.is_out = False
         self.hurried: _Round[T] | None = None
@@ -85,13 +87,15 @@ class _Round(Generic[T]):
 class _Errands(Generic[T]):
     """The errands of one kind, each in a round."""
 
-    __slots__ = ("_count", "_heap", "_joined", "_rounds")
+    __slots__ = ("_count", "_heap", "_joined", "_rounds", "failing")
 
     def __init__(self) -> None:
         self._rounds: dict[bytes, _Round[T]] = {}
         self._joined: dict[float, _Round[T]] = {}
         self._heap: list[tuple[float, int, _Round[T]]] = []
         self._count = 0
+        self.failing: dict[str, dict[_Round[T], None]] = {}
+        """Rounds that wait because a call has failed, by whom it was to."""
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -129,12 +133,38 @@ class _Errands(Generic[T]):
             into = before.hurried = self.new(now, before.heard, before.attempts)
         self.put(edge, errand, into)
 
-    def new(self, at: float, heard: float, attempts: int) -> _Round[T]:
-        """Begin a round."""
-        made: _Round[T] = _Round(at, heard, attempts)
+    def hasten(self, to: str, at: float) -> bool:
+        """Have what failed for a node due at a time, at the latest; tells whether anything is earlier.
+
+        It has failed all the same: so nobody has more time than before, to be heard of.
+        """
+        found = False
+        for before in self.failing.pop(to, ()):
+            if at < before.at:
+                found = True
+                into = self.new(at, before.heard, 1)
+                for edge, errand in list(before.errands.items()):
+                    self.put(edge, errand, into)
+        return found
+
+    def new(self, at: float, heard: float, attempts: int, to: str | None = None) -> _Round[T]:
+        """Begin a round; of what has failed, if it is told for whom."""
+        made: _Round[T] = _Round(at, heard, attempts, to)
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, made))
+        if to is not None:
+            self.failing.setdefault(to, {})[made] = None
         return made
+
+    def _pop(self) -> _Round[T]:
+        """Have the first round be out: nobody joins it any more."""
+        _, _, first = heapq.heappop(self._heap)
+        first.is_out = True
+        if first.to is not None and first in (waiting := self.failing.get(first.to, {})):
+            del waiting[first]
+            if not waiting:
+                del self.failing[first.to]
+        return first
 
     def next_at(self) -> float:
         """Tell when a round is due; never, if there is none."""
@@ -143,16 +173,13 @@ class _Errands(Generic[T]):
             at, _, first = heap[0]
             if first.errands:
                 return at
-            first.is_out = True  # nobody joins it any more
-            heapq.heappop(heap)
+            self._pop()
         return math.inf
 
     def due(self, now: float) -> Iterator[_Round[T]]:
         """Give the rounds that are due; each is out then."""
         while self.next_at() <= now:
-            _, _, first = heapq.heappop(self._heap)
-            first.is_out = True
-            yield first
+            yield self._pop()
 
 
 class Courier:
@@ -241,8 +268,16 @@ class Courier:
     def _is_hopeless(self, tried: _Round[T], now: float) -> bool:
         return tried.attempts > 0 and now - tried.heard >= self._patience.give_up
 
+    def contact(self, to: str, now: float) -> bool:
+        """Know that a node is there: what failed is tried again soon; tells whether that is earlier."""
+        at = now + self._patience.retry_first  # not at once: it may say a lot, and answer nothing
+        found = to in self._posts.failing and self._posts.hasten(to, at)
+        return (to in self._asks.failing and self._asks.hasten(to, at)) or found
+
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Know that a call was answered: what it did not settle is asked again in time."""
+        self._posts.hasten(call.to, now)
+        self._asks.hasten(call.to, now)
         patience, taken = self._patience, set(reply.taken)
         for edge, _ in call.receipts:
             posting = self._posts.find(edge)
@@ -259,10 +294,12 @@ class Courier:
     def failed(self, call: Call, now: float) -> None:
         """Know that a call was not answered."""
         part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
-        self._again(self._posts, (edge for edge, _ in call.receipts), part, now)
-        self._again(self._asks, (edge for edge, _ in call.asks), part, now)
+        self._again(self._posts, (edge for edge, _ in call.receipts), call.to, part, now)
+        self._again(self._asks, (edge for edge, _ in call.asks), call.to, part, now)
 
-    def _again(self, errands: _Errands[T], edges: Iterable[bytes], part: float, now: float) -> None:
+    def _again(
+        self, errands: _Errands[T], edges: Iterable[bytes], to: str, part: float, now: float
+    ) -> None:
         patience = self._patience
         later: dict[_Round[T], _Round[T]] = {}
         for edge in edges:
@@ -272,5 +309,5 @@ class Courier:
             if before not in later:
                 wait = patience.retry_first * 2.0 ** min(before.attempts, 30)
                 at = now + min(patience.retry_most, wait) * part
-                later[before] = errands.new(at, before.heard, before.attempts + 1)
+                later[before] = errands.new(at, before.heard, before.attempts + 1, to)
             errands.put(edge, before.errands[edge], later[before])

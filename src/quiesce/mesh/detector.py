@@ -266,6 +266,11 @@ class Detector:
         """Tell whether an edge that was sent from here is not closed."""
         return edge in self._edges
 
+    def receiver(self, edge: bytes) -> str | None:
+        """Give whom an edge was sent to, if it is not closed."""
+        found = self._edges.get(edge)
+        return None if found is None else found.to
+
     def end(self, hop: Hop, status: Status, *, seconds: float | None = None, why: str = "") -> None:
         """Know that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
         if status not in ENDS:

@@ -175,9 +175,15 @@ class Engine:
         self._is_stirred = True
         self._courier.failed(call, now)
 
+    def contact(self, to: str | None, now: float) -> None:
+        """Know that a node is there: what failed is tried again soon."""
+        if to is not None and self._courier.contact(to, now):
+            self._is_stirred = True
+
     def called(self, call: Call, now: float) -> Reply:
         """Answer a call of another node."""
         for edge, receipt in call.receipts:
+            self.contact(self.detector.receiver(edge), now)
             self.detector.receive(edge, receipt)
         answers = tuple(
             (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks

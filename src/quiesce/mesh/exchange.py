@@ -25,6 +25,7 @@ from quiesce.mesh import frontier, wire
 from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.links import Links
 from quiesce.mesh.policy import DRIFT_SECONDS, Allowance
+from quiesce.mesh.pulling import Pull
 from quiesce.mesh.transport import PROBE, RECEIPTS, Memory
 
 if TYPE_CHECKING:
@@ -39,22 +40,9 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CALL_SECONDS = 10.0
-_POLL_SECONDS = 10.0  # a server that is told to stop may wait for it
 _POLLS_MAX = 1000
-_GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again
 _UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0
 _FLUSH_SECONDS = 3.0
-_PAUSE_SECONDS = 1.0  # if a question is answered at once, and nothing has changed
-
-
-class _Pull:
-    """The edges that one node is asked for."""
-
-    __slots__ = ("edges", "out")
-
-    def __init__(self) -> None:
-        self.edges: dict[bytes, None] = {}
-        self.out: anyio.CancelScope | None = None
 
 
 class Exchange:
@@ -67,7 +55,7 @@ class Exchange:
         self._clock = scope._backend.clock
         self._awake_at = -math.inf
         self._sleeper: Waiter | None = None
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls: dict[str, Pull] = {}
         self._polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
         self._is_over = False
@@ -198,6 +186,7 @@ class Exchange:
             self._engine.failed(call, now)
         else:
             self._engine.replied(call, reply, now)
+            self.contact(call.to, now)
         self._node._commit()
 
     async def _ask(self, call: Call, seconds: float) -> Reply | None:
@@ -222,37 +211,33 @@ class Exchange:
             return
         pull = self._pulls.get(to)
         if pull is None:
-            pull = self._pulls[to] = _Pull()
-            self._serve(f"poll {to}", self._pull_from, to, pull)
-        pull.edges[edge] = None
-        if pull.out is not None:
-            pull.out.cancel()
+            pull = self._pulls[to] = Pull(to, self._node._patience)
+            self._serve(f"poll {to}", self._pull_from, pull)
+        pull.add(edge)
 
-    async def _pull_from(self, to: str, pull: _Pull) -> None:
-        failures = 0
+    async def _pull_from(self, pull: Pull) -> None:
+        engine, node = self._engine, self._node
         try:
-            while pull.edges and self._node._broken is None:
-                began = self._clock()
-                edges = tuple((edge, False) for edge in list(pull.edges)[: wire.ITEMS_MAX])
-                call = Call(to, (), edges, _POLL_SECONDS)
-                with anyio.CancelScope() as pull.out:
-                    reply = await self._ask(call, _POLL_SECONDS + _CALL_SECONDS)
-                    failures = 0 if reply is not None else failures + 1
+            while pull.edges and node._broken is None:
+                with pull.asking() as asked:
+                    reply = await self._ask(asked.call, asked.seconds)
+                    asked.is_answered = reply is not None
                     if reply is not None:
-                        self._engine.heard(reply.answers, self._clock())
-                        self._node._commit()
-                interrupted, pull.out = pull.out.cancel_called, None
-                is_open = self._engine.detector.is_open
-                pull.edges = {edge: None for edge in pull.edges if is_open(edge)}
-                if failures:
-                    await anyio.sleep(min(30.0, 0.2 * 2.0 ** min(failures, 8)))
-                elif interrupted:
-                    await anyio.sleep(_GATHER_SECONDS)
-                elif self._clock() < began + _PAUSE_SECONDS and all(is_open(e) for e, _ in edges):
-                    await anyio.sleep(_PAUSE_SECONDS)
+                        now = self._clock()
+                        engine.contact(pull.to, now)
+                        engine.heard(reply.answers, now)
+                        node._commit()
+                await pull.rest(asked, engine.detector.is_open)
         finally:
-            if self._pulls.get(to) is pull:
-                del self._pulls[to]
+            if self._pulls.get(pull.to) is pull:
+                del self._pulls[pull.to]
+
+    def contact(self, to: str, now: float) -> None:
+        """Know that a node is there: what failed is tried again soon, not when it would be its turn."""
+        pull = self._pulls.get(to)
+        if pull is not None:
+            pull.contact()
+        self._engine.contact(to, now)
 
     # Being called.
 

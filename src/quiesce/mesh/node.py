@@ -434,6 +434,7 @@ class Node:
         if answer.receipt is not None:
             self._engine.receive(edge, answer.receipt, now)
         self._engine.sent(edge, how, now)
+        self._exchange.contact(to, now)
         if answer.kind == "working" and (must_ask or self.url is None):
             self._exchange.pull(edge, to)
         self._commit()

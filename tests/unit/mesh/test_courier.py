@@ -131,6 +131,50 @@ def test_a_receipt_that_nobody_takes_is_not_sent_for_ever() -> None:
     assert given_up == []
 
 
+def test_what_failed_is_tried_soon_if_the_node_is_heard_of() -> None:
+    """Not at once, and only what was for that node; it has not more time to answer than before."""
+    courier, given_up = new()
+    courier.post(Post(ONE, "a", DONE), 0.0)
+    courier.watch(Watch(TWO, "a", cancel=True), 0.0)
+    courier.watch(Watch(THREE, "b", cancel=True), 0.0)
+    now = 0.0
+    while now < 40.0:
+        for call in courier.due(now):
+            courier.failed(call, now)
+        now = courier.next_at()
+    assert now == 43.0
+    assert not courier.contact("c", 40.0)
+    assert courier.contact("a", 40.5)
+    assert not courier.contact("a", 40.6)
+    assert courier.next_at() == 41.5
+    (call,) = courier.due(41.5)
+    assert call == Call("a", ((ONE, DONE),), ((TWO, True),))
+    courier.failed(call, 42.0)
+    assert [one.to for one in courier.due(43.0)] == ["b"]
+    assert courier.next_at() == 44.0  # as after a first failure
+    while not given_up and now < 200.0:
+        courier.contact("a", now)
+        now = courier.next_at()
+        for call in courier.due(now):
+            courier.failed(call, now)
+    assert 100.0 <= now < 105.0
+    assert not courier._posts.failing
+    assert not courier._asks.failing
+
+
+def test_what_failed_is_tried_at_once_if_the_node_has_answered() -> None:
+    """A call that is answered says that others will be."""
+    courier, _ = new()
+    courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
+    (call,) = courier.due(2.0)
+    courier.failed(call, 2.0)
+    courier.post(Post(TWO, "a", DONE), 2.5)
+    (call,) = courier.due(2.5)
+    courier.replied(call, Reply((TWO,), ()), 2.6)
+    assert courier.due(2.6) == [Call("a", (), ((ONE, False),))]
+    assert courier._asks.failing == {}
+
+
 def edges(count: int) -> list[bytes]:
     """Give so many edges."""
     return [number.to_bytes(12, "big") for number in range(count)]

@@ -15,8 +15,8 @@ from quiesce.mesh import Memory, Patience, Settled, Unknown, exchange, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.receipt import Receipt
-from tests.stress import turns
-from tests.unit.mesh.meshing import World, here, leaves, until
+from tests.stress import lasting, turns
+from tests.unit.mesh.meshing import World, here, leaves, nothing, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,6 +228,83 @@ async def test_a_sender_without_an_address_asks_and_is_told_at_once() -> None:
         assert node._exchange._pulls == {}
         assert other._exchange._polls == {}
         assert other._exchange._waiting == 0
+
+
+@in_virtual_time
+async def test_after_failures_one_that_is_heard_of_is_asked_soon() -> None:
+    """It answers a message, or a call: then its other receipts need not wait for the next turn."""
+    patience = Patience(ask_every=5000, give_up=9000)
+    async with World() as world:
+        node, _ = await world.add("a", url=None, patience=patience), await world.add("b")
+        gate = anyio.Event()
+
+        async def first(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async def second(hop: Hop) -> None:
+            hop.spawn(lasting, 0.5)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", first)
+            world.lines.cut.add("http://b")
+            await lasting(300)
+            world.lines.cut.clear()
+            gate.set()
+            (pull,) = node._exchange._pulls.values()
+            assert pull._failures > 8
+            assert len(world.lines.calls) < 50
+            await world.hand("b", second)
+        began = anyio.current_time()
+        found = await cascade.settled(100, require="participants")
+        assert found.receipt.hops == 3
+        assert anyio.current_time() - began < 2
+
+
+@in_virtual_time
+async def test_one_that_answers_messages_and_no_questions_is_not_asked_over_and_over() -> None:
+    """However often it is heard of; and it is given up all the same."""
+    async with World() as world:
+        node = await world.add("a", url=None, patience=Patience(give_up=60))
+        await world.add("b")
+        world.lines.cut.add("http://b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+            for _ in range(1000):
+                await lasting(0.1)
+                await world.hand("b", nothing)
+        assert len(world.lines.calls) < 2.5 * 5 * 100
+        found = await cascade.settled(100)
+        assert found.receipt.unknown >= 1
+
+
+@in_virtual_time
+async def test_after_failures_posts_do_not_wait_if_the_node_is_heard_of() -> None:
+    """What it was asked, it has answered; what it was not, it has posted."""
+    patience = Patience(ask_every=5000, give_up=9000)
+    async with World() as world:
+        node = await world.add("a", patience=patience)
+        other = await world.add("b", patience=patience)
+        gate, gate_again = anyio.Event(), anyio.Event()
+
+        async def handler(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async def handler_again(hop: Hop) -> None:
+            hop.spawn(gate_again.wait)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", handler)
+            await world.hand("b", handler_again)
+        world.lines.cut.add("http://a")
+        gate.set()
+        await lasting(300)
+        world.lines.cut.clear()
+        assert other._engine.unposted == 1
+        gate_again.set()
+        began = anyio.current_time()
+        found = await cascade.settled(100, require="participants")
+        assert found.receipt.hops == 3
+        assert anyio.current_time() - began < 2
 
 
 async def test_questions_end_with_the_node_that_asks() -> None:
