@@ -1,14 +1,19 @@
 """Asking a node for receipts that it does not post: when, and for which edges.
 
-There is one question at a time to each node. It is answered as soon as one of its edges is closed, and is
-put anew when there are more. One that failed is put again later each time; soon, as soon as the node is
-heard of.
+There is one question at a time to each node. It is answered as soon as one of its edges is closed. What holds:
+
+1. When there is one more edge, the question is put anew; but not so often that no answer ever comes.
+2. If there are more edges than go into a question, each is asked for in its turn, and each question waits
+   for less: so all of them are asked for about as often, as long as there are less than some ten thousand.
+3. A question that failed is put again later each time; soon, as soon as the node is heard of.
 """
 
 from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,7 +30,7 @@ __all__: list[str] = []
 
 _POLL_SECONDS = 10.0  # a server that is told to stop may wait for it
 _LATE_SECONDS = 10.0  # for the answer, after that
-_GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again
+_GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again: at first
 _PAUSE_SECONDS = 1.0  # if a question is answered at once, and nothing has changed
 
 
@@ -44,27 +49,32 @@ class Asked:
 class Pull:
     """The edges that one node is asked for."""
 
-    __slots__ = ("_failures", "_out", "_patience", "_rest", "edges", "to")
+    __slots__ = ("_anew_at", "_failures", "_out", "_patience", "_puts", "_rest", "edges", "to")
 
     def __init__(self, to: str, patience: Patience) -> None:
         self.to = to
         self.edges: dict[bytes, None] = {}
         self._patience = patience
         self._failures = 0
+        self._puts = 0  # in vain, one right after the other
+        self._anew_at = 0.0
         self._out: anyio.CancelScope | None = None
         self._rest: anyio.CancelScope | None = None
 
     def add(self, edge: bytes) -> None:
-        """Ask for one more."""
+        """Ask for one more, with the others (1), or in its turn (2)."""
         self.edges[edge] = None
-        if self._out is not None:
-            self._out.cancel()
+        if self._out is not None and len(self.edges) <= wire.ITEMS_MAX:
+            self._out.deadline = self._anew_at
 
     @contextmanager
     def asking(self) -> Iterator[Asked]:
         """Ask, in the block; it is interrupted if there are more edges to ask for."""
-        edges = tuple((edge, False) for edge in list(self.edges)[: wire.ITEMS_MAX])
-        asked = Asked(Call(self.to, (), edges, _POLL_SECONDS), _POLL_SECONDS + _LATE_SECONDS)
+        edges = tuple((edge, False) for edge in islice(self.edges, wire.ITEMS_MAX))
+        wait = max(_PAUSE_SECONDS, _POLL_SECONDS / ceil(len(self.edges) / wire.ITEMS_MAX))
+        asked = Asked(Call(self.to, (), edges, wait), wait + _LATE_SECONDS)
+        hold = min(_PAUSE_SECONDS, _GATHER_SECONDS * 2.0 ** min(self._puts, 30))
+        self._anew_at = asked.began + hold
         try:
             with anyio.CancelScope() as self._out:
                 yield asked
@@ -78,14 +88,17 @@ class Pull:
             self._failures = 0
         elif not asked.is_interrupted:
             self._failures += 1
-        self.edges = {edge: None for edge in self.edges if is_open(edge)}
+        seen = dict.fromkeys(edge for edge, _ in asked.call.asks)
+        others = (edge for edge in self.edges if edge not in seen)
+        self.edges = {edge: None for edge in (*others, *seen) if is_open(edge)}
+        is_short = anyio.current_time() < asked.began + _PAUSE_SECONDS
+        is_in_vain = asked.is_interrupted and not asked.is_answered
+        self._puts = self._puts + 1 if is_in_vain and is_short else 0
         if asked.is_interrupted:
-            await anyio.sleep(_GATHER_SECONDS)
-        elif self._failures:
+            return
+        if self._failures:
             await self._back_off()
-        elif anyio.current_time() < asked.began + _PAUSE_SECONDS and all(
-            is_open(edge) for edge, _ in asked.call.asks
-        ):
+        elif is_short and all(edge in self.edges for edge in seen):
             await anyio.sleep(_PAUSE_SECONDS)
 
     async def _back_off(self) -> None:

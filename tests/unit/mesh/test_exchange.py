@@ -16,7 +16,7 @@ from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.receipt import Receipt
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import World, here, leaves, nothing, until
+from tests.unit.mesh.meshing import Lines, World, here, leaves, nothing, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,6 +228,59 @@ async def test_a_sender_without_an_address_asks_and_is_told_at_once() -> None:
         assert node._exchange._pulls == {}
         assert other._exchange._polls == {}
         assert other._exchange._waiting == 0
+
+
+@in_virtual_time
+async def test_however_many_there_are_each_is_asked_for() -> None:
+    """More than go into a question: also if those of the first one do not end."""
+    async with World() as world:
+        node = await world.add("a", url=None, patience=Patience(ask_every=5000, give_up=9000))
+        other, gate = await world.add("b"), anyio.Event()
+
+        async def ends(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async with node.cascade("c"):
+            for number in range(2500):
+                await world.hand("b", leaves if number < 1000 else ends)
+        before = len(world.lines.calls)
+        await lasting(100)
+        assert 25 < len(world.lines.calls) - before < 35  # three questions in the time of one
+        gate.set()
+        await turns(5)
+        assert len(other._hops) == 1000
+        began = anyio.current_time()
+        while len(node._engine.detector._edges) > 1000:
+            await lasting(0.5)
+            assert anyio.current_time() - began < 12
+        before = len(world.lines.calls)
+        await lasting(100)
+        assert len(world.lines.calls) - before < 15
+
+
+@in_virtual_time
+async def test_while_more_are_handed_over_those_before_are_asked_for() -> None:
+    """A question is put anew for each; so often that its answer comes, too."""
+
+    class Slow(Lines):
+        async def call(self, to: str, path: str, body: bytes) -> bytes:
+            with anyio.move_on_after(0.2):
+                await anyio.sleep_forever()
+            return await super().call(to, path, body)
+
+    async with World() as world:
+        world.lines = Slow()
+        node = await world.add("a", url=None, patience=Patience(ask_every=5000, give_up=9000))
+        await world.add("b")
+
+        async def ends(hop: Hop) -> None:
+            hop.spawn(lasting, 1)
+
+        async with node.cascade("c"):
+            for _ in range(300):
+                await world.hand("b", ends)
+                await lasting(0.1)
+            assert len(node._engine.detector._edges) < 60
 
 
 @in_virtual_time
