@@ -5,6 +5,9 @@ whether it arrived, else seldom, for its receiver sends the receipt by itself. W
 goes out in one call. What failed is tried again later each time; soon, as soon as the node is heard of. A
 node that did not answer for too long is given up.
 
+Where something else answers than a node, that is tried again seldom, and not sooner if a message was answered
+there: but not given up sooner either, for the node may be on its way.
+
 There may be a million edges to ask for, and hardly any is ever asked for. So an edge has no time of its
 own: those that are to be asked for at about the same time are a round, and have one for all of them.
 """
@@ -72,13 +75,16 @@ class Reply:
 class _Round(Generic[T]):
     """Errands that are due at one time, after as many failures; by edge, in order."""
 
-    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out", "to")
+    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out", "to", "why")
 
-    def __init__(self, at: float, heard: float, attempts: int, to: str | None) -> None:
+    def __init__(
+        self, at: float, heard: float, attempts: int, to: str | None = None, why: str = ""
+    ) -> None:
         self.at = at
         self.heard = heard
         self.attempts = attempts
         self.to = to  # the node that all of them are for, if that is known to have failed
+        self.why = why  # what is wrong there, if it is not just that nobody answers
         self.errands: dict[bytes, T] = {}
         self.is_out = False
         self.hurried: _Round[T] | None = None
@@ -133,27 +139,43 @@ class _Errands(Generic[T]):
             into = before.hurried = self.new(now, before.heard, before.attempts)
         self.put(edge, errand, into)
 
-    def hasten(self, to: str, at: float) -> bool:
+    def hasten(self, to: str, at: float, *, is_node: bool = True) -> bool:
         """Have what failed for a node due at a time, at the latest; tells whether anything is earlier.
 
         It has failed all the same: so nobody has more time than before, to be heard of.
         """
         found = False
         for before in self.failing.pop(to, ()):
-            if at < before.at:
+            if before.why and not is_node:
+                self._fail(to, before)
+            elif at < before.at:
                 found = True
                 into = self.new(at, before.heard, 1)
                 for edge, errand in list(before.errands.items()):
                     self.put(edge, errand, into)
         return found
 
-    def new(self, at: float, heard: float, attempts: int, to: str | None = None) -> _Round[T]:
-        """Begin a round; of what has failed, if it is told for whom."""
-        made: _Round[T] = _Round(at, heard, attempts, to)
+    def _fail(self, to: str, waiting: _Round[T]) -> None:
+        self.failing.setdefault(to, {})[waiting] = None
+
+    def new(self, at: float, heard: float, attempts: int) -> _Round[T]:
+        """Begin a round."""
+        return self._begin(_Round(at, heard, attempts))
+
+    def turn(self, to: str, first: float, last: float) -> float | None:
+        """Give when what has failed for a node is tried again anyway, if that is within these times."""
+        times = (waiting.at for waiting in self.failing.get(to, ()))
+        return min((at for at in times if first <= at <= last), default=None)
+
+    def again(self, to: str, at: float, before: _Round[T], why: str) -> _Round[T]:
+        """Begin a round of what has failed."""
+        made = self._begin(_Round(at, before.heard, before.attempts + 1, to, why))
+        self._fail(to, made)
+        return made
+
+    def _begin(self, made: _Round[T]) -> _Round[T]:
         self._count += 1
-        heapq.heappush(self._heap, (at, self._count, made))
-        if to is not None:
-            self.failing.setdefault(to, {})[made] = None
+        heapq.heappush(self._heap, (made.at, self._count, made))
         return made
 
     def _pop(self) -> _Round[T]:
@@ -201,6 +223,7 @@ class Courier:
         self._posts: _Errands[Post] = _Errands()
         self._asks: _Errands[str] = _Errands()  # whom
         self._ending: set[bytes] = set()
+        self._part = 1.0
 
     def post(self, post: Post, now: float) -> None:
         """Send a receipt from now on."""
@@ -247,7 +270,7 @@ class Courier:
             if self._is_hopeless(asking, now):
                 for edge, to in list(asking.errands.items()):
                     self.unwatch(edge)
-                    self._give_up(edge, f"{to} was not heard of any more")
+                    self._give_up(edge, asking.why or f"{to} was not heard of any more")
             for edge, to in asking.errands.items():
                 asks.setdefault(to, []).append((edge, edge in self._ending))
         return [
@@ -268,11 +291,16 @@ class Courier:
     def _is_hopeless(self, tried: _Round[T], now: float) -> bool:
         return tried.attempts > 0 and now - tried.heard >= self._patience.give_up
 
-    def contact(self, to: str, now: float) -> bool:
-        """Know that a node is there: what failed is tried again soon; tells whether that is earlier."""
+    def contact(self, to: str, now: float, *, is_node: bool = False) -> bool:
+        """Know that an agent is there: what failed is tried again soon; tells whether that is earlier."""
         at = now + self._patience.retry_first  # not at once: it may say a lot, and answer nothing
-        found = to in self._posts.failing and self._posts.hasten(to, at)
-        return (to in self._asks.failing and self._asks.hasten(to, at)) or found
+        found = to in self._posts.failing and self._posts.hasten(to, at, is_node=is_node)
+        return (to in self._asks.failing and self._asks.hasten(to, at, is_node=is_node)) or found
+
+    def trouble(self, edge: bytes) -> str:
+        """Tell what is wrong where an edge's receipt is to be posted; nothing, as far as is known: empty."""
+        found = self._posts.find(edge)
+        return "" if found is None else found.why
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Know that a call was answered: what it did not settle is asked again in time."""
@@ -291,14 +319,14 @@ class Courier:
                 is_late = edge in self._ending and not is_told
                 self._asks.add(edge, call.to, 0.0 if is_late else patience.ask_every, now)
 
-    def failed(self, call: Call, now: float) -> None:
-        """Know that a call was not answered."""
-        part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
-        self._again(self._posts, (edge for edge, _ in call.receipts), call.to, part, now)
-        self._again(self._asks, (edge for edge, _ in call.asks), call.to, part, now)
+    def failed(self, call: Call, now: float, why: str = "") -> None:
+        """Know that a call was not answered; and why, if that will not pass by itself."""
+        self._part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
+        self._again(self._posts, (edge for edge, _ in call.receipts), call.to, why, now)
+        self._again(self._asks, (edge for edge, _ in call.asks), call.to, why, now)
 
     def _again(
-        self, errands: _Errands[T], edges: Iterable[bytes], to: str, part: float, now: float
+        self, errands: _Errands[T], edges: Iterable[bytes], to: str, why: str, now: float
     ) -> None:
         patience = self._patience
         later: dict[_Round[T], _Round[T]] = {}
@@ -307,7 +335,8 @@ class Courier:
             if before is None:
                 continue
             if before not in later:
-                wait = patience.retry_first * 2.0 ** min(before.attempts, 30)
-                at = now + min(patience.retry_most, wait) * part
-                later[before] = errands.new(at, before.heard, before.attempts + 1, to)
+                wait = math.inf if why else patience.retry_first * 2.0 ** min(before.attempts, 30)
+                wait = min(patience.retry_most, wait)
+                at = errands.turn(to, now + wait * 0.5, now + wait) or now + wait * self._part
+                later[before] = errands.again(to, at, before, why)
             errands.put(edge, before.errands[edge], later[before])

@@ -170,14 +170,18 @@ class Engine:
                 self.detector.told(edge, answer)
         self._absorb(now)
 
-    def failed(self, call: Call, now: float) -> None:
-        """Know that a call was not answered."""
+    def failed(self, call: Call, now: float, why: str = "") -> None:
+        """Know that a call was not answered; and why, if that will not pass by itself."""
         self._is_stirred = True
-        self._courier.failed(call, now)
+        self._courier.failed(call, now, why)
 
-    def contact(self, to: str | None, now: float) -> None:
-        """Know that a node is there: what failed is tried again soon."""
-        if to is not None and self._courier.contact(to, now):
+    def trouble(self, edge: bytes) -> str:
+        """Tell what is wrong where an edge's receipt is to be posted, if that is known; else empty."""
+        return self._courier.trouble(edge)
+
+    def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:
+        """Know that an agent is there, or even its node: what failed is tried again soon."""
+        if to is not None and self._courier.contact(to, now, is_node=is_node):
             self._is_stirred = True
 
     def called(self, call: Call, now: float) -> Reply:

@@ -26,7 +26,7 @@ from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.links import Links
 from quiesce.mesh.policy import DRIFT_SECONDS, Allowance
 from quiesce.mesh.pulling import Pull
-from quiesce.mesh.transport import PROBE, RECEIPTS, Memory
+from quiesce.mesh.transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -41,6 +41,7 @@ __all__: list[str] = []
 
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
+_TOLD_MAX = 1000
 _UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0
 _FLUSH_SECONDS = 3.0
 
@@ -58,6 +59,7 @@ class Exchange:
         self._pulls: dict[str, Pull] = {}
         self._polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
+        self._told: dict[str, None] = {}  # of whom it was said that they are no nodes
         self._is_over = False
         self._flush: Hold | None = None
         self._flush_by = math.inf
@@ -182,26 +184,40 @@ class Exchange:
         now = self._clock()
         if self._node._broken is not None:
             return
-        if reply is None:
-            self._engine.failed(call, now)
+        if isinstance(reply, str):
+            self._engine.failed(call, now, reply)
         else:
             self._engine.replied(call, reply, now)
-            self.contact(call.to, now)
+            self.contact(call.to, now, is_node=True)
         self._node._commit()
 
-    async def _ask(self, call: Call, seconds: float) -> Reply | None:
-        """Make a call; None if there is no answer that can be read."""
+    async def _ask(self, call: Call, seconds: float) -> Reply | str:
+        """Make a call; if there is no answer, what is wrong, if that will not pass by itself: else empty."""
         try:
             with anyio.fail_after(seconds):
                 body = await self._transport.call(call.to, RECEIPTS, wire.call_body(call))
-            return wire.parse_reply(body)
+            reply = wire.parse_reply(body)
+        except NoMesh as error:
+            return self._wrong(call.to, str(error))
+        except RemoteProtocolError as error:
+            return self._wrong(call.to, no_mesh(call.to, f"what it answers is none ({error})"))
         except (PeerLost, TimeoutError) as error:
             logger.debug("node %r did not reach %s: %s", self._node.name, call.to, error)
-        except RemoteProtocolError as error:
-            logger.warning("node %r does not understand %s: %s", self._node.name, call.to, error)
+            return ""
         except Exception:  # noqa: BLE001 - whatever a transport raises, there is no answer
             logger.exception("node %r could not call %s", self._node.name, call.to)
-        return None
+            return ""
+        self._told.pop(call.to, None)
+        return reply
+
+    def _wrong(self, to: str, why: str) -> str:
+        """Say what is wrong with an address, once until it is right."""
+        if to not in self._told:
+            if len(self._told) >= _TOLD_MAX:
+                self._told.clear()
+            self._told[to] = None
+            logger.warning("node %r: %s It is tried again, seldom.", self._node.name, why)
+        return why
 
     # Asking for receipts that are not posted.
 
@@ -221,10 +237,12 @@ class Exchange:
             while pull.edges and node._broken is None:
                 with pull.asking() as asked:
                     reply = await self._ask(asked.call, asked.seconds)
-                    asked.is_answered = reply is not None
-                    if reply is not None:
+                    if isinstance(reply, str):
+                        asked.why = reply
+                    else:
+                        asked.is_answered = True
                         now = self._clock()
-                        engine.contact(pull.to, now)
+                        engine.contact(pull.to, now, is_node=True)
                         engine.heard(reply.answers, now)
                         node._commit()
                 await pull.rest(asked, engine.detector.is_open)
@@ -232,12 +250,12 @@ class Exchange:
             if self._pulls.get(pull.to) is pull:
                 del self._pulls[pull.to]
 
-    def contact(self, to: str, now: float) -> None:
-        """Know that a node is there: what failed is tried again soon, not when it would be its turn."""
+    def contact(self, to: str, now: float, *, is_node: bool = False) -> None:
+        """Know that an agent is there: what failed is tried again soon, not when it would be its turn."""
         pull = self._pulls.get(to)
         if pull is not None:
-            pull.contact()
-        self._engine.contact(to, now)
+            pull.contact(is_node=is_node)
+        self._engine.contact(to, now, is_node=is_node)
 
     # Being called.
 

@@ -138,6 +138,11 @@ async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
         raise PeerLost(str(error)) from error
     busy: list[Busy] = []
     hops = [hop for edge in edges if (hop := node._engine.detector.find(edge)) is not None]
+    for edge in edges:
+        if why := node._engine.trouble(edge):  # it has ended, and whoever asks was not told
+            parent = node._engine.detector.hop(edge).parent
+            why = f"to have its receipt taken: {why}"
+            busy.append(Busy(mark(edge), parent, node.name, "waits", None, why))
 
     async def gather(hop: Hop) -> None:
         busy.extend(await _gather(node, transport, hop, within))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.errors import ArgumentError, PeerLost, SdkMissing
 from quiesce.mesh import wire
 from quiesce.mesh.hop import current_hop
+from quiesce.mesh.transport import not_ok
 
 try:
     import httpx
@@ -47,7 +48,7 @@ class Http:
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or one that is no success.
+        *Raises*: `PeerLost` if there is no answer, or one that is no success; `NoMesh` if what answers is no node.
         """
         client = self._client
         if client is None:
@@ -58,8 +59,7 @@ class Http:
             response = await client.send(request, stream=True, follow_redirects=False)
             try:
                 if response.status_code != _OK:
-                    message = f"{to} answered {response.status_code}"
-                    raise PeerLost(message)
+                    raise not_ok(to, response.status_code)
                 return await _read(response, to)
             finally:
                 await response.aclose()

@@ -5,7 +5,8 @@ There is one question at a time to each node. It is answered as soon as one of i
 1. When there is one more edge, the question is put anew; but not so often that no answer ever comes.
 2. If there are more edges than go into a question, each is asked for in its turn, and each question waits
    for less: so all of them are asked for about as often, as long as there are less than some ten thousand.
-3. A question that failed is put again later each time; soon, as soon as the node is heard of.
+3. A question that failed is put again later each time; soon, as soon as the node is heard of. If something
+   else has answered it, it is put again seldom, until a node does.
 """
 
 from __future__ import annotations
@@ -37,25 +38,37 @@ _PAUSE_SECONDS = 1.0  # if a question is answered at once, and nothing has chang
 class Asked:
     """One question."""
 
-    __slots__ = ("began", "call", "is_answered", "is_interrupted", "seconds")
+    __slots__ = ("began", "call", "is_answered", "is_interrupted", "seconds", "why")
 
     def __init__(self, call: Call, seconds: float) -> None:
         self.call = call
         self.seconds = seconds
         self.began: float = anyio.current_time()
         self.is_answered = self.is_interrupted = False
+        self.why = ""  # it failed, if that will not pass by itself
 
 
 class Pull:
     """The edges that one node is asked for."""
 
-    __slots__ = ("_anew_at", "_failures", "_out", "_patience", "_puts", "_rest", "edges", "to")
+    __slots__ = (
+        "_anew_at",
+        "_failures",
+        "_is_wrong",
+        "_out",
+        "_patience",
+        "_puts",
+        "_rest",
+        "edges",
+        "to",
+    )
 
     def __init__(self, to: str, patience: Patience) -> None:
         self.to = to
         self.edges: dict[bytes, None] = {}
         self._patience = patience
         self._failures = 0
+        self._is_wrong = False
         self._puts = 0  # in vain, one right after the other
         self._anew_at = 0.0
         self._out: anyio.CancelScope | None = None
@@ -88,6 +101,7 @@ class Pull:
             self._failures = 0
         elif not asked.is_interrupted:
             self._failures += 1
+            self._is_wrong = bool(asked.why)
         seen = dict.fromkeys(edge for edge, _ in asked.call.asks)
         others = (edge for edge in self.edges if edge not in seen)
         self.edges = {edge: None for edge in (*others, *seen) if is_open(edge)}
@@ -104,6 +118,8 @@ class Pull:
     async def _back_off(self) -> None:
         patience = self._patience
         wait = min(patience.retry_most, patience.retry_first * 2.0 ** min(self._failures, 30))
+        if self._is_wrong:
+            wait = patience.retry_most
         wait *= 0.5 + 0.5 * random.random()  # noqa: S311 - so that not all come back at once
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + wait) as self._rest:
@@ -111,9 +127,9 @@ class Pull:
         finally:
             self._rest = None
 
-    def contact(self) -> None:
-        """Know that the node is there: if the last question failed, the next one is put soon."""
-        if self._failures:
+    def contact(self, *, is_node: bool) -> None:
+        """Know that the agent is there: if the last question failed, the next one is put soon (3)."""
+        if self._failures and (is_node or not self._is_wrong):
             self._failures = 1
             if self._rest is not None:
                 # Not at once: it may say a lot, and answer no question.

@@ -12,6 +12,28 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Transport"]
 
 RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
+# Said by what is there, and is no node, or does not pass on what is for one. Not by one that is being
+# started, or by a proxy whose server is down.
+_NOT_HERE = frozenset((301, 302, 303, 307, 308, 404, 405, 410, 501))
+
+
+class NoMesh(PeerLost):
+    """Something answers at the address of a node, and it is none."""
+
+
+def not_ok(to: str, status: int) -> PeerLost:
+    """Give what an HTTP answer means that is no success."""
+    if status in _NOT_HERE:
+        return NoMesh(no_mesh(to, f"it answered {status}"))
+    return PeerLost(f"{to} answered {status}")
+
+
+def no_mesh(to: str, how: str) -> str:
+    """Say what is wrong with an address, and what to do."""
+    return (
+        f"no mesh at {to}: {how}. Is node.asgi mounted there, is its url= right, and, if it is below a path, "
+        "is it in peers=?"
+    )
 
 
 class Transport(Protocol):
@@ -22,7 +44,8 @@ class Transport(Protocol):
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or one that is no success.
+        *Raises*: `PeerLost` if there is no answer, or one that is no success; `NoMesh`, which is one, if what
+        answers is no node.
         """
 
     async def aclose(self) -> None:

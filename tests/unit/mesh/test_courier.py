@@ -175,6 +175,31 @@ def test_what_failed_is_tried_at_once_if_the_node_has_answered() -> None:
     assert courier._asks.failing == {}
 
 
+def test_where_something_else_answers_it_is_tried_seldom_and_not_given_up_sooner() -> None:
+    """A message that is answered there says nothing of the node; a call that is answered does."""
+    courier, given_up = new()
+    courier.post(Post(ONE, "a", DONE), 0.0)
+    courier.watch(Watch(TWO, "a", cancel=True), 0.0)
+    assert courier.trouble(ONE) == ""
+    (call,) = courier.due(0.0)
+    courier.failed(call, 0.0, "no mesh")
+    assert courier.trouble(ONE) == "no mesh"
+    assert courier.trouble(TWO) == ""
+    assert not courier.contact("a", 1.0)
+    assert courier.next_at() == 4.0  # the longest that there is
+    assert courier.contact("a", 1.0, is_node=True)
+    assert courier.next_at() == 2.0
+    now, times = 2.0, 0
+    while courier._asks:
+        for call in courier.due(now):
+            times += 1
+            courier.failed(call, now, "no mesh")
+        now = courier.next_at()
+    assert given_up == [(TWO, "no mesh")]
+    assert times == 25
+    assert courier.unposted == 0
+
+
 def edges(count: int) -> list[bytes]:
     """Give so many edges."""
     return [number.to_bytes(12, "big") for number in range(count)]
@@ -232,6 +257,24 @@ def test_what_failed_together_is_tried_again_together() -> None:
     assert again == one
     courier.failed(again, 4.0)
     assert courier.next_at() == 6.0
+
+
+def test_what_failed_one_after_the_other_is_tried_again_together() -> None:
+    """However many edges wait for a dead node, it is called once in a while; each has its own time."""
+    courier, given_up = new()
+    for number, edge in enumerate(edges(40)):
+        courier.watch(Watch(edge, "a"), number * 1.7)
+    times: list[float] = []
+    while (now := courier.next_at()) < math.inf:
+        times.append(now)
+        for call in courier.due(now):
+            courier.failed(call, now)
+        while given_up:
+            edge, _ = given_up.pop(0)
+            sent = int.from_bytes(edge, "big") * 1.7
+            assert sent + 99.0 <= now <= sent + 105.0
+    assert courier.unposted == len(courier._asks) == 0
+    assert len([one for one in times if 100 <= one < 128]) < 20
 
 
 def test_a_wish_to_end_gives_a_silent_node_no_more_time() -> None:

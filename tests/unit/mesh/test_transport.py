@@ -7,6 +7,7 @@ import pytest
 from quiesce import UsageError
 from quiesce.errors import PeerLost
 from quiesce.mesh import Memory
+from quiesce.mesh.transport import NoMesh, not_ok
 
 
 async def echo(path: str, body: bytes) -> bytes:
@@ -30,6 +31,25 @@ async def test_a_node_is_found_while_it_is_there() -> None:
     with pytest.raises(PeerLost):
         await memory.call("http://a", "/p", b"b")
     await memory.aclose()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 405, 410, 501])
+def test_what_is_no_node_says_so_by_its_status(status: int) -> None:
+    """A plain server, or a proxy that has lost a prefix; who reads it knows what to look for."""
+    error = not_ok("http://b", status)
+    assert isinstance(error, NoMesh)
+    text = (
+        f"no mesh at http://b: it answered {status}. Is node.asgi mounted there, is its url= right"
+    )
+    assert str(error).startswith(text)
+
+
+@pytest.mark.parametrize("status", [201, 400, 401, 403, 408, 413, 429, 500, 502, 503, 504])
+def test_one_that_does_not_answer_now_may_be_a_node(status: int) -> None:
+    """It is down, or starting, or has too much to do."""
+    error = not_ok("http://b", status)
+    assert not isinstance(error, NoMesh)
+    assert str(error) == f"http://b answered {status}"
 
 
 def test_an_address_is_one_nodes() -> None:
