@@ -108,6 +108,8 @@ class Exchange:
     def closing(self) -> None:
         """Hold the node open until receipts that are due are posted: it is about to be closed."""
         if self._flush is None:
+            for hop in self._node._hops.values():
+                hop._hold_unbegun()
             code = self.closing.__code__
             self._flush = Hold(self._scope, "receipts", "to be posted", self._left(), code, 0)
             self._scope._insert(self._flush, self._flush)

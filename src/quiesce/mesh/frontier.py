@@ -110,7 +110,8 @@ def _own(node: Node, hop: Hop) -> Busy:
     names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
     more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
     age = node._clock() - scope.since
-    return Busy(mark(hop.edge), hop.parent, node.name, "at work", age, names + more)
+    what = names + more or "not begun"
+    return Busy(mark(hop.edge), hop.parent, node.name, "at work", age, what)
 
 
 async def _ask(transport: Transport, to: str, edges: list[bytes], within: float) -> list[Busy]:

@@ -7,6 +7,8 @@ flight, the hop has ended: it starts nothing and sends nothing any more. What ho
 2. It ends in a step in which nothing of it is in flight, and nothing that has just ended can start more:
    a turn of the event loop lies between, unless the handler alone was ever in it.
 3. It ends once. Who cancels it, cancels all of it, and waits for its end as ever.
+4. One that nobody has begun is held in a drain, for somebody still may; it is lost at the deadline, and as
+   soon as nobody can begin it any more, because its part was dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import failures
+from quiesce.core import report as reports
 from quiesce.core.current import current_scope
+from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light import LightScope
 from quiesce.core.node import State, logger
 from quiesce.errors import CascadeCancelled, UsageError
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Hop", "current_hop"]
 
 _SHUT_DOWN = "its agent was shut down"
+_NOT_BEGUN = "nobody has begun it"
 
 
 def current_hop() -> Hop | None:
@@ -53,7 +58,9 @@ class Hop(LightScope):
     it, and has to end before the sender is told that the message is done.
     """
 
-    __slots__ = ("_awaited", "_ended", "_mesh", "_record", "_status", "_why", "mark")
+    __slots__ = (
+        "_awaited", "_ended", "_mesh", "_record", "_status", "_unbegun", "_why", "mark",
+    )  # fmt: skip
 
     _kind = "hop"
 
@@ -64,6 +71,7 @@ class Hop(LightScope):
         self._status: Status = "done"
         self._why = ""
         self._awaited = self._ended = False
+        self._unbegun: Hold | None = None
         self.mark: str = mark(record.edge)
         """What the message is called in settlements and logs."""
         super().__init__(node._model, name, _getframe(2).f_code)
@@ -162,7 +170,43 @@ class Hop(LightScope):
         # What is stuck still runs: nobody can say that it has ended.
         if report is None or not report.stuck:
             is_cut = report is not None and (report.cancelled or report.undelivered)
+            if self._unbegun is not None:
+                self._status, self._why = "lost", _NOT_BEGUN
             self._end(_SHUT_DOWN if is_cut or not self._awaited else "")
+
+    def _hold_unbegun(self) -> None:
+        """Be held, in a drain, if nobody has begun it: or nobody would see that it is there (4)."""
+        if not (self._holds or self._awaited or self._ended or self._unbegun):
+            hold = Hold(self, "message", "not begun", NOTHING, self._code, 0, self._forsake)
+            self._unbegun = hold
+            self._insert(hold, hold)
+
+    def _forsake(self) -> None:
+        """Wait no more for somebody to begin it: the drain is over."""
+        hold = self._unbegun
+        if hold is not None and not hold.released:
+            self._lose((reports.ended(hold, self.name, self._backend.clock()),), given_up=True)
+            hold.release()
+
+    def _begun(self) -> None:
+        if self._unbegun is not None:
+            self._unbegun.release()
+            self._unbegun = None
+
+    def _drop(self) -> None:
+        """Know that nobody can begin it, or end its part, any more (4)."""
+        if self._ended or self._state is State.CLOSED:
+            return
+        if self._awaited or (self._holds and self._unbegun is None):
+            logger.warning("%s was begun by a part that was dropped before it ended", self.name)
+            return
+        logger.warning(
+            "%s was taken, and its part was dropped before anybody has begun it: it is lost. Write "
+            "`async with node.handle(...)`", self.name,
+        )  # fmt: skip
+        self._status, self._why = "lost", _NOT_BEGUN
+        self._begun()
+        self._finish()
 
     def _end(self, why: str) -> None:
         if self._ended:
@@ -216,6 +260,7 @@ class Part:
             raise UsageError(message)
         self._body = hop._backend.body()
         self._stay = hop.occupy(self._kind, self._name, on_stop=self._body.interrupt)
+        hop._begun()
         return hop
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
@@ -252,3 +297,14 @@ class Part:
         left = self.leave(exc)
         if left is not exc and left is not None:
             raise left
+
+
+class Taken(Part):
+    """The part that begins a hop; if it is dropped, nobody else can (4)."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        """Have the hop know, in its event loop: this may be any thread."""
+        if self._stay is None or not self._stay.released:
+            self._hop._backend.post(self._hop._drop)

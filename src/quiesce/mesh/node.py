@@ -29,7 +29,7 @@ from quiesce.mesh.engine import Engine
 from quiesce.mesh.exchange import Exchange
 from quiesce.mesh.facts import NOT_NOW, WORKING, Closed, Settle
 from quiesce.mesh.home import Home
-from quiesce.mesh.hop import Hop, Part, failed
+from quiesce.mesh.hop import Hop, Part, Taken, failed
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.policy import Policy, address, is_early, is_late
 from quiesce.mesh.receipt import mark
@@ -274,7 +274,7 @@ class Node:
 
     def _handle(self, edge: wire.Handed | str | bytes, why_not: str | None) -> Part:
         handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
-        return Part(self._arrive(handed, why_not), "handler", "handler")
+        return Taken(self._arrive(handed, why_not), "handler", "handler")
 
     async def _serve(self, path: str, body: bytes) -> bytes:
         """Answer a call of another node, however it came."""

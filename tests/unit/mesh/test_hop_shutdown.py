@@ -9,14 +9,15 @@ import pytest
 
 from quiesce import Scope, UsageError
 from quiesce.errors import CascadeCancelled
-from quiesce.mesh import Unknown
+from quiesce.mesh import SettledWithLosses, Unknown
 from tests.stress import CANCELLED, lasting, turns
-from tests.unit.mesh.meshing import World
+from tests.unit.mesh.meshing import World, here
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quiesce.mesh import Hop
+    from quiesce.mesh import Cascade, Hop
+    from quiesce.mesh.hop import Part
 
 
 async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:
@@ -140,3 +141,110 @@ async def test_what_is_stuck_has_no_receipt(tmp_path: Path) -> None:
         await turns(5)
         assert node._journal is not None
         node._journal.close()
+
+
+# Messages that nobody begins.
+
+
+class Taken:
+    """A message that an agent has taken, and not begun."""
+
+    def __init__(self, world: World) -> None:
+        """Know its world."""
+        self._world = world
+        self.parts: list[Part] = []
+
+    async def begin(self) -> Cascade:
+        """Hand it over."""
+        node, self.node = await self._world.add("a"), await self._world.add("b")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                self.parts.append(self.node.handle(handing.header))
+                handing.answered(self.node.answer(self.parts[0]._hop))
+        return cascade
+
+
+async def lost(cascade: Cascade) -> None:
+    """See that a message was lost, and why."""
+    found = await cascade.settled(5)
+    assert isinstance(found, SettledWithLosses)
+    assert "lost" in str(found)
+    assert "(nobody has begun it)" in str(found)
+
+
+@pytest.mark.parametrize("ends", [lambda node: node.drain(0.2), lambda node: node.aclose()])
+async def test_what_nobody_has_begun_is_lost_with_its_node(ends: Any, tmp_path: Path) -> None:
+    """It was taken, and nobody has done it: the report says so, and whoever has sent it is told."""
+    async with World(tmp_path) as world:
+        taken = Taken(world)
+        cascade = await taken.begin()
+        began = anyio.current_time()
+        report = await ends(taken.node)
+        assert anyio.current_time() - began < 1
+        (item,) = report.undelivered
+        assert (item.kind, item.name) == ("message", "not begun")
+        await lost(cascade)
+
+
+async def test_what_is_begun_in_a_drain_is_done(tmp_path: Path) -> None:
+    """Whoever has it may have it in a queue: the drain waits for that, and says what it waits for."""
+    async with World(tmp_path) as world, Scope("draining") as scope:
+        taken = Taken(world)
+        cascade = await taken.begin()
+        (_, busy) = (await cascade.frontier()).entries
+        assert busy.what == "not begun"
+        job = scope.spawn(taken.node.drain, None)
+        await turns(5)
+        assert "message not begun" in str(taken.node.frontier())
+        async with taken.parts[0]:
+            await turns(5)
+            assert "message not begun" not in str(taken.node.frontier())
+        assert (await job).ok
+        found = await cascade.settled(5)
+        assert found.ok
+        assert found.receipt.hops == 2
+
+
+@pytest.mark.parametrize("draining", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.real_time
+async def test_what_nobody_can_begin_any_more_is_lost_at_once(
+    draining: bool,  # noqa: FBT001 - a parameter of the test
+    elsewhere: bool,  # noqa: FBT001 - another
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its part was dropped, in whatever thread: that is a mistake, and is told."""
+    async with World(tmp_path) as world, Scope("draining") as scope:
+        taken = Taken(world)
+        cascade = await taken.begin()
+        if draining:
+            scope.spawn(taken.node.drain, None)
+            await turns(5)
+        if elsewhere:
+            await anyio.to_thread.run_sync(taken.parts.clear)
+        else:
+            taken.parts.clear()
+        await lost(cascade)
+        (line,) = caplog.records
+        assert "dropped before anybody has begun it: it is lost" in line.getMessage()
+        assert not taken.node._hops
+
+
+@pytest.mark.backends("asyncio")
+async def test_what_was_begun_by_a_part_that_is_gone_is_not_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may still run: that is told, and nothing else is."""
+    async with World(tmp_path) as world:
+        taken = Taken(world)
+        cascade = await taken.begin()
+        hop = taken.parts.pop().enter()
+        await turns(3)
+        (line,) = caplog.records
+        assert "a part that was dropped before it ended" in line.getMessage()
+        assert isinstance(await cascade.settled(0), Unknown)
+        (stay,) = hop._holds.values()
+        stay.release()  # type: ignore[attr-defined]  # it is a Stay
+        hop._part_ended()
+        assert (await cascade.settled(5)).ok

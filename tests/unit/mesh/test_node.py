@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -440,19 +439,3 @@ async def test_what_is_not_of_the_protocol_begins_nothing() -> None:
                 node.handle(text)
         assert not node._hops
         assert not node._engine.detector._over
-
-
-async def test_a_part_that_was_never_entered_ends_with_its_node(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It was taken, and nobody has done it: so it was cancelled."""
-    caplog.set_level(logging.DEBUG)
-    async with World() as world:
-        node, other = await world.add("a"), await world.add("b")
-        async with node.cascade("c") as cascade:
-            with here().delegate("http://b") as handing:
-                part = other.handle(handing.header)
-                handing.answered(other.answer(part._hop))
-        await other.drain(1)
-        found = await cascade.settled(1, require="participants")
-        assert found.receipt.cancelled == 1
