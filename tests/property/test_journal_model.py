@@ -1,7 +1,7 @@
 """Random lives of a journal, against a plain list of what was written.
 
-Processes come and go, and die in mid-write and in mid-compaction; the disk is full, and files are torn
-and changed. What `write` has returned from is there again, or the file is refused; a part of a line at
+Processes come and go, and die in mid-write and in mid-compaction, between any two steps of it; the disk
+is full, and files are torn and changed. What `write` has returned from is there again, or the file is refused; a part of a line at
 the end is dropped, and nothing else. A failure prints the steps, and a line that replays them.
 `QUIESCE_MODEL_EXAMPLES=5000` makes it a long run, `QUIESCE_MODEL_SHRINK=1` a failure short.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quiesce.mesh.facts import Record
+    from quiesce.mesh.journal import Draft
 
 EXAMPLES = int(os.environ.get("QUIESCE_MODEL_EXAMPLES", "80"))
 STEPS = 30
@@ -104,6 +105,8 @@ class Life(RuleBasedStateMachine):
         self.journal = Journal(self.path)
         self.is_open = False
         self.model: list[Record] = []
+        self.draft: Draft | None = None
+        self.drafted: list[Record] = []
 
     def teardown(self) -> None:
         """See once more that everything is there."""
@@ -123,6 +126,7 @@ class Life(RuleBasedStateMachine):
         """Be the next process: all is there that was written."""
         self.journal = Journal(self.path, durability=durability)
         assert self.journal.open() == self.model
+        assert not self.path.with_name("node.journal.new").exists()
         self.is_open = True
 
     @precondition(lambda self: self.is_open)
@@ -132,6 +136,7 @@ class Life(RuleBasedStateMachine):
         for _ in range(times):
             self.journal.close()
         self.is_open = False
+        self.draft = None
 
     @precondition(lambda self: self.is_open)
     @rule(batch=batches, at_once=st.integers(1, 300))
@@ -140,7 +145,12 @@ class Life(RuleBasedStateMachine):
         disk = Disk(0, None, at_once)
         with mock.patch.object(os, "write", disk.write):
             self.journal.write(batch)
+        self.wrote(batch)
+
+    def wrote(self, batch: list[Record]) -> None:
+        """Know that something was written: a draft has it as well."""
         self.model += batch
+        self.drafted += batch
 
     @precondition(lambda self: self.is_open)
     @rule(batch=batches, room=places, error=st.sampled_from([errno.ENOSPC, errno.EIO]))
@@ -153,7 +163,7 @@ class Life(RuleBasedStateMachine):
             except OSError as failure:
                 assert failure.errno == error  # noqa: PT017 - or nothing is raised
             else:
-                self.model += batch
+                self.wrote(batch)
 
     @precondition(lambda self: self.is_open)
     @rule(batch=batches, room=places)
@@ -166,56 +176,103 @@ class Life(RuleBasedStateMachine):
         self.die()
 
     def die(self) -> None:
-        """Be gone: the system closes what was open."""
-        self.journal.close()
+        """Be gone: the system closes what was open, and a draft stays where it is."""
+        with dead():
+            self.journal.close()
         self.is_open = False
+        self.draft = None
 
-    @precondition(lambda self: self.is_open)
+    # A draft, which is to take the place of the file.
+
+    @precondition(lambda self: self.is_open and self.draft is None)
     @rule(batch=batches)
-    def compact(self, batch: list[Record]) -> None:
-        """Have only this, in place of all before."""
-        self.journal.compact(batch)
-        self.model = list(batch)
+    def begin_draft(self, batch: list[Record]) -> None:
+        """Begin one, with something else in it."""
+        self.draft = self.journal.draft(iter)
+        self.draft.add(batch)
+        self.drafted = list(batch)
 
-    @precondition(lambda self: self.is_open)
-    @rule(batch=batches, room=places)
-    def compact_and_fail(self, batch: list[Record], room: int) -> None:
+    @precondition(lambda self: self.draft is not None)
+    @rule(batch=batches)
+    def add(self, batch: list[Record]) -> None:
+        """Have more in it; the journal has not."""
+        assert self.draft is not None
+        self.draft.add(batch)
+        self.drafted += batch
+
+    @precondition(lambda self: self.draft is not None)
+    @rule(at_once=st.integers(1, 300), sync=st.booleans())
+    def put(self, at_once: int, *, sync: bool) -> None:
+        """Write what it has by then."""
+        assert self.draft is not None
+        with mock.patch.object(os, "write", Disk(0, None, at_once).write):
+            self.draft.put(self.draft.take(), sync=sync)
+
+    @precondition(lambda self: self.draft is not None)
+    @rule()
+    def drop(self) -> None:
+        """Think better of it."""
+        assert self.draft is not None
+        self.draft.drop()
+        self.draft = None
+
+    @precondition(lambda self: self.draft is not None)
+    @rule()
+    def replace(self) -> None:
+        """Have only what is in it, in place of all before."""
+        assert self.draft is not None
+        self.draft.replace()
+        self.draft, self.model = None, list(self.drafted)
+
+    @precondition(lambda self: self.draft is not None)
+    @rule(room=places, is_last=st.booleans())
+    def fail_at_the_draft(self, room: int, *, is_last: bool) -> None:
         """Have no room for it: all before is there, and nothing lies about."""
+        assert self.draft is not None
         disk = Disk(room % 300, OSError(errno.ENOSPC, "No space left on device"))
         with mock.patch.object(os, "write", disk.write):
             try:
-                self.journal.compact(batch)
+                if is_last:
+                    self.draft.replace()
+                else:
+                    self.draft.put(self.draft.take(), sync=True)
             except OSError:
-                assert not self.path.with_name("node.journal.new").exists()
-            else:
-                self.model = list(batch)
+                self.drop()
+                return
+        if is_last:
+            self.draft, self.model = None, list(self.drafted)
 
-    @precondition(lambda self: self.is_open)
-    @rule(batch=batches, room=places, stage=st.sampled_from(["write", "sync", "before", "after"]))
-    def compact_and_die(self, batch: list[Record], room: int, stage: str) -> None:
+    @precondition(lambda self: self.draft is not None)
+    @rule(
+        room=places, stage=st.sampled_from(["between", "put", "write", "sync", "before", "after"])
+    )
+    def die_at_the_draft(self, room: int, stage: str) -> None:
         """Die in the midst of it: all is as before or as after, and something may lie about."""
+        assert self.draft is not None
         replace = Path.replace
 
         def die_after(*paths: Any) -> None:
             replace(*paths)
             raise Killed
 
-        disk = Disk(room % 200, Killed())
+        writing = mock.patch.object(os, "write", Disk(room % 200, Killed()).write)
         deaths: dict[str, Any] = {
-            "write": mock.patch.object(os, "write", disk.write),
+            "between": contextlib.nullcontext(),
+            "put": writing,
+            "write": writing,
             "sync": mock.patch.object(os, "fdatasync", side_effect=Killed),
             "before": mock.patch.object(Path, "replace", side_effect=Killed),
             "after": mock.patch.object(Path, "replace", die_after),
         }
-        died = True
-        with deaths[stage], dead():
-            try:
-                self.journal.compact(batch)
-                died = False
-            except Killed:
-                pass
-        if stage == "after" or not died:
-            self.model = list(batch)
+        is_replaced = stage == "after"
+        with deaths[stage], dead(), contextlib.suppress(Killed):
+            if stage == "put":
+                self.draft.put(self.draft.take(), sync=True)
+            elif stage != "between":
+                self.draft.replace()
+                is_replaced = True
+        if is_replaced:
+            self.model = list(self.drafted)
         self.die()
 
     @precondition(lambda self: self.is_open)
@@ -272,9 +329,10 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_size_is_known(self) -> None:
-        """It has as many bytes as it says."""
+        """It has as many bytes as it says, and nothing lies about."""
         if self.is_open:
             assert self.journal.size == self.path.stat().st_size
+            assert self.path.with_name("node.journal.new").exists() == (self.draft is not None)
 
 
 TestLife = Life.TestCase

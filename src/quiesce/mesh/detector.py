@@ -176,6 +176,7 @@ class Detector:
         self._edges: dict[bytes, Edge] = {}
         self._over: dict[bytes, bytes | None] = {}  # receipts, packed
         self._long_over: dict[bytes, bytes | None] = {}
+        self._frozen: dict[bytes, bytes | None] = {}  # those of `_over` that a compaction reads
         self._effects: list[Record | Act] = []
 
     def take(self) -> list[Effect]:
@@ -221,7 +222,7 @@ class Detector:
         hop = self._hops.get(edge)
         if hop is not None:
             return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
-        for over in (self._over, self._long_over):
+        for over in (self._over, self._long_over, self._frozen):
             if edge in over:
                 packed = over[edge]
                 return self._never() if packed is None else Answer("closed", unpack(packed))
@@ -427,23 +428,36 @@ class Detector:
 
         Whoever calls it knows that no copy of their messages comes any more, and no question.
         """
-        self._long_over, self._over = self._over, {}
+        if self._frozen:  # what has come to be over since then is kept for longer
+            self._long_over, self._frozen = self._frozen, {}
+        else:
+            self._long_over, self._over = self._over, {}
 
     def snapshot(self) -> Iterator[Record]:
         """Give records from which all that is known now can be restored, in place of those before."""
-        for over in (self._long_over, self._over):
+        for over in (self._long_over, self._frozen, self._over):
             for edge, packed in over.items():
                 yield Over(edge, packed)
         for hop in self._hops.values():
-            yield Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
-            if hop.tally is not NOTHING:
-                yield Tallied(hop.edge, hop.tally.sum())
+            yield from self.records_of(hop.edge)
             for edge, sent in hop.edges.items():
                 yield Sent(hop.edge, edge, sent.to)
-            if hop.receipt is not None:
-                yield Closed(hop.edge, hop.receipt)
-            elif hop.state is HopState.WAITING:
-                yield Ended(hop.edge, hop.status, hop.seconds, hop.why)
+
+    def records_of(self, edge: bytes) -> list[Record]:
+        """Give the same of one edge that came, except for the edges that were sent from it."""
+        hop = self._hops.get(edge)
+        if hop is None:
+            tables = (self._over, self._long_over, self._frozen)
+            return [Over(edge, over[edge]) for over in tables if edge in over]
+        begun = Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
+        records: list[Record] = [begun]
+        if hop.tally is not NOTHING:
+            records.append(Tallied(hop.edge, hop.tally.sum()))
+        if hop.receipt is not None:
+            records.append(Closed(hop.edge, hop.receipt))
+        elif hop.state is HopState.WAITING:
+            records.append(Ended(hop.edge, hop.status, hop.seconds, hop.why))
+        return records
 
     # After a restart.
 

@@ -10,7 +10,9 @@ What holds:
    the one before is dead.
 3. A last line that is not whole was not returned from, and is dropped. Anything else that is not as it
    was written is refused: a node that forgets without knowing would run things twice.
-4. A compaction takes the place of the file in one step.
+4. A draft (a smaller file) takes the place of the file in one step. Until then the file has everything,
+   and after it the draft has: whoever dies in between leaves one or the other, whole.
+5. What is slow about a draft (to write it, to sync it, to be rid of a file) is done in threads.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import zlib
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from types import NoneType
@@ -35,9 +39,10 @@ if TYPE_CHECKING:
 
     from quiesce.mesh.facts import Record
 
-__all__ = ["Journal"]
+__all__ = ["Draft", "Journal"]
 
 _HEAD = b"quiesce journal 0\n"
+_LARGE = 1024 * 1024
 _SPACE = 9  # a checksum of eight digits, and a space
 
 
@@ -57,7 +62,8 @@ class Journal:
         self._lock: int | None = None
         self._file: int | None = None
         self._size = 0
-        self._is_spoiled = False
+        self._spoiled = ""  # why nothing may be written any more
+        self._draft: Draft | None = None
 
     def open(self) -> list[Record]:
         """Open the file, and give what it has.
@@ -70,6 +76,7 @@ class Journal:
             raise UsageError(message)
         try:
             self._lock = self._take_lock()
+            self._draft_path.unlink(missing_ok=True)  # of a process that died at it
             return self._read()
         except BaseException:
             self.close()
@@ -132,17 +139,19 @@ class Journal:
 
     def write(self, records: Iterable[Record]) -> None:
         """Write records; they last when this returns (1)."""
+        if self._draft is not None:
+            records = tuple(records)  # they are read twice
         data = b"".join(map(_line, records))
         if data:
             self._append(data)
             if self._syncs:
                 os.fdatasync(self._opened())
+            if self._draft is not None:
+                self._draft.follow(records)
 
     def _opened(self) -> int:
-        if self._is_spoiled:
-            message = (
-                f"the journal {self.path} has a part of a line at its end: nothing may follow it"
-            )
+        if self._spoiled:
+            message = f"the journal {self.path} {self._spoiled}: nothing may follow it"
             raise JournalBroken(message)
         if self._file is None:
             message = f"the journal {self.path} is not open"
@@ -160,27 +169,31 @@ class Journal:
             except OSError:
                 # What was written next would be taken for the rest of that line. The lock is kept:
                 # this process is not dead.
-                self._is_spoiled = True
+                self._spoiled = "has a part of a line at its end"
             raise
         self._size = before + len(data)
 
-    def compact(self, records: Iterable[Record]) -> None:
-        """Have only these records, in place of all before (4)."""
+    @property
+    def _draft_path(self) -> Path:
+        return self.path.with_name(self.path.name + ".new")
+
+    def draft(self, follow: Callable[[Iterable[Record]], Iterable[Record]]) -> Draft:
+        """Begin a file that may take the place of this one (4).
+
+        Args:
+            follow: Is given what is written from now on, and gives what the draft is to have of it.
+        """
         self._opened()
-        path = self.path.with_name(self.path.name + ".new")
-        new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            data = _HEAD + b"".join(map(_line, records))
-            _write_all(new, data)
-            os.fdatasync(new)  # or the name may be the new file's before its content is there
-            path.replace(self.path)
-        except BaseException:
-            os.close(new)
-            path.unlink(missing_ok=True)
-            raise
-        os.close(self._opened())
-        self._file, self._size = new, len(data)
-        self._sync_folder()
+        if self._draft is not None:
+            message = f"the journal {self.path} has a draft already"
+            raise UsageError(message)
+        self._draft = draft = Draft(self, self._draft_path, follow)
+        return draft
+
+    def drop_draft(self) -> None:
+        """Have no draft, and nothing left of it."""
+        if self._draft is not None:
+            self._draft.drop()
 
     def _sync_folder(self) -> None:
         if self._syncs:
@@ -192,11 +205,126 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file; it may be called again."""
+        self.drop_draft()
         for number in (self._file, self._lock):  # the lock last
             if number is not None:
                 os.close(number)
         self._file = self._lock = None
-        self._is_spoiled = False
+        self._spoiled = ""
+
+
+class Draft:
+    """A file that is to take the place of a journal's.
+
+    Its lines are made in the event loop, where nothing changes meanwhile, and are written by `put`, in a
+    thread. It may be dropped at any time, also while a thread is at it: the last of both closes the file,
+    so that no thread ever writes to one of the same number that somebody else has opened since.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        path: Path,
+        follow: Callable[[Iterable[Record]], Iterable[Record]],
+    ) -> None:
+        self._journal = journal
+        self._path = path
+        self._follow = follow
+        self._lines = [_HEAD]
+        self._size = 0
+        self._busy = threading.Lock()  # a thread has the file
+        self.is_dropped: bool = False
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._file: int | None = os.open(path, flags, 0o600)
+
+    # In the event loop.
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Have these records, too; they are made lines at once, and written later."""
+        self._lines.append(b"".join(map(_line, records)))
+
+    def follow(self, records: Iterable[Record]) -> None:
+        """Have what the journal has been given in this step, as far as it is wanted."""
+        self.add(self._follow(records))
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes are to be put into the file."""
+        return sum(map(len, self._lines))
+
+    def take(self) -> bytes:
+        """Give what is to be put into the file next."""
+        data = b"".join(self._lines)
+        self._lines.clear()
+        return data
+
+    def replace(self) -> None:
+        """Take the place of the journal's file, in this step.
+
+        What was put last was synced. What came since is little: it lasts as any other write does. So
+        only with `durability="power"` does this wait for the disk, as each write does then.
+        """
+        journal, new = self._journal, self._file
+        old = journal._opened()
+        assert new is not None  # noqa: S101 - it was not dropped, or the journal has another, or none
+        data = self.take()
+        _write_all(new, data)
+        if data and journal._syncs:
+            os.fdatasync(new)
+        self._path.replace(journal.path)
+        old_size = journal._size
+        journal._file, journal._size, journal._draft = new, self._size + len(data), None
+        self._file = None
+        _let_go(old, old_size)
+        try:
+            journal._sync_folder()
+        except BaseException:
+            # Its name may still be that of the file before, which has nothing of what comes now.
+            journal._spoiled = "may not be the one that is found after a loss of power"
+            raise
+
+    def drop(self) -> None:
+        """Leave nothing of it."""
+        if not self.is_dropped and self._file is not None:
+            self.is_dropped = True
+            self._journal._draft = None
+            self._path.unlink(missing_ok=True)
+            self._close()
+
+    # In a thread.
+
+    def put(self, data: bytes, *, sync: bool) -> None:
+        """Write what `take` has given; with `sync`, all of it is on the disk then."""
+        try:
+            with self._busy:
+                if self._file is not None:
+                    _write_all(self._file, data)
+                    self._size += len(data)
+                    if sync:
+                        os.fdatasync(self._file)
+        finally:
+            if self.is_dropped:  # `drop` has said so before it looked whether somebody is at it
+                self._close()
+
+    def _close(self) -> None:
+        """Close the file of a draft that was dropped, unless a thread has it: then that one does."""
+        if self._busy.acquire(blocking=False):
+            file, self._file = self._file, None
+            self._busy.release()
+            if file is not None:
+                _let_go(file, self._size)
+
+
+def _let_go(file: int, size: int) -> None:
+    """Close a file that has no name any more; a large one in a thread, for all it has is freed then."""
+    if size >= _LARGE:
+        thread = threading.Thread(
+            target=os.close, args=(file,), name="quiesce journal", daemon=True
+        )
+        with suppress(RuntimeError):  # there may be no more of them
+            thread.start()
+            return
+    os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -24,6 +24,7 @@ from quiesce.core.node import State, logger
 from quiesce.errors import EdgeRefused, JournalBroken, PeerLost, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.cascade import Cascade
+from quiesce.mesh.compaction import Tidying
 from quiesce.mesh.courier import Patience
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.exchange import Exchange
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from quiesce.mesh.transport import Transport
 
 __all__ = ["Node"]
-
-_COMPACT_FROM = 4 * 1024 * 1024
 
 
 class Node:
@@ -140,6 +139,8 @@ class Node:
         )
         records = [] if self._journal is None else self._journal.open()
         self._hops, self._cascades, self._broken = {}, {}, None
+        if self._journal is not None:
+            self._tidying = Tidying(self.name, self._journal, engine.detector)
         scope: Home | None = None
         try:
             scope = await Home.open(f"node {self.name}")
@@ -321,12 +322,13 @@ class Node:
             journal.write(records)
         except BaseException as error:
             self._broken = error
+            journal.drop_draft()  # what is known is no longer what was written
             logger.critical("node %r cannot write its journal", self.name, exc_info=error)
             self._abandon()
             if not isinstance(error, Exception):
                 raise
             raise self._no_journal() from error
-        if journal.size > self._compact_at:
+        if journal.size > self._tidying.at:
             self._exchange.wake()  # it sees to that, too
 
     def _settle(self, edge: bytes, receipt: Receipt) -> None:
@@ -456,16 +458,9 @@ class Node:
         self._commit()
 
     def _tidy(self) -> None:
-        """Have a smaller journal, once it has grown to twice what it must have."""
-        journal = self._journal
-        if journal is not None and journal.size > self._compact_at:
-            try:
-                journal.compact(self._engine.detector.snapshot())
-            except OSError:  # the one there was goes on
-                logger.exception("node %r could not have a smaller journal", self.name)
-            self._compact_at = max(_COMPACT_FROM, 2 * journal.size)
-
-    _compact_at: int = _COMPACT_FROM
+        """Have a smaller journal made, if it has grown; not at the end, which would wait for it."""
+        if self._journal is not None and not self._exchange.is_ending and self._tidying.is_due():
+            self._exchange._serve("compaction", self._tidying.run)
 
     def __repr__(self) -> str:
         """Name it, and say whether it is open."""
@@ -478,6 +473,7 @@ class Node:
         _hops_scope: Scope
         _model: Model
         _clock: Callable[[], float]
+        _tidying: Tidying
 
     def asgi(self, app: Any) -> Any:
         """Make an ASGI app take part.

@@ -118,23 +118,11 @@ def _plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def test_a_compaction_takes_the_place_of_all_before(journal: Journal) -> None:
-    """What is written afterwards comes after it."""
-    journal.open()
-    journal.write(RECORDS * 3)
-    journal.compact(RECORDS[:1])
-    journal.write(RECORDS[1:2])
-    assert again(journal) == RECORDS[:2]
-    assert [path.name for path in journal.path.parent.iterdir()] == sorted(
-        ["node.journal", "node.journal.lock"]
-    )
-
-
 def test_only_its_owner_may_read_it(journal: Journal) -> None:
     """The ids of edges are secrets, before and after a compaction."""
     journal.open()
     assert journal.path.stat().st_mode & 0o777 == 0o600
-    journal.compact([])
+    journal.draft(iter).replace()
     assert journal.path.stat().st_mode & 0o777 == 0o600
 
 
@@ -247,22 +235,23 @@ def test_a_write_that_fails_leaves_no_part(journal: Journal) -> None:
     try:
         with pytest.raises(OSError, match="File too large"):
             journal.write(RECORDS[1:])
-        with pytest.raises(OSError, match="File too large"):
-            journal.compact(RECORDS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     journal.write(RECORDS[2:3])
     assert again(journal) == [RECORDS[0], RECORDS[2]]
-    assert not journal.path.with_name("node.journal.new").exists()
 
 
 def test_a_wrong_use_is_told(journal: Journal) -> None:
     """A closed journal takes nothing; an open one is not opened again."""
-    for use in (journal.write, journal.compact):
-        with pytest.raises(UsageError, match="is not open"):
-            use(RECORDS)
+    with pytest.raises(UsageError, match="is not open"):
+        journal.write(RECORDS)
+    with pytest.raises(UsageError, match="is not open"):
+        journal.draft(iter)
     journal.open()
+    journal.draft(iter)
+    with pytest.raises(UsageError, match="has a draft already"):
+        journal.draft(iter)
     with pytest.raises(UsageError, match="is open already"):
         journal.open()
     with pytest.raises(ArgumentError, match="durability"):

@@ -12,7 +12,7 @@ import pytest
 from quiesce import Scope
 from quiesce.core.roots import roots
 from quiesce.errors import JournalBroken, PeerLost
-from quiesce.mesh import Settled, SettledWithLosses, Unknown, journal, wire
+from quiesce.mesh import Settled, SettledWithLosses, Unknown, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import EdgeClosed
 from quiesce.mesh.journal import Journal
@@ -404,60 +404,3 @@ async def test_an_end_that_was_not_written_is_not_posted(
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert not any(to == "http://a" for to, _, _ in world.lines.calls)
-
-
-# Its size.
-
-
-async def test_it_is_made_smaller_under_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While messages come and go; what is open is there after a restart."""
-    monkeypatch.setattr("quiesce.mesh.node._COMPACT_FROM", 4096)
-    monkeypatch.setattr("quiesce.mesh.node.Node._compact_at", 4096)
-    compacted: list[int] = []
-    original = Journal.compact
-
-    def compact(self: Journal, records: Any) -> None:
-        compacted.append(self.size)
-        original(self, records)
-
-    monkeypatch.setattr(journal.Journal, "compact", compact)
-    async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b")
-        async with node.cascade("long") as long:
-            await world.hand("b", leaves)
-        for _ in range(100):
-            async with node.cascade("short") as cascade:
-                await world.hand("b", nothing)
-            assert (await cascade.settled(1)).ok
-        assert compacted
-        for found in (node, other):
-            assert found._journal is not None
-            assert found._journal.size < 3 * 4096 + 100 * 90  # each message is remembered
-        again = await restarted(world, other, tmp_path)
-        assert again._engine.detector._over
-        found_now = await long.settled(5)
-        assert isinstance(found_now, SettledWithLosses)
-        assert found_now.receipt.lost == 1
-
-
-async def test_it_goes_on_if_it_cannot_be_made_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A disk without room for a second file: the first one is good enough."""
-    monkeypatch.setattr("quiesce.mesh.node.Node._compact_at", 10)
-
-    def compact(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(Journal, "compact", compact)
-    async with World(tmp_path) as world:
-        node, _ = await world.add("a"), await world.add("b")
-        async with node.cascade("c") as cascade:
-            await world.hand("b", leaves)
-        await turns(5)
-        await cascade.cancel()
-        assert (await cascade.settled(5)).ok
-        assert "could not have a smaller journal" in caplog.text
-        assert node._broken is None

@@ -1,0 +1,187 @@
+"""A smaller journal, while the node goes on: what is known is written anew, a little at a time.
+
+A million messages may be remembered; to write them in one step would take seconds, in which the node
+answers nobody. So it is done in slices of a few milliseconds, and what is written meanwhile goes to both
+files. What holds:
+
+1. After every step the draft says of each edge either nothing, or exactly what is known of it by then. An
+   edge that it does not tell of yet is *pending*. When none is, it says all that the journal says.
+2. That is so because the draft takes up an edge in one step, as it stands in that step; a record about it
+   that is written later follows it, and one that was written before does not: it is in what was taken up.
+   (To write both would be wrong: a receipt would be counted twice, or be that of an edge nobody knows.)
+3. What came to be over before the compaction has begun does not change any more, so it needs no care, and
+   no copy is made of it.
+4. Whoever stops it, or whatever fails, the journal is as it was, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from quiesce.core.node import logger
+from quiesce.mesh.facts import Begun, EdgeClosed, Over, Sent, Tallied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from quiesce.mesh.detector import Detector
+    from quiesce.mesh.facts import Record
+    from quiesce.mesh.journal import Journal
+
+__all__: list[str] = []
+
+_COMPACT_FROM = 4 * 1024 * 1024
+_SLICE = 400  # edges; about a millisecond
+_PUT_BYTES = 256 * 1024  # a thread that comes and goes costs others more than a slice
+_SYNC_BYTES = 8 * 1024 * 1024  # the more is synced at once, the longer do others wait for the disk
+_REST_BYTES = 64 * 1024  # may be written in the step in which the draft takes the journal's place
+_ROUNDS_MAX = 5  # of syncing, until so little is left
+
+
+class Compaction:
+    """The making of one smaller journal."""
+
+    def __init__(self, journal: Journal, detector: Detector) -> None:
+        """Begin, in this step: from now on the draft is told what is written."""
+        self._draft = journal.draft(self.follow)
+        self._detector = detector
+        # Turned round: the last is taken out first, which costs the same however many there are.
+        self._hops: dict[bytes, None] = dict.fromkeys(reversed(detector._hops))  # pending
+        self._edges: dict[bytes, bytes] = {}  # pending, of a hop that is not; and that hop
+        self._sent: set[bytes] = set()  # those that the draft has, and that are open
+        detector._frozen, detector._over = detector._over, {}
+        self._is_all = False
+        self._items = self._take_up([detector._long_over, detector._frozen])
+
+    # What the draft has (1, 2): no step of this may be interrupted by another one of the node.
+
+    def _take_up(self, tables: list[dict[bytes, bytes | None]]) -> Iterator[list[Record]]:
+        detector = self._detector
+        for table in tables:
+            for edge, packed in table.items():
+                yield [Over(edge, packed)]
+        while self._hops:
+            hop, _ = self._hops.popitem()
+            found = detector._hops.get(hop)  # else it is over by now
+            self._edges = {} if found is None else dict.fromkeys(reversed(found.edges), hop)
+            yield detector.records_of(hop)
+            while self._edges:
+                edge, _ = self._edges.popitem()
+                self._sent.add(edge)
+                yield [Sent(hop, edge, detector._edges[edge].to)]
+        self._is_all = True
+
+    def slice(self, count: int) -> bool:
+        """Take up so many edges; tells whether there may be more."""
+        self._draft.add(chain.from_iterable(islice(self._items, count)))
+        return not self._is_all
+
+    def follow(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Give what the draft has to be told of records that are written in this step."""
+        for record in records:
+            if isinstance(record, Begun | Over):
+                yield record  # of one that nothing was known of, or all that is to be known of it
+            elif isinstance(record, Sent):
+                if record.hop not in self._hops:
+                    self._sent.add(record.edge)
+                    yield record
+            elif isinstance(record, EdgeClosed):
+                if record.edge in self._sent:
+                    self._sent.remove(record.edge)
+                    yield record
+                elif record.edge in self._edges:  # it never gets there: its receipt is what counts
+                    yield Tallied(self._edges.pop(record.edge), record.receipt)
+            elif record.edge not in self._hops:
+                yield record
+
+    # Its course.
+
+    async def run(self) -> None:
+        """Have the journal be smaller.
+
+        *Cancel safety*: the journal is as before then, and nothing is left of the draft.
+
+        *Raises*: `OSError` if there is no room, or the disk fails; likewise.
+        """
+        draft, unsynced = self._draft, 0
+        try:
+            more = True
+            while more:
+                began = time.perf_counter()
+                more = self.slice(_SLICE)
+                await anyio.sleep(time.perf_counter() - began)  # half of the time is for others
+                if draft.waiting >= _PUT_BYTES:
+                    unsynced += draft.waiting
+                    is_much = unsynced >= _SYNC_BYTES
+                    await _in_thread(partial(draft.put, draft.take(), sync=is_much))
+                    unsynced = 0 if is_much else unsynced
+                if draft.is_dropped:
+                    return
+            for _ in range(_ROUNDS_MAX):
+                await _in_thread(partial(draft.put, draft.take(), sync=True))
+                if draft.waiting <= _REST_BYTES:
+                    break
+            if not draft.is_dropped:
+                draft.replace()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Be done with it, however it went."""
+        self._draft.drop()
+        detector = self._detector
+        if detector._frozen:  # else it has aged since
+            detector._frozen.update(detector._over)
+            detector._over, detector._frozen = detector._frozen, {}
+
+
+async def _in_thread(put: Callable[[], None]) -> None:
+    # A limit of its own: the threads that a program may have at once can all be busy. Nobody waits for
+    # a disk that hangs: a draft may be dropped while a thread is at it.
+    limiter = anyio.CapacityLimiter(1)
+    await anyio.to_thread.run_sync(put, limiter=limiter, abandon_on_cancel=True)
+
+
+class Tidying:
+    """When a node's journal is made smaller, while it is open."""
+
+    def __init__(self, name: str, journal: Journal, detector: Detector) -> None:
+        self._name = name
+        self._journal = journal
+        self._detector = detector
+        self._has_failed = False
+        self.at: float = _COMPACT_FROM
+        """The size from which on it is due."""
+
+    def is_due(self) -> bool:
+        """Tell whether `run` is to be called now; not again before that has ended."""
+        is_due = self._journal.size > self.at
+        if is_due:
+            self.at = math.inf
+        return is_due
+
+    async def run(self) -> None:
+        """Have a smaller journal; if that cannot be, this one goes on until it has grown.
+
+        *Cancel safety*: as that of `Compaction.run()`.
+        """
+        journal = self._journal
+        try:
+            await Compaction(journal, self._detector).run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the journal there was goes on
+            level = logging.DEBUG if self._has_failed else logging.ERROR  # a full disk stays full
+            text = "node %r could not have a smaller journal, and tries again when it has grown"
+            logger.log(level, text, self._name, exc_info=error)
+            self._has_failed = True
+            self.at = journal.size + max(_COMPACT_FROM, journal.size // 4)
+        else:
+            self._has_failed = False
+            self.at = max(_COMPACT_FROM, 2 * journal.size)

@@ -1,0 +1,432 @@
+"""A journal is made smaller while its node goes on, and nobody has to wait for that."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from quiesce.mesh import SettledWithLosses, compaction
+from quiesce.mesh.compaction import Compaction, Tidying
+from quiesce.mesh.detector import Detector
+from quiesce.mesh.facts import Over
+from quiesce.mesh.journal import Draft, Journal
+from tests.unit.mesh.meshing import World, leaves, nothing, until
+from tests.unit.mesh.test_node_recovery import Full, restarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COUNT = 2000
+EDGES = [number.to_bytes(12, "big") for number in range(COUNT)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Give an open journal of a node that remembers much, most of it twice."""
+    made = Journal(tmp_path / "a.journal")
+    made.open()
+    made.write([Over(edge) for edge in EDGES] * 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def detector() -> Detector:
+    """Give what that node knows."""
+    made = Detector("a", lasting=True)
+    made.restore([Over(edge) for edge in EDGES])
+    return made
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Have all done in the loop, so that time may be virtual; gives what was to be done in threads."""
+    done: list[Callable[[], None]] = []
+
+    async def in_thread(put: Callable[[], None]) -> None:
+        await anyio.lowlevel.checkpoint()
+        done.append(put)
+        put()
+
+    monkeypatch.setattr(compaction, "_in_thread", in_thread)
+    monkeypatch.setattr(compaction, "_PUT_BYTES", 1)
+    return done
+
+
+def files(folder: Path) -> set[str]:
+    """Give what there is of the journal of node a."""
+    return {path.name for path in folder.iterdir() if path.name.startswith("a.journal")}
+
+
+WHOLE = {"a.journal", "a.journal.lock"}
+
+
+def known(journal: Journal) -> set[bytes]:
+    """Read a journal as the next process would; gives what is over."""
+    journal.close()
+    return {record.edge for record in journal.open() if isinstance(record, Over)}
+
+
+# Its course.
+
+
+@pytest.mark.real_time
+async def test_the_loop_goes_on(
+    journal: Journal, detector: Detector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others run between any two slices, and the file is written and synced by threads alone."""
+    monkeypatch.setattr(compaction, "_PUT_BYTES", 4096)
+    monkeypatch.setattr(compaction, "_SYNC_BYTES", 4096)
+    turn = 0
+    slices: list[tuple[int, int]] = []
+    syncs: list[int] = []
+    slice_, sync = Compaction.slice, os.fdatasync
+
+    def take_up(self: Compaction, count: int) -> bool:
+        before = journal._draft._lines if journal._draft is not None else []
+        more = slice_(self, count)
+        slices.append((turn, sum(line.count(b"\n") for line in before)))
+        return more
+
+    def note_thread(file: int) -> None:
+        syncs.append(threading.get_ident())
+        sync(file)
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Compaction, "slice", take_up)
+    monkeypatch.setattr(os, "fdatasync", note_thread)
+    before = journal.size
+    async with anyio.create_task_group() as group:
+        group.start_soon(others)
+        await Compaction(journal, detector).run()
+        group.cancel_scope.cancel()
+    turns = [turn for turn, _ in slices]
+    assert len(set(turns)) == len(turns) >= COUNT // compaction._SLICE
+    assert max(lines for _, lines in slices) <= compaction._SLICE + 1  # and the head
+    assert len(syncs) > 2
+    assert threading.get_ident() not in syncs
+    assert journal.size < before
+    assert known(journal) == set(EDGES)
+
+
+@pytest.mark.usefixtures("no_threads")
+@pytest.mark.parametrize("before", ["put", "rest"])
+async def test_it_may_be_cancelled_at_any_wait(
+    journal: Journal, detector: Detector, tmp_path: Path, before: str
+) -> None:
+    """Nothing is left of it, the node knows what it knew, and the journal takes more."""
+    at, is_done = 0, False
+    while not is_done:
+        at += 1
+        size = journal.size
+        with anyio.CancelScope() as scope:
+            made = Compaction(journal, detector)
+            _cancel_at(made._draft, "take" if before == "put" else "put", scope, at)
+            await made.run()
+            is_done = True
+        assert files(tmp_path) == WHOLE
+        assert journal._draft is None
+        assert is_done == (journal.size < size)
+        assert not detector._frozen
+        assert len(detector._over) == COUNT
+    assert at > COUNT // compaction._SLICE
+    journal.write([Over(b"x" * 12)])
+    assert known(journal) == {*EDGES, b"x" * 12}
+
+
+def _cancel_at(draft: Draft, name: str, scope: anyio.CancelScope, at: int) -> None:
+    real, count = getattr(draft, name), 0
+
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == at:
+            scope.cancel()
+        return real(*args, **options)
+
+    setattr(draft, name, call)
+
+
+async def test_what_comes_while_it_is_synced_is_not_left_for_the_last_step(
+    journal: Journal,
+    detector: Detector,
+    no_threads: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow disk: there are some more rounds, and then it is enough."""
+    monkeypatch.setattr(compaction, "_REST_BYTES", 10)
+    put, replace = Draft.put, Draft.replace
+    last: list[int] = []
+
+    def slow(self: Draft, data: bytes, *, sync: bool) -> None:
+        put(self, data, sync=sync)
+        if sync:
+            journal.write([Over(b"x" * 12)])
+
+    def take_place(self: Draft) -> None:
+        last.extend(map(len, self._lines))
+        replace(self)
+
+    monkeypatch.setattr(Draft, "put", slow)
+    monkeypatch.setattr(Draft, "replace", take_place)
+    await Compaction(journal, detector).run()
+    assert len(no_threads) == COUNT // compaction._SLICE + compaction._ROUNDS_MAX
+    assert len(last) == 1
+    assert known(journal) == {*EDGES, b"x" * 12}
+
+
+# When it is made.
+
+
+async def test_it_is_tried_again_later_and_told_once(
+    journal: Journal,
+    detector: Detector,
+    no_threads: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """A disk without room for a second file: the first one is good enough until it has grown."""
+    monkeypatch.setattr(compaction, "_COMPACT_FROM", 1000)
+    tidying = Tidying("a", journal, detector)
+    sync = os.fdatasync
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    for _ in range(3):
+        assert tidying.is_due()
+        assert not tidying.is_due()  # it is under way
+        size = journal.size
+        await tidying.run()
+        assert files(tmp_path) == WHOLE
+        assert not tidying.is_due()
+        while not journal.size > tidying.at:
+            journal.write([Over(edge) for edge in EDGES[:20]])
+        assert journal.size > 1.2 * size
+    failures = [one for one in caplog.records if "could not have a smaller" in one.message]
+    assert [one.levelno for one in failures if one.levelno > logging.DEBUG] == [logging.ERROR]
+    monkeypatch.setattr(os, "fdatasync", sync)
+    assert tidying.is_due()
+    size = journal.size
+    await tidying.run()
+    assert tidying.at == 2 * journal.size < size
+    assert not tidying.is_due()
+    assert known(journal) == set(EDGES)
+
+
+@pytest.mark.real_time
+async def test_it_is_made_smaller_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While messages come and go; what is open is there after a restart."""
+    monkeypatch.setattr(compaction, "_COMPACT_FROM", 4096)
+    monkeypatch.setattr(compaction, "_SLICE", 5)
+    compacted: list[Any] = []
+    replace = Draft.replace
+
+    def take_place(self: Draft) -> None:
+        replace(self)
+        compacted.append(self._journal)
+
+    monkeypatch.setattr(Draft, "replace", take_place)
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("long") as long:
+            await world.hand("b", leaves)
+        for _ in range(100):
+            async with node.cascade("short") as cascade:
+                await world.hand("b", nothing)
+            assert (await cascade.settled(1)).ok
+        await until(lambda: node._journal in compacted and other._journal in compacted)
+        again = await restarted(world, other, tmp_path)
+        detector = again._engine.detector
+        assert len(detector._over) + len(detector._hops) == 101
+        found = await long.settled(5)
+        assert isinstance(found, SettledWithLosses)
+        assert found.receipt.lost == 1
+
+
+class Hanging:
+    """A disk that hangs when a draft is written, until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.may_go_on = threading.Event()
+        self.left = threading.Event()
+        put = Draft.put
+
+        def hang(draft: Draft, data: bytes, *, sync: bool) -> None:
+            self.begun.set()
+            self.may_go_on.wait(10)
+            put(draft, data, sync=sync)
+            self.left.set()
+
+        monkeypatch.setattr(compaction, "_COMPACT_FROM", 1)
+        monkeypatch.setattr(Draft, "put", hang)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("drains", [False, True])
+async def test_it_is_given_up_with_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, drains: bool
+) -> None:
+    """The node does not wait for a disk that hangs, and leaves nothing; the thread harms nobody."""
+    disk = Hanging(monkeypatch)
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c"):
+            pass
+        await until(disk.begun.is_set)
+        report = await (node.drain(5) if drains else node.aclose(5))
+        assert report.ok
+        assert not report.stuck
+        assert files(tmp_path) == WHOLE
+        written = (tmp_path / "a.journal").read_bytes()
+        disk.may_go_on.set()
+        await until(disk.left.is_set)
+        assert files(tmp_path) == WHOLE
+        assert (tmp_path / "a.journal").read_bytes() == written
+        await node.open()
+        assert len(node.recovered) == 1
+
+
+@pytest.mark.real_time
+async def test_it_is_given_up_if_something_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the node knows is no longer what was written: a draft would tell of it."""
+    disk, full = Hanging(monkeypatch), Full(monkeypatch, tmp_path / "a.journal")
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c"):
+            pass
+        await until(disk.begun.is_set)
+        full.left = 0
+        with pytest.raises(Exception, match="could not write its journal"):
+            async with node.cascade("d"):
+                pass
+        assert files(tmp_path) == WHOLE
+        written = (tmp_path / "a.journal").read_bytes()
+        disk.may_go_on.set()
+        await until(lambda: not any("compaction" in str(one) for one in node.frontier()))
+        assert files(tmp_path) == WHOLE
+        assert (tmp_path / "a.journal").read_bytes() == written
+
+
+async def test_none_is_begun_while_the_node_is_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_threads: list[Callable[[], None]]
+) -> None:
+    """It would be for nothing: the next process makes one if it has to."""
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with anyio.create_task_group() as group:
+            cascade = await node.cascade("c").__aenter__()
+            group.start_soon(node.drain)
+            await until(lambda: node._exchange.is_ending)
+            monkeypatch.setattr(node._tidying, "at", 1)
+            node._tidy()
+            node._exchange.wake()
+            await cascade.__aexit__(None, None, None)
+        assert not no_threads
+
+
+# What is known meanwhile.
+
+
+async def test_what_is_being_written_is_known(journal: Journal, detector: Detector) -> None:
+    """A copy of a message that comes meanwhile is not run; nor later, however it ends."""
+    made = Compaction(journal, detector)
+    made.slice(10)
+    assert all(detector.knows(edge) for edge in EDGES)
+    detector.refuse(b"x" * 12)
+    made.end()
+    assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
+
+
+async def test_what_ages_while_it_is_written_is_forgotten_in_time(
+    journal: Journal, detector: Detector
+) -> None:
+    """It is remembered until the second time from then; what came later, for longer."""
+    made = Compaction(journal, detector)
+    made.slice(10)
+    detector.refuse(b"x" * 12)
+    detector.age()
+    assert all(detector.knows(edge) for edge in EDGES)
+    while made.slice(10):
+        pass
+    made.end()
+    assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
+    detector.age()
+    assert not any(detector.knows(edge) for edge in EDGES)
+    assert detector.knows(b"x" * 12)
+    detector.age()
+    assert not detector.knows(b"x" * 12)
+
+
+# A process that is killed at it.
+
+PROGRAM = """
+import asyncio, sys
+from quiesce.mesh import compaction
+from quiesce.mesh.detector import Detector
+from quiesce.mesh.facts import RECORDS
+from quiesce.mesh.journal import Journal
+
+compaction._SLICE = 50
+
+async def main():
+    journal, node = Journal(sys.argv[1]), Detector("a", lasting=True)
+    journal.open()
+    asyncio.get_running_loop().create_task(compact(journal, node))
+    for number in range(1_000_000):
+        node.refuse(number.to_bytes(12, "big"))
+        journal.write([one for one in node.take_bare() if isinstance(one, RECORDS)])
+        print(number, flush=True)
+        if number % 500 == 0:
+            node.age()
+        await asyncio.sleep(0)
+
+async def compact(journal, node):
+    while True:
+        await compaction.Compaction(journal, node).run()
+        print("smaller", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_written_outlives_a_process_that_is_killed_at_it(tmp_path: Path) -> None:
+    """What it said that it has written, and did not forget, is in the file before or in the one after."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "a.journal")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [next(writer.stdout)]
+        while said.count("smaller\n") < 3:
+            said.append(next(writer.stdout))
+        said += [next(writer.stdout) for _ in range(150)]  # in the midst of the next, perhaps
+        writer.send_signal(signal.SIGKILL)
+        said += [line for line in writer.stdout if line.endswith("\n")]
+    numbers = [int(line) for line in said if line != "smaller\n"][-500:]
+    journal = Journal(tmp_path / "a.journal")
+    found = [record.edge for record in journal.open() if isinstance(record, Over)]
+    journal.close()
+    assert set(numbers) <= {int.from_bytes(edge, "big") for edge in found}
+    assert files(tmp_path) == WHOLE
