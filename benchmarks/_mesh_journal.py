@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._harness import OURS, Result, Row, compare, interleave, row
+from benchmarks._mesh_compaction import compaction
 from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt
@@ -89,7 +90,7 @@ def _micro(piece: Callable[[], float]) -> float:
 
 
 def journal(_: str, sizes: MeshSizes) -> list[Result]:
-    """Compare a commit of the journal with one of SQLite, and take the bytes an edge."""
+    """Compare a commit of the journal with one of SQLite; take the bytes an edge, and compactions."""
     written: list[list[Record]] = []
     receive(sizes.records // 2, written.append)
     pieces = {
@@ -108,7 +109,7 @@ def journal(_: str, sizes: MeshSizes) -> list[Result]:
     about = "a commit of one record, in processor time; SQLite: the same lines, synchronous=NORMAL"
     result = compare("journal_to_sqlite", about, both, unit="us a commit", limit=None, base=_SQLITE)
     power = row(f"{_POWER}, time that passes", found[_POWER], "us a commit")
-    return [_with(result, (power, *bytes_rows))]
+    return [_with(result, (power, *bytes_rows)), compaction(sizes)]
 
 
 def _with(result: Result, rows: tuple[Row, ...]) -> Result:

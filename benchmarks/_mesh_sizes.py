@@ -15,6 +15,7 @@ class MeshSizes:
     cascades: tuple[int, int]  # at once: few, and many
     open_edges: tuple[int, ...]  # of one hop
     records: int  # of a journal, a round
+    remembered: int  # by a node whose journal is made smaller
     worlds: int  # of the simulation
     requests: int  # to a server, a round
 
@@ -30,6 +31,7 @@ FULL = MeshSizes(
     cascades=(100, 10_000),
     open_edges=(100_000, 700_000, 1_000_000),  # tables have just grown at 700,000: the worst size
     records=20_000,
+    remembered=1_000_000,
     worlds=500,
     requests=500,
 )
@@ -40,6 +42,7 @@ QUICK = MeshSizes(
     cascades=(10, 1_000),
     open_edges=(10_000,),
     records=1_000,
+    remembered=10_000,
     worlds=20,
     requests=50,
 )

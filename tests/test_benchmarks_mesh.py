@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TINY = MeshSizes(
     rounds=1, rounds_large=1, hops=(20, 50), cascades=(2, 5), open_edges=(200,), records=50, worlds=5,
-    requests=5,
+    requests=5, remembered=50,
 )  # fmt: skip
 LIMITS = {
     "hop_flatness": 1.3,
