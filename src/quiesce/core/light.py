@@ -2,7 +2,9 @@
 
 It is for whoever opens one for every request: nearly all of them start nothing, and ask their scope for
 nothing. Such a scope is its name, its parent and the table of its holds; the other attributes are filled
-in, all at once, as soon as anybody reads one of them. What light scopes have in common is in their `Model`.
+in, all at once, as soon as anybody reads one of them. Until then it is of a class of its own, in which these
+attributes are properties (not by `__getattr__`: with that, Python finds every attribute slowly, also those
+that are there). What light scopes have in common is in their `Model`.
 
 Three things that a scope of that kind needs, and others do not:
 
@@ -52,6 +54,28 @@ _SET_AT_ONCE = frozenset(
 _NAMED_MAX = 3  # of what is in flight, where there is one line for it
 
 
+def _late(slot: Any) -> property:
+    """Make what stands for a slot as long as the scope is light: whoever reads or sets it fills it all in."""
+
+    def read(scope: LightScope) -> Any:
+        scope._fill()
+        return slot.__get__(scope)
+
+    def write(scope: LightScope, value: object) -> None:
+        scope._fill()
+        slot.__set__(scope, value)
+
+    return property(read, write)
+
+
+_LATE: dict[str, Any] = {
+    name: _late(vars(kind)[name])
+    for kind in Scope.__mro__
+    for name in getattr(kind, "__slots__", ())
+    if not name.startswith("__") and name not in _SET_AT_ONCE
+}
+
+
 class Model:
     """What the light scopes below one parent have in common; the options are those of `Scope`."""
 
@@ -65,11 +89,8 @@ class Model:
         self.loop: Any = parent._loop
         self.backend: Any = parent._backend
         self.clock: Callable[[], float] = parent._backend.clock
-        slots = [slot for kind in Scope.__mro__ for slot in getattr(kind, "__slots__", ())]
         values: dict[str, Any] = {
-            slot: getattr(scope, slot)
-            for slot in slots
-            if not slot.startswith("__") and hasattr(scope, slot) and slot not in _SET_AT_ONCE
+            slot: getattr(scope, slot) for slot in _LATE if hasattr(scope, slot)
         } | {
             "_parent": parent,
             "_service_pattern": arguments.one_pattern(scope._services_given),
@@ -92,6 +113,15 @@ class LightScope(Scope):
 
     __slots__ = ("_bond", "_filled", "_model", "_when_idle")
 
+    _light: ClassVar[type[LightScope]]
+    _whole: ClassVar[type[LightScope]]
+
+    def __init_subclass__(cls, *, is_light: bool = False) -> None:
+        """Make the class that its scopes are of while they are light."""
+        if not is_light:
+            cls._whole = cls
+            cls._light = type(cls.__name__, (cls,), {"__slots__": (), **_LATE}, is_light=True)
+
     def __init__(self, model: Model, name: str, code: CodeType) -> None:
         """Open it; `code` is what it is for, as `where` shows it.
 
@@ -101,6 +131,7 @@ class LightScope(Scope):
         usual = parent._state is _OPEN and _get_running_loop() is model.loop
         if not usual:
             parent._admit()
+        self.__class__ = self._light  # a method `__new__` would take five times as long
         self._model = model
         self._filled = False
         self._bond: Bond | None = None
@@ -124,18 +155,9 @@ class LightScope(Scope):
 
     # What is made late.
 
-    if not TYPE_CHECKING:  # or every name would be an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Fill in the rest: somebody reads what has not been set so far.
-
-            All in one go, so that nothing is overwritten: whoever sets what he has not read fills in first.
-            """
-            if not self._filled:
-                self._fill()
-            return object.__getattribute__(self, name)
-
     def _fill(self) -> None:
+        """Fill in the rest, all in one go: from now on it is as any other scope."""
+        self.__class__ = self._whole
         self._filled = True
         model = self._model
         for slot, value in model.values.items():
@@ -145,16 +167,6 @@ class LightScope(Scope):
         self._closing_gate = Gate(model.backend)
         if self._state is not _OPEN:
             self._closing_gate.open()
-
-    def _mark_draining(self, root: Node, *, deep: bool = True) -> None:
-        if not self._filled:
-            self._fill()
-        super()._mark_draining(root, deep=deep)
-
-    def _move(self, node: Node) -> None:
-        if not self._filled:
-            self._fill()
-        super()._move(node)
 
     @property
     def is_untouched(self) -> bool:
@@ -218,17 +230,7 @@ class LightScope(Scope):
             on_stop: What ends it early, when the scope is closed; it may be called more than once.
             code: Where it is, as `where` shows it; the scope's own by default.
         """
-        stay = Stay(self, kind, name, details, code or self._code, 0, on_stop)
-        holds = self._holds
-        key = self._backend.task()
-        if key in holds:
-            key = stay  # the task works in here already
-        stay._key = key
-        if not holds:
-            self._turned_busy()
-        holds[key] = stay
-        stay._token = current.set(self)
-        return stay
+        return Stay(self, kind, name, details, code or self._code, on_stop)
 
     # A job of its own.
 
@@ -291,6 +293,27 @@ class LightScope(Scope):
         self._closed()
         return True
 
+    def dissolve_after(self, stay: Stay) -> bool:
+        """End a stay, and close it in the same step, if that was all and nobody has looked at it.
+
+        What `Stay.end()` and `dissolve()` come to, then: every request pays for it. False: nothing was done.
+        """
+        holds = self._holds
+        is_all = len(holds) == 1 and holds.get(stay._key) is stay
+        if self._filled or not is_all or self._when_idle is not None:
+            return False
+        current.reset(stay._token)
+        holds.clear()
+        self._state = _CLOSED
+        parent = self._model.parent
+        self._adopter = parent._adopter
+        parent._completed += self._completed
+        del parent._children[self], parent._holds[self]
+        if not parent._holds:
+            parent._turned_idle()
+        self._closed()  # in this step
+        return True
+
     def _has_more(self) -> bool:
         """Tell whether there is anything but holds for a closing to see to."""
         return bool(
@@ -325,14 +348,48 @@ class LightScope(Scope):
         outer._insert(bond, bond)
 
 
+LightScope.__init_subclass__()
+
+
 class Stay(Hold):
-    """The work of a task in a scope that does not own it, held under the task's own key."""
+    """The work of a task in a scope that does not own it, held under the task's own key.
+
+    It may be subclassed, with slots of its own, by whoever has something of his own for each of them.
+    """
 
     __slots__ = ("_key", "_token")
 
     _fate: ClassVar[Fate] = "stuck"
     _key: object
     _token: Token[Node | None]
+
+    def __init__(
+        self,
+        scope: LightScope,
+        kind: str,
+        name: str,
+        details: Mapping[str, object],
+        code: CodeType | None,
+        on_stop: Callable[[], object] | None,
+    ) -> None:
+        """Begin: the running task works in the scope, as its current one."""
+        backend, holds = scope._backend, scope._holds
+        self._node: Node = scope  # all that a hold has, without another call: every request has one
+        self._kind = kind
+        self._name = name
+        self._since = backend.clock()
+        self._details = details
+        self._code = code
+        self._offset = 0
+        self._on_stop = on_stop
+        key = backend.task()
+        if key in holds:
+            key = self  # the task works in here already
+        self._key = key
+        if not holds:
+            scope._turned_busy()
+        holds[key] = self
+        self._token = current.set(scope)
 
     @property
     def released(self) -> bool:
@@ -346,7 +403,12 @@ class Stay(Hold):
     def end(self) -> None:
         """Work where the task has worked before."""
         current.reset(self._token)
-        self._node._discard(self._key)
+        node = self._node
+        holds = node._holds
+        if holds.pop(self._key, None) is None:
+            node._discard(self._key)
+        elif not holds:
+            node._turned_idle()
 
     def _chain(self) -> list[sites.Frame]:
         coro = getattr(self._key, "coro", None)  # trio's tasks have one, and asyncio's give it

@@ -87,6 +87,23 @@ async def test_the_tables_are_its_own() -> None:
             getattr(one, "no_such_thing")  # noqa: B009 - mypy knows that it is not there
 
 
+async def test_what_is_set_before_it_was_read_stays() -> None:
+    """The rest is filled in around it, and it is of its own class then."""
+
+    class Own(LightScope):
+        __slots__ = ()
+
+    async with Scope("parent") as parent:
+        scope = Own(Model(parent), "own", CODE)
+        assert isinstance(scope, Own)
+        scope._handled = 7
+        assert (type(scope), scope._filled, scope._handled) == (Own, True, 7)
+        assert scope._services == {}
+        assert scope._handled == 7
+        assert scope.dissolve()
+    assert parent._handled == 7
+
+
 async def test_it_may_be_subclassed() -> None:
     """Slots of its own are set before the scope is opened, or after, and stay as they are."""
 

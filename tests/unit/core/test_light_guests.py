@@ -60,6 +60,56 @@ async def test_a_visitor_may_come_twice() -> None:
         assert scope.dissolve()
 
 
+@on_asyncio
+async def test_the_last_visitor_may_close_it_in_one_step() -> None:
+    """All is then as if it had left, and the scope was dissolved; nothing was filled in for it."""
+    async with Scope("parent") as parent:
+        idle = [light(parent), light(parent)]
+        for scope in idle:
+            stay = scope.occupy("handler", "visits")
+            assert current_scope() is scope
+            if scope is idle[0]:
+                assert scope.dissolve_after(stay)
+            else:
+                stay.end()
+                assert scope.dissolve()
+            assert (current_scope(), stay.released) == (parent, True)
+            assert not parent._holds
+            assert scope not in parent._children
+            assert (scope._filled, scope.state) == (False, "closed")
+            assert scope._adopter is parent._adopter
+        assert idle[0].dissolve()
+
+
+@pytest.mark.parametrize("what", ["held", "looked at", "awaited", "twice", "gone"])
+async def test_a_visitor_does_not_close_what_is_not_his_alone(what: str) -> None:
+    """Nothing was done then: it leaves as any other does."""
+    seen: list[str] = []
+    async with Scope("parent") as parent:
+        scope = light(parent)
+        stays = [scope.occupy("handler", "visits")]
+        hold = scope.hold("request", "held") if what == "held" else None
+        if what == "looked at":
+            assert scope._services == {}
+        elif what == "awaited":
+            scope.when_idle(lambda: seen.append("idle"))
+        elif what == "twice":
+            stays.append(scope.occupy("handler", "visits again"))
+        elif what == "gone":
+            stays.pop().end()
+            stays.append(light(parent, "other").occupy("handler", "elsewhere"))
+        assert not scope.dissolve_after(stays[-1])
+        assert current_scope() is stays[-1]._node
+        assert not stays[-1].released
+        for stay in reversed(stays):
+            stay.end()
+        if hold is not None:
+            hold.release()
+        await turns()
+        assert seen == ["idle"] * (what == "awaited")
+        assert scope.dissolve()
+
+
 @pytest.mark.parametrize("owned", [False, True])
 async def test_a_visitor_is_work_of_the_scope(*, owned: bool) -> None:
     """In a drain it may start what it needs, also if it is a job of some other scope."""

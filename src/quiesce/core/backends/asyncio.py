@@ -99,7 +99,7 @@ class AsyncioBackend:
         return AsyncioBell(self.loop)
 
     def body(self) -> AsyncioBody:
-        return AsyncioBody()
+        return AsyncioBody(self.task())
 
     def soon(self, fn: Callable[[], object]) -> bool:
         self.loop.call_soon(fn)  # it runs here, so it is not closed
@@ -195,8 +195,8 @@ class AsyncioBody:
 
     __slots__ = ("_interrupted", "_task")
 
-    def __init__(self) -> None:
-        self._task = current_task()
+    def __init__(self, task: Any) -> None:
+        self._task: Task[Any] | None = task
         self._interrupted = False
 
     def interrupt(self) -> None:
