@@ -26,10 +26,15 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 """How a hop ends, in the words of the agent that ran it."""
 
 
+_new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as long as to begin anew
+
+
 @lru_cache(maxsize=1024)  # an edge is named several times in a row
 def mark(edge: bytes) -> str:
     """Give the name of an edge that everybody may see."""
-    return blake2b(edge, digest_size=6, person=b"quiesce mark").hexdigest()
+    digest = _new_digest()
+    digest.update(edge)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +168,35 @@ class Tally:
         made.opaque = self.opaque
         made.unknown = self.unknown
         made.volatile = self.volatile + volatile
-        made.notes = foremost((own, *self.notes))
+        made.notes = foremost((own, *self.notes)) if self.notes else (own,)
         made.__class__ = Receipt
         return made  # type: ignore[no-any-return]  # it is one now
+
+
+def alone(edge: bytes, parent: str, name: str, seconds: float | None) -> Receipt:
+    """Make the receipt of a hop that is done, and has handed nothing on: what `Tally.close` makes of none.
+
+    Most are. So it is made in one go, along with how it is written (see `pack`).
+    """
+    global _last  # noqa: PLW0603 - see there
+    own: Any = _Note()
+    own.mark = known_as = mark(edge)
+    own.parent = parent
+    own.name = name
+    own.status = "done"
+    own.seconds = seconds
+    own.why = ""
+    own.__class__ = Note
+    made: Any = _Receipt()
+    made.status = "done"
+    made.hops = 1
+    made.failed = made.cancelled = made.lost = made.opaque = made.unknown = made.volatile = 0
+    made.notes = (own,)
+    made.__class__ = Receipt
+    took = "null" if seconds is None else repr(seconds)
+    texts = f'{quoted(parent)},{quoted(name[:NAME_MAX])},"done",{took}'
+    _last = made, f'{{"s":"done","n":1,"notes":[["{known_as}",{texts},""]]}}'.encode()
+    return made  # type: ignore[no-any-return]  # it is one now
 
 
 def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
@@ -186,15 +217,18 @@ def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]
 # As text, and as little as can be kept of a receipt that somebody may still ask for.
 
 
-_last: tuple[Receipt | None, str] = (None, "")
+_last: tuple[Receipt | None, bytes] = (None, b"")
 
 
-def text(receipt: Receipt) -> str:
-    """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two."""
+def pack(receipt: Receipt) -> bytes:
+    """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two.
+
+    It is small, for a table that may have a million of them.
+    """
     global _last  # noqa: PLW0603 - the same is written into the journal, onto the answer, and kept
     known, written = _last
     if known is not receipt:
-        written = _text(receipt)
+        written = _text(receipt).encode()
         _last = receipt, written
     return written
 
@@ -219,18 +253,9 @@ def _text(receipt: Receipt) -> str:
 
 def _note_text(note: Note) -> str:
     name, why = quoted(note.name[:NAME_MAX]), quoted(note.why[:WHY_MAX])
+    seconds = "null" if note.seconds is None else repr(note.seconds)
     marks = f"{quoted(note.mark)},{quoted(note.parent)}"
-    return f'[{marks},{name},"{note.status}",{seconds_text(note.seconds)},{why}]'
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Write a time, or none, as JSON."""
-    return "null" if seconds is None else repr(seconds)
-
-
-def pack(receipt: Receipt) -> bytes:
-    """Make it small, for a table that may have a million of them."""
-    return text(receipt).encode()
+    return f'[{marks},{name},"{note.status}",{seconds},{why}]'
 
 
 def unpack(packed: bytes) -> Receipt:

@@ -64,7 +64,7 @@ _COUNTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # as facts.py has it, and for its reason
 class Handed:
     """What comes with a message: the edge that it is."""
 
@@ -167,15 +167,14 @@ def _header(
 
 def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> str:
     """Write the header of an answer to a message: how its edge stands."""
-    text = f"00-{mark(edge)}"
-    if answer.receipt is None:
-        return f"{text};s={answer.kind.replace(' ', '-')}{';d=ask' * must_ask}"
     receipt = answer.receipt
+    if receipt is None:
+        return f"00-{mark(edge)};s={answer.kind.replace(' ', '-')}{';d=ask' * must_ask}"
     if len(receipt.notes) > NOTES_ON_HEADER:
         receipt = replace(receipt, notes=foremost(receipt.notes, NOTES_ON_HEADER))
     while len(body := pack(receipt)) > HEADER_BYTES_MAX // 2:
         receipt = replace(receipt, notes=receipt.notes[:-1])
-    return f"{text};s=closed;r={body.hex()}"
+    return f"00-{mark(edge)};s=closed;r={body.hex()}"
 
 
 def parse_response_header(text: str | bytes, edge: bytes) -> Answered:

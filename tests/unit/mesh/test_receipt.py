@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 
 from quiesce.mesh.receipt import (
     ENDS,
+    NAME_MAX,
     NOTES_MAX,
     Note,
     Receipt,
     Status,
     Tally,
+    alone,
     foremost,
     mark,
     not_run,
     note,
+    pack,
 )
 
 EDGE = bytes(12)
@@ -51,6 +54,26 @@ def test_what_is_made_is_what_it_would_be_and_frozen() -> None:
     for made, name in ((receipt, "hops"), (OWN, "why")):
         with pytest.raises(FrozenInstanceError):
             setattr(made, name, 1)
+
+
+@given(
+    st.binary(min_size=12, max_size=12),
+    st.text(max_size=20),
+    st.text(max_size=NAME_MAX + 5),
+    st.none() | st.floats(0, 1e9, allow_nan=False) | st.integers(0, 10**6),
+)
+def test_one_that_was_alone_is_what_any_other_would_be(
+    edge: bytes, parent: str, name: str, seconds: float | None
+) -> None:
+    """It is equal to what is made in the long way, is written the same, and nobody changes it."""
+    made = alone(edge, parent, name, seconds)
+    written = pack(made)
+    other = Tally().close("done", note(edge, parent, name, "done", seconds, ""), volatile=False)
+    assert (type(made), made, hash(made)) == (Receipt, other, hash(other))
+    assert written == pack(other)
+    assert written == pack(Receipt("done", notes=made.notes))
+    with pytest.raises(FrozenInstanceError):
+        made.notes[0].why = "x"  # type: ignore[misc]  # that is the point
 
 
 @pytest.mark.parametrize("status", ENDS)
