@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from quiesce.mesh.compaction import Compaction
 from quiesce.mesh.detector import Detector, HopState
-from quiesce.mesh.facts import RECORDS
+from quiesce.mesh.facts import Write
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, mark
 
@@ -107,7 +107,7 @@ class Life(RuleBasedStateMachine):
 
     def commit(self) -> None:
         """Write what is to be written, as each step of a node does."""
-        records = [one for one in self.detector.take_bare() if isinstance(one, RECORDS)]
+        records = [one.record for one in self.detector.take() if isinstance(one, Write)]
         self.journal.write(records)
         self.all += records
 
@@ -305,7 +305,7 @@ def _run_course(journal: Journal, begin: int, slices: dict[int, int], end: int) 
 
 def _make(step: Callable[[Detector], object], node: Detector, journal: Journal) -> list[Any]:
     step(node)
-    records = [one for one in node.take_bare() if isinstance(one, RECORDS)]
+    records = [one.record for one in node.take() if isinstance(one, Write)]
     journal.write(records)
     return records
 

@@ -224,9 +224,9 @@ class WrittenTooLate(Detector):
         self._edges[edge] = hop.edges[edge] = Edge(hop, to)
 
     def _closed(self, edge: bytes, found: Edge, event: str, receipt: Receipt) -> None:
-        kept = len(self._effects)
+        kept = len(self.writes)
         super()._closed(edge, found, event, receipt)
-        del self._effects[kept]  # the record that it is closed: there is none that it is open
+        del self.writes[kept]  # the record that it is closed: there is none that it is open
 
 
 def using(kind: type[Detector]) -> type[Agent]:

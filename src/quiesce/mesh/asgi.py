@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from quiesce.core.current import current_scope
-from quiesce.core.node import State, logger
+from quiesce.core.node import State, current, logger
 from quiesce.core.signals import heard
 from quiesce.errors import (
     CascadeCancelled,
@@ -24,6 +24,7 @@ from quiesce.errors import (
     RemoteProtocolError,
 )
 from quiesce.mesh import wire
+from quiesce.mesh.hop import Visit
 from quiesce.mesh.transport import PROBE, RECEIPTS
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
-    from quiesce.mesh.hop import Part
+    from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
 
     Message = MutableMapping[str, Any]
@@ -64,14 +65,34 @@ class Mesh:
             await self._live(scope, receive, send)
         elif kind != "http":
             await self._app(scope, receive, send)
-        elif _path(scope) in self._paths:
+        elif scope["path"].endswith((RECEIPTS, PROBE)) and _path(scope) in self._paths:
             await self._serve(scope, receive, send)
         else:
+            header = None
             for name, value in scope["headers"]:
                 if name == _HEADER:
-                    await self._handle(value, scope, receive, send)
-                    return
-            await self._app(scope, receive, send)
+                    header = value
+                    break
+            if header is None:
+                await self._app(scope, receive, send)
+                return
+            try:
+                exchange = self._begin(header, send)
+            except QuiesceError as error:
+                await _refuse(send, error)
+                return
+            # One that passes on all headers would hand the edge to another, for whom nobody waits.
+            passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
+            failure: BaseException | None = None
+            try:
+                await self._app(passed, receive, exchange.keep)
+            except BaseException as error:  # noqa: BLE001 - raised again by the exchange
+                failure = error
+            try:
+                await (exchange.finish() if failure is None else exchange.fail(failure, scope))
+            finally:
+                if not exchange.is_answered:
+                    exchange.header()  # nobody is there to be answered: it is posted
 
     # The app's life.
 
@@ -127,27 +148,20 @@ class Mesh:
 
     # Requests that hand over a message.
 
-    async def _handle(self, header: bytes, scope: Message, receive: Receive, send: Send) -> None:
-        node, outer = self._node, current_scope()
-        if node._scope is None or node._scope._parent is not None:
-            outer = None  # which holds it anyway
-        try:
-            part = node._handle(header, _closing(outer))
-        except EdgeRefused as refused:
-            await _say(send, _CONFLICT, str(refused), {_ANSWER: refused.header.encode()})
-            return
-        except RemoteProtocolError as error:
-            # It would run outside of the cascade that it claims to be part of.
-            await _say(send, _BAD, str(error))
-            return
-        except QuiesceError as error:
-            await _say(send, _UNAVAILABLE, str(error))
-            return
+    def _begin(self, header: bytes, send: Send) -> _Exchange:
+        """Take the message, if it is to be worked on.
+
+        Raises:
+            QuiesceError: it is not.
+        """
+        node, handed = self._node, wire.parse_request_header(header)
+        if current.get() is None or node._scope is None or node._scope._parent is not None:
+            return _Exchange(node._arrive(handed), send)
+        outer = current_scope()  # which does not hold the node's own
+        hop = node._arrive(handed, None if outer is None else _closing(outer))
         if outer is not None:
-            part._hop.held_by(outer)  # or a drain of that would not see it
-        # An app that passes on all headers would hand the edge to another, for whom nobody waits.
-        scope = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
-        await _Exchange(node, part, send).run(self._app, scope, receive)
+            hop.held_by(outer)  # or a drain of that would not see it
+        return _Exchange(hop, send)
 
     # Calls of other nodes.
 
@@ -169,48 +183,42 @@ class Mesh:
             await _answer(send, 200, answer)
 
 
-class _Exchange:
-    """One request that hands over a message, and its response."""
+class _Exchange(Visit):
+    """One request that hands over a message, and its response: the app's work on the hop."""
 
-    __slots__ = (
-        "_answered", "_error", "_hop", "_kept", "_last", "_node", "_part", "_send", "_sending",
-        "_started",
-    )  # fmt: skip
+    __slots__ = ("__dict__", "_kept", "_send", "_started", "is_answered")
 
-    def __init__(self, node: Node, part: Part, send: Send) -> None:
-        self._node = node
-        self._part = part
+    # What most of them never need, and set then.
+    _error: BaseException | None = None
+    _last: tuple[tuple[bytes, bytes], ...] = ()
+    _sending: Job[None] | None = None
+
+    def __init__(self, hop: Hop, send: Send) -> None:
+        """Begin."""
         self._send = send
-        self._started = self._answered = False
-        self._error: BaseException | None = None
+        self._started = self.is_answered = False
         self._kept: list[Message] = []
-        self._last: dict[bytes, bytes] = {}
-        self._sending: Job[None] | None = None
+        super().__init__(hop, "handler", "handler")
 
-    async def run(self, app: App, scope: Message, receive: Receive) -> None:
-        """Run the app as a hop."""
-        self._hop = self._part.enter()
-        failure: BaseException | None = None
-        try:
-            await app(scope, receive, self._keep)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failure = error
-        left = self._part.leave(failure)
-        if left is not None and scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
+    def finish(self) -> Awaitable[None]:
+        """End, when the app has; what is to be awaited sends what was kept."""
+        self.leave(None)
+        return self._flush() if self._started else self._send_kept()
+
+    async def fail(self, failure: BaseException, scope: Message) -> None:
+        """End, when the app has failed, or was cancelled; raises what is left to raise."""
+        left = self.leave(failure)
+        if scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
             # Servers close a connection on which an app has failed, without a word if it has answered:
             # what the client sends next on it would be lost.
-            self._last = {b"connection": b"close"}
-        try:
-            if left is None or isinstance(left, Exception):
-                await self._end(left)
-        finally:
-            if not self._answered:
-                self._header()  # nobody is there to be answered: it is posted
+            self._last = ((b"connection", b"close"),)
+        if isinstance(left, Exception):
+            await self._end_badly(left)
         if left is not None and not isinstance(left, CascadeCancelled):
             raise left
 
-    async def _end(self, left: Exception | None) -> None:
-        if left is None or self._started or self._kept:
+    async def _end_badly(self, left: Exception) -> None:
+        if self._started or self._kept:
             await self._flush()
             return
         # The server would answer that it failed, without a word on what still runs: as one that takes
@@ -218,29 +226,33 @@ class _Exchange:
         self._started = True
         is_told = isinstance(left, CascadeCancelled)
         status, text = (_UNAVAILABLE, str(left)) if is_told else (_FAILED, "the agent failed")
-        await _say(self._send, status, text, {_ANSWER: self._header(), **self._last})
+        await _say(self._send, status, text, {_ANSWER: self.header(), **dict(self._last)})
 
-    def _header(self) -> bytes:
-        self._answered = True
-        return self._node.answer(self._hop).encode()
+    def header(self) -> bytes:
+        """Give what is to be said of the message, once."""
+        self.is_answered = True
+        return self._hop._mesh.answer(self._hop).encode()
 
-    async def _keep(self, message: Message) -> None:
+    async def keep(self, message: Message) -> None:
         """Send a message of the app, or keep it until the next turn of the loop."""
-        is_whole = message["type"] == "http.response.start" or (
-            message["type"] == "http.response.body" and not message.get("more_body")
-        )
-        if self._started or not is_whole:
+        kind = message["type"]
+        if self._started or not (
+            kind == "http.response.start"
+            or (kind == "http.response.body" and not message.get("more_body"))
+        ):
             await self._flush()
             await self._send(message)
             return
-        self._kept.append(message)
-        if len(self._kept) == 1:
+        if not self._kept:
             self._hop._backend.soon(self._turn)
+        self._kept.append(message)
 
     def _turn(self) -> None:
         """Send what was kept, if the app has not returned: a job, for those that take longer."""
-        scope = self._node._hops_scope
-        if self._kept and not self._started and scope._state is not State.CLOSED:
+        if not self._kept or self._started:
+            return
+        scope = self._hop._mesh._hops_scope
+        if scope._state is not State.CLOSED:
             self._started = True
             # Not by `spawn`, which starts nothing that a callback asks for while it is drained.
             code = self._send_first.__code__
@@ -266,21 +278,31 @@ class _Exchange:
 
     async def _send_kept(self) -> None:
         self._started = True
-        while self._kept:
-            message = self._kept.pop(0)
+        kept, send = self._kept, self._send
+        while kept:
+            message = kept.pop(0)
             if message["type"] == "http.response.start":
                 # An app that passes on what another agent has answered passes that on, too.
-                others = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
-                others += [(_ANSWER, self._header()), *self._last.items()]
-                message = {**message, "headers": others}
-            await self._send(message)
+                lines = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
+                lines += ((_ANSWER, self.header()), *self._last)
+                message = {**message, "headers": lines}
+            await send(message)
 
 
-def _closing(outer: Scope | None) -> str | None:
+async def _refuse(send: Send, error: QuiesceError) -> None:
+    if isinstance(error, EdgeRefused):
+        await _say(send, _CONFLICT, str(error), {_ANSWER: error.header.encode()})
+    elif isinstance(error, RemoteProtocolError):
+        # It would run outside of the cascade that it claims to be part of.
+        await _say(send, _BAD, str(error))
+    else:
+        await _say(send, _UNAVAILABLE, str(error))
+
+
+def _closing(outer: Scope) -> str | None:
     """Tell why a scope takes nothing any more, if it does not."""
     try:
-        if outer is not None:
-            outer._admit()
+        outer._admit()
     except QuiesceError as error:
         return str(error)
     return None

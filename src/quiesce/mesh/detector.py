@@ -1,8 +1,8 @@
 """When has a cascade settled? States and transitions; no clock, no socket, no event loop.
 
-A node's detector is told what happens, and answers with effects, in order. What is to be written comes
-before what it allows: whoever carries the effects out makes every `Write` last before the next effect
-that is none. What holds:
+A node's detector is told what happens, and answers with effects. What is to be written comes before what
+it allows: whoever carries the effects out makes every `Write` last before the first effect that is none.
+What holds:
 
 1. The id of an edge is written before its bytes leave, by the sender; and before its handler runs, by
    the receiver. A receiver runs an id once, ever.
@@ -27,7 +27,6 @@ from quiesce.errors import UsageError
 from quiesce.mesh.facts import (
     NEVER,
     NOT_NOW,
-    RECORDS,
     RUN,
     UNKNOWN,
     WORKING,
@@ -46,7 +45,7 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import ENDS, Receipt, Tally, mark, not_run, note, pack, unpack
+from quiesce.mesh.receipt import ENDS, Receipt, Tally, alone, mark, not_run, note, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,7 +108,6 @@ EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
 Sending = Literal[
     "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque"
 ]  # fmt: skip
-
 
 NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
 
@@ -177,16 +175,13 @@ class Detector:
         self._over: dict[bytes, bytes | None] = {}  # receipts, packed
         self._long_over: dict[bytes, bytes | None] = {}
         self._frozen: dict[bytes, bytes | None] = {}  # those of `_over` that a compaction reads
-        self._effects: list[Record | Act] = []
+        self.writes: list[Record] = []  # whoever takes it, empties it
+        self.acts: list[Act] = []
 
     def take(self) -> list[Effect]:
         """Give what is to be done, in this order."""
-        return [Write(one) if isinstance(one, RECORDS) else one for one in self.take_bare()]
-
-    def take_bare(self) -> list[Record | Act]:
-        """Give the same, each record as it is, and not in a `Write`."""
-        effects, self._effects = self._effects, []
-        return effects
+        writes, self.writes, acts, self.acts = self.writes, [], self.acts, []
+        return [*map(Write, writes), *acts]
 
     # The receiving side.
 
@@ -195,7 +190,7 @@ class Detector:
         return self._begin(Begun(edge, cascade, "", None, is_root=True))
 
     def _begin(self, begun: Begun) -> Hop:
-        self._effects.append(begun)
+        self.writes.append(begun)
         hop = self._hops[begun.edge] = Hop(begun)
         return hop
 
@@ -230,7 +225,7 @@ class Detector:
 
     def _end(self, edge: bytes) -> None:
         self._over[edge] = None
-        self._effects.append(Over(edge))
+        self.writes.append(Over(edge))
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
@@ -280,25 +275,26 @@ class Detector:
         hop.status, hop.seconds, hop.why = status, seconds, why
         if hop.edges:
             hop.move("ends, with edges open")
-            self._effects.append(Ended(hop.edge, status, seconds, why))
+            self.writes.append(Ended(hop.edge, status, seconds, why))
         else:
             hop.move("ends")
             self._close(hop)
 
     def _close(self, hop: Hop) -> None:
-        own = note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
-        volatile = (
-            not self._lasting and not hop.is_root
-        )  # a root never arrives, and never again (6)
-        hop.receipt = receipt = hop.tally.close(hop.status, own, volatile=volatile)
-        self._effects.append(Closed(hop.edge, receipt))
+        volatile = not self._lasting and not hop.is_root  # a root never arrives again (6)
+        if hop.tally is NOTHING and hop.status == "done" and not (volatile or hop.why):
+            receipt = hop.receipt = alone(hop.edge, hop.parent, self.name, hop.seconds)
+        else:
+            own = note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
+            receipt = hop.receipt = hop.tally.close(hop.status, own, volatile=volatile)
+        self.writes.append(Closed(hop.edge, receipt))
         self._tell(hop, receipt)
 
     def _tell(self, hop: Hop, receipt: Receipt) -> None:
         if hop.is_root:
-            self._effects.append(Settle(hop.edge, hop.cascade, receipt))
+            self.acts.append(Settle(hop.edge, hop.cascade, receipt))
         elif hop.reply is not None and hop.is_answered:
-            self._effects.append(Post(hop.edge, hop.reply, receipt))
+            self.acts.append(Post(hop.edge, hop.reply, receipt))
 
     def taken(self, edge: bytes) -> None:
         """Know that the receipt of an edge was taken, for good; or that nobody waits for it.
@@ -338,7 +334,7 @@ class Detector:
         if hop.state is not HopState.RUNNING:
             message = "the hop has ended: what is sent now would belong to nobody"
             raise UsageError(message)
-        self._effects.append(Sent(hop.edge, edge, to))
+        self.writes.append(Sent(hop.edge, edge, to))
         self._edges[edge] = hop.edges[edge] = Edge(hop, to)
 
     def sent(self, edge: bytes, how: Sending) -> None:
@@ -348,7 +344,7 @@ class Detector:
             return  # its receipt was faster than its answer
         if EDGE_MOVES[found.state, how] is EdgeState.OPEN:
             found.state = EdgeState.OPEN
-            self._effects.append(
+            self.acts.append(
                 Watch(edge, found.to, in_doubt=how == "is in doubt", cancel=found.hop.is_cancelled)
             )
         elif how == "is opaque":
@@ -400,9 +396,9 @@ class Detector:
         hop, watched = found.hop, found.state is EdgeState.OPEN
         found.state = EDGE_MOVES[found.state, event]
         del self._edges[edge], hop.edges[edge]
-        self._effects.append(EdgeClosed(edge, receipt))
+        self.writes.append(EdgeClosed(edge, receipt))
         if watched:
-            self._effects.append(Unwatch(edge))
+            self.acts.append(Unwatch(edge))
         hop.add(receipt)
         if not hop.edges and hop.state is HopState.WAITING:
             hop.move("last edge is closed")
@@ -416,10 +412,10 @@ class Detector:
             return
         hop.is_cancelled = True
         if hop.state is HopState.RUNNING:
-            self._effects.append(Stop(hop.edge))
+            self.acts.append(Stop(hop.edge))
         for edge, found in hop.edges.items():
             if found.state is EdgeState.OPEN:
-                self._effects.append(Watch(edge, found.to, cancel=True))
+                self.acts.append(Watch(edge, found.to, cancel=True))
 
     # What is kept.
 
@@ -476,7 +472,7 @@ class Detector:
         for edge, found in self._edges.items():
             if found.state is EdgeState.SENDING:
                 found.state = EDGE_MOVES[found.state, "is in doubt"]
-            self._effects.append(Watch(edge, found.to, in_doubt=True))
+            self.acts.append(Watch(edge, found.to, in_doubt=True))
 
     def _replay(self, record: Record) -> None:
         match record:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import RECORDS, Post, Unwatch, Watch
+from quiesce.mesh.facts import Post, Unwatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,40 +38,39 @@ class Engine:
         """Begin with nothing, or with what `restore` is given first."""
         self.detector: Detector = detector(name, lasting=lasting)
         self._courier = Courier(patience, jitter, self.detector.give_up)
-        self._writes: list[Record] = []
-        self._news: list[Stop | Settle] = []
-        self._is_stirred = False
+        self.news: list[Stop | Settle] = []
+        self.is_stirred: bool = False
 
     def take_stir(self) -> bool:
         """Tell whether `next_at` may be another than when this was asked before."""
-        stirred, self._is_stirred = self._is_stirred, False
+        stirred, self.is_stirred = self.is_stirred, False
         return stirred
 
     def take_writes(self) -> list[Record]:
         """Give what has to last before anything else is done."""
-        writes, self._writes = self._writes, []
+        detector = self.detector
+        writes, detector.writes = detector.writes, []
         return writes
 
     def take_news(self) -> list[Stop | Settle]:
         """Give which hops are to stop, and which cascades have settled."""
-        news, self._news = self._news, []
+        news, self.news = self.news, []
         return news
 
     def _absorb(self, now: float) -> None:
+        acts, self.detector.acts = self.detector.acts, []
         courier = self._courier
-        for effect in self.detector.take_bare():
-            if isinstance(effect, RECORDS):
-                self._writes.append(effect)
-            elif isinstance(effect, Watch):
-                courier.watch(effect, now)
-                self._is_stirred = True
-            elif isinstance(effect, Unwatch):
-                courier.unwatch(effect.edge)
-            elif isinstance(effect, Post):
-                courier.post(effect, now)
-                self._is_stirred = True
+        for act in acts:
+            if isinstance(act, Watch):
+                courier.watch(act, now)
+                self.is_stirred = True
+            elif isinstance(act, Unwatch):
+                courier.unwatch(act.edge)
+            elif isinstance(act, Post):
+                courier.post(act, now)
+                self.is_stirred = True
             else:
-                self._news.append(effect)
+                self.news.append(act)
 
     def restore(self, records: Iterable[Record], now: float) -> None:
         """Take up what a process before this one has written."""
@@ -91,7 +90,8 @@ class Engine:
     ) -> Answer:
         """Take an edge that has arrived; its handler is run if the answer is `run`."""
         answer = self.detector.arrive(edge, cascade, parent, reply)
-        self._absorb(now)
+        if self.detector.acts:
+            self._absorb(now)
         return answer
 
     def refuse(self, edge: bytes, now: float) -> Answer:
@@ -111,7 +111,8 @@ class Engine:
     ) -> None:
         """Know that the work of a hop has ended."""
         self.detector.end(hop, status, seconds=seconds, why=why)
-        self._absorb(now)
+        if self.detector.acts:
+            self._absorb(now)
 
     def told(self, edge: bytes, now: float) -> None:
         """Know that whoever waits for a cascade was told that it has settled."""
@@ -159,7 +160,7 @@ class Engine:
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Take the answer to a call."""
-        self._is_stirred = True
+        self.is_stirred = True
         self._courier.replied(call, reply, now)
         posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
         for edge in reply.taken:
@@ -172,7 +173,7 @@ class Engine:
 
     def failed(self, call: Call, now: float, why: str = "") -> None:
         """Know that a call was not answered; and why, if that will not pass by itself."""
-        self._is_stirred = True
+        self.is_stirred = True
         self._courier.failed(call, now, why)
 
     def trouble(self, edge: bytes) -> str:
@@ -182,7 +183,7 @@ class Engine:
     def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:
         """Know that an agent is there, or even its node: what failed is tried again soon."""
         if to is not None and self._courier.contact(to, now, is_node=is_node):
-            self._is_stirred = True
+            self.is_stirred = True
 
     def called(self, call: Call, now: float) -> Reply:
         """Answer a call of another node."""

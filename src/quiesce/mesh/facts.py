@@ -80,7 +80,6 @@ class Over:
 
 
 Record = Begun | Sent | EdgeClosed | Tallied | Ended | Closed | Over
-RECORDS = (Begun, Closed, Sent, EdgeClosed, Over, Ended, Tallied)  # the usual ones first
 
 
 # What is to be done.

@@ -21,7 +21,7 @@ from quiesce.core import failures
 from quiesce.core import report as reports
 from quiesce.core.current import current_scope
 from quiesce.core.hold import NOTHING, Hold
-from quiesce.core.light import LightScope
+from quiesce.core.light import LightScope, Stay
 from quiesce.core.node import State, logger
 from quiesce.errors import CascadeCancelled, UsageError
 from quiesce.mesh.handing import Handing
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quiesce.core.closing import Closing
-    from quiesce.core.light import Stay
     from quiesce.core.node import Node as Tree
     from quiesce.mesh import detector
     from quiesce.mesh.node import Node
@@ -153,10 +152,10 @@ class Hop(LightScope):
         return self._filled and not self._holds and _has_closers(self)
 
     def _finish(self) -> None:
-        if self._only_closers:
-            self._mesh._exchange.look()
-            return  # it ends when those have: see _closed
         if self._filled:
+            if self._only_closers:
+                self._mesh._exchange.look()
+                return  # it ends when those have: see _closed
             failures.take_over(self)  # of tasks that nobody has asked: now nobody will
         self._end("")
         if not self.dissolve() and self._closing is None:
@@ -165,6 +164,9 @@ class Hop(LightScope):
     def _closed(self) -> None:
         super()._closed()
         if self._ended:
+            return
+        if not self._filled:  # by `dissolve_after`: the handler alone was ever in it
+            self._end("")
             return
         report = self.report
         # What is stuck still runs: nobody can say that it has ended.
@@ -234,15 +236,45 @@ def failed(job: Any, error: BaseException) -> None:
         node._fail(error)
 
 
+class Visit(Stay):
+    """The work on a hop, or on a part of it, by a task that is not the hop's own."""
+
+    __slots__ = ("_body", "_hop")
+
+    def __init__(self, hop: Hop, kind: str, name: str) -> None:
+        """Begin; the hop has not ended."""
+        self._hop = hop
+        self._body = body = hop._backend.body()
+        super().__init__(hop, kind, name, NOTHING, hop._code, body.interrupt)
+
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        """End; gives what is left to raise."""
+        hop = self._hop
+        left = self._body.leave(exc)
+        if exc is not None:
+            if left is None:  # it was this hop that was told to end
+                left = CascadeCancelled(f"{hop.name} was told to end")
+                if hop._status == "done":
+                    hop._status, hop._why = "cancelled", _SHUT_DOWN
+            elif isinstance(left, Exception):
+                hop._fail(left)
+            elif hop._status == "done":
+                hop._status, hop._why = "cancelled", ""
+        if not hop.dissolve_after(self):
+            self.end()
+            hop._part_ended()
+        return left
+
+
 class Part:
     """Something that is done as part of a hop, by a task that is not the hop's own."""
 
-    __slots__ = ("_body", "_hop", "_kind", "_name", "_stay")
+    __slots__ = ("_hop", "_kind", "_name", "_visit")
 
     def __init__(self, hop: Hop, kind: str, name: str) -> None:
         self._hop = hop
         self._kind, self._name = kind, name
-        self._stay: Stay | None = None
+        self._visit: Visit | None = None
 
     def enter(self) -> Hop:
         """Begin.
@@ -253,32 +285,19 @@ class Part:
         if hop._record.is_cancelled:
             message = f"{hop.name} was told to end"
             raise CascadeCancelled(message)
-        if hop._ended or hop._state is State.CLOSED or self._stay is not None:
+        if hop._ended or hop._state is State.CLOSED or self._visit is not None:
             message = (
                 f"{hop.name} has ended, or this part of it: nothing can be done as that any more"
             )
             raise UsageError(message)
-        self._body = hop._backend.body()
-        self._stay = hop.occupy(self._kind, self._name, on_stop=self._body.interrupt)
+        self._visit = Visit(hop, self._kind, self._name)
         hop._begun()
         return hop
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
         """End; gives what is left to raise."""
-        hop = self._hop
-        left = self._body.leave(exc)
-        if left is None and exc is not None:  # it was this hop that was told to end
-            left = CascadeCancelled(f"{hop.name} was told to end")
-            if hop._status == "done":
-                hop._status, hop._why = "cancelled", _SHUT_DOWN
-        elif isinstance(left, Exception):
-            hop._fail(left)
-        elif left is not None and hop._status == "done":
-            hop._status, hop._why = "cancelled", ""
-        assert self._stay is not None  # noqa: S101 - entered
-        self._stay.end()
-        hop._part_ended()
-        return left
+        assert self._visit is not None  # noqa: S101 - entered
+        return self._visit.leave(exc)
 
     async def __aenter__(self) -> Hop:
         """Begin."""
@@ -306,5 +325,5 @@ class Taken(Part):
 
     def __del__(self) -> None:
         """Have the hop know, in its event loop: this may be any thread."""
-        if self._stay is None or not self._stay.released:
+        if self._visit is None or not self._visit.released:
             self._hop._backend.post(self._hop._drop)

@@ -159,7 +159,7 @@ class Journal:
     def _append(self, data: bytes) -> None:
         """Write all of it, or none: a part would be a line in the midst that is not whole."""
         file, before = self._file, self._size
-        if file is None or self._is_spoiled:
+        if file is None or self._spoiled:
             file = self._opened()  # which says what is wrong
         try:
             size = os.write(file, data)

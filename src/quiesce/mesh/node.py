@@ -28,7 +28,7 @@ from quiesce.mesh.compaction import Tidying
 from quiesce.mesh.courier import Patience
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.exchange import Exchange
-from quiesce.mesh.facts import NOT_NOW, WORKING, Closed, Settle
+from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Closed, Settle
 from quiesce.mesh.home import Home
 from quiesce.mesh.hop import Hop, Part, Taken, failed
 from quiesce.mesh.journal import Journal
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     from quiesce.core.scope import Scope
     from quiesce.mesh import detector
     from quiesce.mesh.detector import Sending
-    from quiesce.mesh.facts import Answer, Record
-    from quiesce.mesh.receipt import Receipt, Status
+    from quiesce.mesh.facts import Answer, Record, Stop
+    from quiesce.mesh.receipt import Status
     from quiesce.mesh.transport import Transport
 
 __all__ = ["Node"]
+
+_OPEN = State.OPEN
 
 
 class Node:
@@ -271,11 +273,8 @@ class Node:
         *Raises*: `EdgeRefused` if the message must not be worked on, as when it was before;
         `RemoteProtocolError` if what came with it is not of the protocol.
         """
-        return self._handle(edge, None)
-
-    def _handle(self, edge: wire.Handed | str | bytes, why_not: str | None) -> Part:
         handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
-        return Taken(self._arrive(handed, why_not), "handler", "handler")
+        return Taken(self._arrive(handed), "handler", "handler")
 
     async def _serve(self, path: str, body: bytes) -> bytes:
         """Answer a call of another node, however it came."""
@@ -297,23 +296,29 @@ class Node:
 
     def _commit(self) -> None:
         """Write what has to last, then have done what is to be done (1, 2)."""
-        engine = self._engine
-        writes = engine.take_writes()
+        engine, exchange = self._engine, self._exchange
+        writes = engine.detector.writes
         if writes:
+            engine.detector.writes = []
             if self._journal is not None:
                 self._write(self._journal, writes)
-            for record in writes:
-                if type(record) is Closed:
-                    self._exchange.closed(record.edge)
-        for news in engine.take_news():
+            if exchange._polls:
+                for record in writes:
+                    if type(record) is Closed:
+                        exchange.closed(record.edge)
+        if engine.news:
+            self._hear(engine.take_news())
+        if engine.is_stirred or exchange._flush is not None:
+            engine.take_stir()
+            exchange.look()
+
+    def _hear(self, told: list[Stop | Settle]) -> None:
+        for news in told:
             if type(news) is Settle:
-                self._settle(news.edge, news.receipt)
-            else:
-                hop = self._hops.get(news.edge)
-                if hop is not None:
-                    hop._cancel()
-        if engine.take_stir() or self._exchange.is_ending:
-            self._exchange.look()
+                if news.edge in self._cascades:
+                    self._cascades[news.edge]._settle(news.receipt)
+            elif news.edge in self._hops:
+                self._hops[news.edge]._cancel()
 
     def _write(self, journal: Journal, records: list[Record]) -> None:
         if self._broken is not None:
@@ -331,11 +336,6 @@ class Node:
         if journal.size > self._tidying.at:
             self._exchange.wake()  # it sees to that, too
 
-    def _settle(self, edge: bytes, receipt: Receipt) -> None:
-        cascade = self._cascades.get(edge)
-        if cascade is not None:
-            cascade._settle(receipt)
-
     def _begin(self, cascade: Cascade) -> Hop:
         self._check()
         self._hops_scope._admit()
@@ -345,37 +345,38 @@ class Node:
         self._cascades[record.edge] = cascade
         return hop
 
-    def _arrive(self, handed: wire.Handed, why_not: str | None) -> Hop:
-        self._check()
-        now, engine = self._clock(), self._engine
+    def _arrive(self, handed: wire.Handed, why_not: str | None = None) -> Hop:
+        if self._scope is None or self._broken is not None:
+            self._check()
+        edge, now, engine = handed.edge, self._clock(), self._engine
         why = why_not or self._objection(handed)
         if why is None:
-            home = handed.home
-            allowed = home is not None and self._policy.allows(home)
-            reply = home.rstrip("/") if home is not None and allowed else None
-            answer = engine.arrive(handed.edge, handed.cascade, handed.parent, reply, now)
-        elif self._exchange.may_note(handed.edge):
-            answer = engine.refuse(handed.edge, now)
+            reply = self._policy.reply_to(handed.home)
+            answer = engine.arrive(edge, handed.cascade, handed.parent, reply, now)
+        elif self._exchange.may_note(edge):
+            answer = engine.refuse(edge, now)
         else:
             answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
         self._commit()
-        if answer.kind != "run":
-            if answer.kind == "never" and is_early(handed, self._wall(), self._keep):
-                answer = NOT_NOW  # it would be forgotten before its copies are too late
-            known = engine.detector.find(handed.edge)
-            must_ask = known is not None and known.reply is None
-            header = wire.response_header(handed.edge, answer, must_ask=must_ask)
-            why = why or "it was taken before"
-            raise EdgeRefused(f"message {mark(handed.edge)} is not worked on: {why}", header)
-        record = engine.detector.hop(handed.edge)
-        hop = self._hops[handed.edge] = Hop(self, record, f"hop {mark(handed.edge)}")
+        if answer is not RUN:
+            raise self._refusal(handed, answer, why or "it was taken before")
+        hop = self._hops[edge] = Hop(self, engine.detector._hops[edge], f"hop {mark(edge)}")
         return hop
+
+    def _refusal(self, handed: wire.Handed, answer: Answer, why: str) -> EdgeRefused:
+        if answer.kind == "never" and is_early(handed, self._wall(), self._keep):
+            answer = NOT_NOW  # it would be forgotten before its copies are too late
+        known = self._engine.detector.find(handed.edge)
+        must_ask = known is not None and known.reply is None
+        header = wire.response_header(handed.edge, answer, must_ask=must_ask)
+        return EdgeRefused(f"message {mark(handed.edge)} is not worked on: {why}", header)
 
     def _objection(self, handed: wire.Handed) -> str | None:
         """Tell why a message is not to be worked on, if it is not known already."""
-        if is_early(handed, self._wall(), self._keep) or is_late(handed, self._wall()):
+        now = self._wall()
+        if is_early(handed, now, self._keep) or is_late(handed, now):
             return "it was under way for too long, or its sender's clock is wrong"
-        if self._hops_scope._state is not State.OPEN:
+        if self._hops_scope._state is not _OPEN:
             return "the agent is being shut down"
         if len(self._hops) >= self._hops_max:
             return "the agent has too much to do"
@@ -389,9 +390,7 @@ class Node:
         record = hop._record
         answer = WORKING  # if its end could not be written, it is not told
         if self._broken is None:
-            answer = self._engine.ride(record.edge, self._clock())
-            if self._scope is not None:
-                self._commit()
+            answer = self._engine.detector.ride(record.edge)  # which wants nothing done
         return wire.response_header(record.edge, answer, must_ask=record.reply is None)
 
     def _ended(self, hop: Hop, status: Status, why: str) -> None:
@@ -402,9 +401,10 @@ class Node:
             return  # nobody would be told; a journal says what it was
         now = self._clock()
         try:
-            for edge in list(record.edges):
-                self._engine.sent(edge, "is in doubt", now)  # if nobody has said what became of it
-            self._engine.end(record, status, now, seconds=round(now - hop._since, 6), why=why)
+            for edge in list(record.edges) if record.edges else ():
+                self._engine.sent(edge, "is in doubt", now)  # nobody has said what became of it
+            seconds = int((now - hop._since) * 1e6 + 0.5) / 1e6  # round() takes five times as long
+            self._engine.end(record, status, now, seconds=seconds, why=why)
             self._commit()
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
             logger.exception("node %r could not write down that %s has ended", self.name, hop.name)

@@ -58,17 +58,24 @@ class Policy:
         self._peers = frozenset(address("peers", peer) for peer in peers)
         self._by_length = sorted(self._peers, key=len, reverse=True)
         self._own = None if own is None else origin(own)
-        self._judged: dict[str, bool] = {}
+        self._judged: dict[str | None, str | None] = {None: None}
 
     def allows(self, home: str) -> bool:
         """Tell whether a receipt may be posted there."""
-        judged = self._judged.get(home)
-        if judged is None:
-            found = origin(home)
-            judged = found is not None and (home.rstrip("/") in self._peers or found == self._own)
-            if len(self._judged) >= _JUDGED_MAX:
-                self._judged.clear()  # somebody sends ever new addresses
-            self._judged[home] = judged
+        return self.reply_to(home) is not None
+
+    def reply_to(self, home: str | None) -> str | None:
+        """Give the address that a receipt is to be posted to, if that is allowed."""
+        if home is None or home in self._judged:  # there are few, and every message has one
+            return self._judged[home]
+        return self._judge(home)
+
+    def _judge(self, home: str) -> str | None:
+        found, plain = origin(home), home.rstrip("/")
+        allowed = found is not None and (plain in self._peers or found == self._own)
+        if len(self._judged) >= _JUDGED_MAX:
+            self._judged = {None: None}  # somebody sends ever new addresses
+        self._judged[home] = judged = plain if allowed else None
         return judged
 
     def node_of(self, url: str) -> str:

@@ -387,7 +387,7 @@ PROGRAM = """
 import asyncio, sys
 from quiesce.mesh import compaction
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import RECORDS
+from quiesce.mesh.facts import Write
 from quiesce.mesh.journal import Journal
 
 compaction._SLICE = 50
@@ -398,7 +398,7 @@ async def main():
     asyncio.get_running_loop().create_task(compact(journal, node))
     for number in range(1_000_000):
         node.refuse(number.to_bytes(12, "big"))
-        journal.write([one for one in node.take_bare() if isinstance(one, RECORDS)])
+        journal.write([one.record for one in node.take() if isinstance(one, Write)])
         print(number, flush=True)
         if number % 500 == 0:
             node.age()

@@ -15,6 +15,7 @@ from quiesce.mesh.facts import (
     Answer,
     Begun,
     Closed,
+    EdgeClosed,
     Effect,
     Over,
     Post,
@@ -50,7 +51,7 @@ def test_the_states_are_all_reached_and_left() -> None:
 
 
 def test_what_is_written_comes_before_what_it_allows() -> None:
-    """A hop begins, sends, and gives its receipt: each after its record."""
+    """A hop begins, sends, and gives its receipt: each after its record, and after all others."""
     detector = new()
     assert detector.arrive(ONE, CASCADE, "", "http://parent") is RUN
     hop = detector.hop(ONE)
@@ -62,7 +63,7 @@ def test_what_is_written_comes_before_what_it_allows() -> None:
     detector.receive(TWO, DONE)
     detector.end(hop, "done")
     effects = detector.take()
-    assert kinds(effects)[1:] == [Unwatch, Closed, Post]
+    assert kinds(effects) == [EdgeClosed, Closed, Unwatch, Post]
     assert isinstance(effects[-1], Post)
     assert (effects[-1].to, effects[-1].receipt.hops) == ("http://parent", 2)
 

@@ -319,7 +319,8 @@ class HopExecutor:
 
 def _bind(hop: Hop, scope: Scope) -> None:
     """Have the server's own scope hold a hop in which something was left running."""
-    left = [held for held in hop._holds.values() if type(held) not in {Hold, Stay}]
+    plain = (held for held in hop._holds.values() if type(held) is not Hold)
+    left = [held for held in plain if not isinstance(held, Stay)]
     if left and not hop._ended:
         with suppress(ScopeClosed):  # it is closed: the node waits for them
             scope._admit()
