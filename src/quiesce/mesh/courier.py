@@ -62,6 +62,8 @@ class Call:
     asks: tuple[tuple[bytes, bool], ...]
     """Edges that are asked for, each with whether it is to end."""
     wait: float = 0.0
+    keep: float | None = None
+    """How many seconds messages of the caller may be under way; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

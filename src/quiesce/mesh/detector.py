@@ -370,7 +370,7 @@ class Detector:
             status: Status = "cancelled" if found.hop.is_cancelled else "lost"
             self._close_edge(edge, found, "never will run", status, "it never arrived")
         elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
-            why = "its agent has no journal, and may have been started anew"
+            why = "its agent has no journal, or remembers messages for less time than they may take"
             self._close_edge(edge, found, "is not known there", "unknown", why)
 
     def give_up(self, edge: bytes, why: str) -> None:

@@ -23,8 +23,9 @@ from quiesce.core.node import State, logger
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import frontier, wire
 from quiesce.mesh.courier import Call, Reply
+from quiesce.mesh.facts import NEVER, NOT_NOW
 from quiesce.mesh.links import Links
-from quiesce.mesh.policy import DRIFT_SECONDS, Allowance
+from quiesce.mesh.policy import DRIFT_SECONDS, KEEP_SECONDS, Allowance
 from quiesce.mesh.pulling import Pull
 from quiesce.mesh.transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
 
@@ -197,7 +198,8 @@ class Exchange:
         """Make a call; if there is no answer, what is wrong, if that will not pass by itself: else empty."""
         try:
             with anyio.fail_after(seconds):
-                body = await self._transport.call(call.to, RECEIPTS, wire.call_body(call))
+                said = Call(call.to, call.receipts, call.asks, call.wait, self._node._keep)
+                body = await self._transport.call(call.to, RECEIPTS, wire.call_body(said))
             reply = wire.parse_reply(body)
         except NoMesh as error:
             return self._wrong(call.to, str(error))
@@ -294,6 +296,10 @@ class Exchange:
             self._node._commit()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
+        if (KEEP_SECONDS if call.keep is None else call.keep) > self._node._keep:
+            # It would be forgotten before the message that is asked for is too late: see policy.py.
+            told = ((edge, NOT_NOW if one == NEVER else one) for edge, one in reply.answers)
+            reply = Reply(reply.taken, tuple(told))
         return reply
 
     def may_note(self, edge: bytes) -> bool:

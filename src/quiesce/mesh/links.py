@@ -23,7 +23,7 @@ import anyio
 
 from quiesce.core import arguments
 from quiesce.core.node import logger
-from quiesce.errors import PeerLost, QuiesceError, UsageError
+from quiesce.errors import EdgeRefused, PeerLost, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.transport import PROBE, RECEIPTS
 
@@ -276,15 +276,12 @@ async def serve(node: Node, method: str, params: object) -> Any:
 def refuse(node: Node, header: str) -> str | None:
     """Refuse a message that is not even looked at; gives the answer, if there is one to give."""
     try:
-        edge = wire.parse_request_header(header).edge
-        node._check()
-        if not node._exchange.may_note(edge):
-            return None  # there is no end of them: nothing is noted, and nothing promised
-        answer = node._engine.refuse(edge, node._clock())
-        node._commit()
+        node._arrive(wire.parse_request_header(header), "it is not even looked at")
+    except EdgeRefused as refused:
+        return refused.header
     except QuiesceError:
-        return None
-    return wire.response_header(edge, answer)
+        pass
+    return None
 
 
 def check_address(address: object) -> None:

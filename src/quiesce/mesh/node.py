@@ -32,7 +32,7 @@ from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Closed, Settle
 from quiesce.mesh.home import Home
 from quiesce.mesh.hop import Hop, Part, Taken, failed
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.policy import Policy, address, is_early, is_late
+from quiesce.mesh.policy import KEEP_SECONDS, Policy, address, is_early, is_late
 from quiesce.mesh.receipt import mark
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Node:
         transport: How to call other nodes; HTTP by default.
         patience: How often to try, and for how long.
         keep_seconds: How long a message may be under way, and how long it is remembered that it came.
-            All nodes of a mesh should have the same.
+            All nodes of a mesh should have the same: one with more is refused by those with less.
         services: Patterns of names or functions of tasks that are loops, not work: a hop does not
             wait for them, and they go on after it.
         hops_max: How many messages are worked on at once; more are refused.
@@ -89,7 +89,7 @@ class Node:
         peers: Iterable[str] = (),
         transport: Transport | None = None,
         patience: Patience | None = None,
-        keep_seconds: float = 3600.0,
+        keep_seconds: float = KEEP_SECONDS,
         services: Iterable[str] = (),
         hops_max: int = 100_000,
     ) -> None:
@@ -375,7 +375,7 @@ class Node:
         """Tell why a message is not to be worked on, if it is not known already."""
         now = self._wall()
         if is_early(handed, now, self._keep) or is_late(handed, now):
-            return "it was under way for too long, or its sender's clock is wrong"
+            return "it was under way for too long, or its sender's clock, or keep_seconds, is wrong"
         if self._hops_scope._state is not _OPEN:
             return "the agent is being shut down"
         if len(self._hops) >= self._hops_max:

@@ -3,6 +3,13 @@
 A message brings the address that its receipt is to be posted to. Whoever could choose that freely could
 make a node post to any server that it reaches. So an address is used only if it is a configured peer's,
 or at the node's own origin; else no receipt is posted, and the sender, who is told so, asks for it.
+
+How long a message may come, and how long it is remembered, is what `never` rests on. By the sender's clock, a
+message may begin for `keep` seconds after it was sent; by the receiver's, which may differ by `DRIFT_SECONDS`,
+for as much more. So whoever says of an edge that it never will run, or has run it, has to know that for the
+sender's `keep` and twice that: also if it has not seen the message, and so not the time in its header. A
+receiver keeps ids for its own `keep` and twice that. So it says `never` only to those whose `keep` is not longer
+than its own: that of a message is in its header, and whoever asks says it.
 """
 
 from __future__ import annotations
@@ -21,6 +28,9 @@ __all__: list[str] = []
 _JUDGED_MAX = 1024
 DRIFT_SECONDS = 300.0
 """By how much the clocks of two machines may differ."""
+
+KEEP_SECONDS = 3600.0
+"""How long messages may be under way, of those who do not say it when they ask."""
 
 _PORTS = {"http": 80, "https": 443}
 

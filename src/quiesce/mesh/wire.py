@@ -203,8 +203,12 @@ def call_body(call: Call) -> bytes:
     """Write a call."""
     receipts = [[edge.hex(), receipt_json(receipt)] for edge, receipt in call.receipts]
     asks = [[edge.hex(), cancel] for edge, cancel in call.asks]
-    made = {"v": VERSION, "receipts": receipts, "asks": asks}
-    return dumps(made | {"wait": call.wait} if call.wait else made)
+    made: dict[str, Any] = {"v": VERSION, "receipts": receipts, "asks": asks}
+    if call.wait:
+        made["wait"] = call.wait
+    if call.keep is not None:
+        made["keep"] = call.keep
+    return dumps(made)
 
 
 def parse_call(body: bytes, to: str = "") -> Call:
@@ -215,10 +219,11 @@ def parse_call(body: bytes, to: str = "") -> Call:
     """
     found = versioned("call", body)
     receipts = _pairs(found, "receipts", _parse_receipt)
-    wait = found.get("wait", 0)
-    if not is_time(wait):
-        _refuse("call", "wait is not a number of seconds")
-    return Call(to, receipts, _pairs(found, "asks", _parse_ask), min(float(wait), WAIT_MAX))
+    wait, keep = found.get("wait", 0), found.get("keep")
+    if not is_time(wait) or not (keep is None or is_time(keep)):
+        _refuse("call", "wait or keep is not a number of seconds")
+    asks = _pairs(found, "asks", _parse_ask)
+    return Call(to, receipts, asks, min(float(wait), WAIT_MAX), keep)
 
 
 def reply_body(reply: Reply) -> bytes:
