@@ -128,7 +128,9 @@ class LightScope(Scope):
         *Raises*: what `Scope.child()` raises: `ScopeClosed`, and `UsageError` in another event loop.
         """
         parent = model.parent
-        usual = parent._state is _OPEN and _get_running_loop() is model.loop
+        usual = parent._state is _OPEN and (
+            _get_running_loop() is model.loop or model.backend.here()  # which is slower
+        )
         if not usual:
             parent._admit()
         self.__class__ = self._light  # a method `__new__` would take five times as long

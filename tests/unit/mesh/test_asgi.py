@@ -80,7 +80,6 @@ async def test_a_request_with_a_message_is_a_hop() -> None:
         assert current_hop() is None
 
 
-@pytest.mark.backends("asyncio", "uvloop")
 async def test_a_receipt_rides_on_the_response() -> None:
     """If the app has nothing to do afterwards: then nobody calls anybody."""
     async with two() as pair:

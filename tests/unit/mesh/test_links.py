@@ -236,7 +236,6 @@ async def test_an_answer_that_is_none_is_no_answer(answer: object) -> None:
         link.close()
 
 
-@pytest.mark.backends("asyncio")  # where a hop that has started nothing ends at once
 async def test_a_link_keeps_only_the_edges_that_are_open() -> None:
     """However many it has handed over."""
     async with Node("below") as below, Node("above") as above:
