@@ -29,6 +29,7 @@ __all__ = ["Patience"]
 
 T = TypeVar("T")
 
+_TEXTS_MAX = 4_000_000  # bytes, in a call: less than a node takes
 _EARLY = 1 / 32  # how much earlier than told an edge may be asked for, to be so with others
 
 
@@ -206,6 +207,24 @@ class _Errands(Generic[T]):
             yield self._pop()
 
 
+def _batches(
+    receipts: list[tuple[bytes, Receipt]], most: int
+) -> Iterator[tuple[tuple[bytes, Receipt], ...]]:
+    """Give so many at a time, and not more than a body may have."""
+    some: list[tuple[bytes, Receipt]] = []
+    size = 0
+    for one in receipts:
+        # At most: JSON has six characters for some.
+        texts = sum(120 + 6 * (len(note.name) + len(note.why)) for note in one[1].notes)
+        if some and (len(some) == most or size + texts > _TEXTS_MAX):
+            yield tuple(some)
+            some, size = [], 0
+        some.append(one)
+        size += texts + 256
+    if some:
+        yield tuple(some)
+
+
 class Courier:
     """The errands of a node."""
 
@@ -284,11 +303,12 @@ class Courier:
     def _calls(
         self, to: str, receipts: list[tuple[bytes, Receipt]], asks: list[tuple[bytes, bool]]
     ) -> Iterator[Call]:
-        most = self._patience.batch_max
-        for first in range(0, len(receipts) + len(asks), most):
-            some = tuple(receipts[first : first + most])
-            place = max(0, first - len(receipts))
-            yield Call(to, some, tuple(asks[place : place + most - len(some)]))
+        most, place = self._patience.batch_max, 0
+        for some in _batches(receipts, most):
+            first, place = place, place + most - len(some)
+            yield Call(to, some, tuple(asks[first:place]))
+        for first in range(place, len(asks), most):
+            yield Call(to, (), tuple(asks[first : first + most]))
 
     def _is_hopeless(self, tried: _Round[T], now: float) -> bool:
         return tried.attempts > 0 and now - tried.heard >= self._patience.give_up

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from quiesce.errors import LocalProtocolError, RemoteProtocolError
 from quiesce.mesh import wire
-from quiesce.mesh.courier import Call, Reply
-from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
+from quiesce.mesh.courier import Call, Courier, Patience, Reply
+from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer, Post, Watch
 from quiesce.mesh.receipt import NAME_MAX, NOTES_MAX, WHY_MAX, Note, Receipt, mark
 from quiesce.mesh.wire import Answered, Handed
 
@@ -199,3 +199,34 @@ def test_what_is_no_body_is_refused(parse: Callable[[bytes], object], body: byte
         body = body.replace(b"asks", b"answers")
     with pytest.raises(RemoteProtocolError):
         parse(body)
+
+
+LONG = Note("ab" * 6, "cd" * 6, "\x01" * NAME_MAX, "failed", 1 / 3, "\u00e9" * WHY_MAX)
+LONGEST = Receipt("done", hops=2**53 - 1, failed=2**53 - 1, notes=(LONG,) * NOTES_MAX)
+"""A receipt that takes as much room as one can."""
+
+
+def test_a_reply_that_would_be_too_long_leaves_out_answers() -> None:
+    """They are asked for again; who is told more than he takes would never be told anything."""
+    edges = [number.to_bytes(12, "big") for number in range(1000)]
+    answers = tuple((edge, Answer("closed", LONGEST)) for edge in edges)
+    body = wire.reply_body(Reply((), answers))
+    assert 0.9 * wire.BODY_BYTES_MAX < len(body) <= wire.BODY_BYTES_MAX
+    read = wire.parse_reply(body).answers
+    assert read == answers[: len(read)]
+    short = tuple((edge, WORKING) for edge in edges)
+    assert wire.parse_reply(wire.reply_body(Reply(tuple(edges), short))).answers == short
+
+
+def test_receipts_that_would_be_too_long_go_in_more_calls() -> None:
+    """However much is in them, and however much is asked: nothing is left out."""
+    courier = Courier(Patience(), lambda: 1.0, lambda *_: None)
+    edges = [number.to_bytes(12, "big") for number in range(600)]
+    for edge in edges:
+        courier.post(Post(edge, "a", LONGEST if edge < edges[100] else Receipt("done")), 0.0)
+        courier.watch(Watch(edge, "a", cancel=True), 0.0)
+    calls = courier.due(0.0)
+    assert max(len(wire.call_body(call)) for call in calls) <= wire.BODY_BYTES_MAX
+    assert [edge for call in calls for edge, _ in call.receipts] == edges
+    assert [edge for call in calls for edge, _ in call.asks] == edges
+    assert len(calls) < 12
