@@ -20,8 +20,8 @@ from quiesce.mesh.receipt import mark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.detector import Hop
     from quiesce.mesh.receipt import Receipt
+    from quiesce.mesh.states import Hop
 
     Shape = Callable[[int], float]
 

@@ -238,6 +238,33 @@ async def test_a_client_of_a_node_takes_the_options_of_httpx() -> None:
         node.client(proxies={})
 
 
+async def test_an_agent_that_took_a_message_is_not_believed_to_have_never_had_it(
+    tmp_path: Path,
+) -> None:
+    """Two stand behind one address: one works, and it is the other that is asked."""
+    busy = Busy()
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        town.plan("x")
+        apps = []
+        for name in ("one", "two"):
+            agent = Node(name, url=town.urls["x"], journal=tmp_path / name, patience=mesh.QUICK)
+            await town.serve(name, agent.asgi(busy.app))
+            apps.append(agent.asgi(busy.app))
+
+        async def balance(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await apps[scope["path"].startswith("/quiesce")](scope, receive, send)
+
+        await town.serve("x", balance)
+        async with node.client() as client, node.cascade("one") as cascade:
+            await client.post(f"{town.urls['x']}/run")
+        said = await cascade.settled(5)
+        assert isinstance(said, Unknown), str(said)
+        assert said.receipt.unknown == 1
+        busy.end.set()
+        await asyncio.wait(busy.works)
+
+
 # A2A.
 
 

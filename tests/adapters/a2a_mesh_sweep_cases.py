@@ -15,7 +15,7 @@ from a2a.server.tasks import InMemoryTaskStore
 
 from quiesce.integrations.a2a import QuiescentRequestHandler, mesh_client, quiesce_client
 from quiesce.mesh import Memory, Node
-from quiesce.mesh.detector import EdgeState
+from quiesce.mesh.states import EdgeState
 from quiesce.testing import sweep
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh

@@ -26,9 +26,9 @@ from quiesce.mesh.facts import (
 )
 
 if TYPE_CHECKING:
-    from quiesce.mesh.detector import Hop
     from quiesce.mesh.facts import Effect, Record
     from quiesce.mesh.receipt import Receipt, Status
+    from quiesce.mesh.states import Hop
 
 COUNTS = ("hops", "failed", "cancelled", "lost", "opaque", "unknown", "volatile")
 OPAQUE = "opaque"  # the name of an agent that takes no part

@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from quiesce.mesh.compaction import Compaction
-from quiesce.mesh.detector import Detector, HopState
+from quiesce.mesh.detector import Detector
 from quiesce.mesh.facts import Write
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, mark
+from quiesce.mesh.states import HopState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

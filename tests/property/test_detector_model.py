@@ -27,9 +27,9 @@ from tests.property.mesh_truth import OPAQUE, Cascade, Crashed, Fact, Message, N
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quiesce.mesh.detector import Sending
     from quiesce.mesh.facts import Answer
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
 
     T = TypeVar("T")
 

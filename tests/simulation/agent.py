@@ -16,9 +16,9 @@ from tests.simulation.world import Verdict, Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.detector import Hop, Sending
     from quiesce.mesh.facts import Record
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Hop, Sending
     from tests.simulation.world import World
 
 PATIENCE = Patience(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.detector import Detector, Edge, Hop, HopState
+from quiesce.mesh.detector import Detector
 from quiesce.mesh.facts import NEVER, Answer, Begun, Sent, Tallied
 from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.states import Edge, Hop, HopState
 from tests.simulation.agent import Agent, Crashed, Task
 from tests.simulation.world import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quiesce.mesh.detector import Sending
     from quiesce.mesh.facts import Record
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
 
 
 class ReceiptAtReturn(Agent):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
-    from quiesce.mesh import detector
+    from quiesce.mesh import states
     from quiesce.mesh.frontier import MeshFrontier
     from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
@@ -40,7 +40,7 @@ class Cascade:
         self._node = node
         self._hop: Hop | None = None
         self._part: Part | None = None
-        self._record: detector.Hop | None = None
+        self._record: states.Hop | None = None
         self._receipt: Receipt | None = None
         self._gate: Gate | None = None
         self._began = self._ended_at = 0.0
@@ -61,7 +61,7 @@ class Cascade:
         self._part.enter()
         return self
 
-    def _resume(self, record: detector.Hop) -> None:
+    def _resume(self, record: states.Hop) -> None:
         self._record = record
         self._began = self._node._clock()
         self._gate = Gate(self._node._hops_scope._backend)
@@ -83,7 +83,7 @@ class Cascade:
         if left is not exc and left is not None:
             raise left
 
-    def _begun(self) -> detector.Hop:
+    def _begun(self) -> states.Hop:
         if self._record is None:
             message = f"cascade {self.name!r} has not begun: use `async with`"
             raise UsageError(message)
@@ -131,7 +131,7 @@ class Cascade:
             receipt, name=self.name, cascade=record.cascade, seconds=took, require=require
         )
 
-    def _so_far(self, record: detector.Hop) -> Unknown:
+    def _so_far(self, record: states.Hop) -> Unknown:
         """Tell what is known of it now, and what is not."""
         own = mark(record.edge)
         told = record.tally.sum()

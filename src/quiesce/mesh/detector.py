@@ -16,12 +16,13 @@ What holds:
    from it. Who keeps no journal says that it cannot know.
 6. Who keeps no journal would also run, after a restart, a copy of a message that comes late. So its
    receipts say that they are volatile.
+7. Who has taken an edge does not say afterwards that it never will run. Whoever says so is another, at the
+   same address, or has lost what it wrote: then it is unknown.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from quiesce.errors import UsageError
 from quiesce.mesh.facts import (
@@ -45,117 +46,17 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import ENDS, Receipt, Tally, alone, mark, not_run, note, pack, unpack
+from quiesce.mesh.receipt import ENDS, Receipt, alone, mark, not_run, note, pack, unpack
+from quiesce.mesh.states import EDGE_MOVES, NOTHING, Edge, EdgeState, Hop, HopState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from quiesce.mesh.facts import Act, Effect, Record
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
 
 __all__: list[str] = []
-
-
-class _State(Enum):
-    """A state: there is one of each, so its identity is hash enough, and much faster than its name's."""
-
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
-
-
-class HopState(_State):
-    """Where the receiving side of an edge stands; `ABSENT` and `OVER` are never a hop's own."""
-
-    ABSENT = "absent"
-    RUNNING = "running"
-    WAITING = "waiting"
-    CLOSED = "closed"
-    OVER = "over"
-
-
-class EdgeState(_State):
-    """Where the sending side of an edge stands."""
-
-    SENDING = "sending"
-    OPEN = "open"
-    CLOSED = "closed"
-
-
-HOP_MOVES: dict[tuple[HopState, str], HopState] = {
-    (HopState.ABSENT, "arrives"): HopState.RUNNING,
-    (HopState.ABSENT, "is refused"): HopState.OVER,
-    (HopState.ABSENT, "is asked for"): HopState.OVER,
-    (HopState.RUNNING, "ends, with edges open"): HopState.WAITING,
-    (HopState.RUNNING, "ends"): HopState.CLOSED,
-    (HopState.WAITING, "last edge is closed"): HopState.CLOSED,
-    (HopState.CLOSED, "receipt is taken"): HopState.OVER,
-    (HopState.CLOSED, "receipt is on the answer"): HopState.OVER,
-}
-EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
-    (EdgeState.SENDING, "is taken"): EdgeState.OPEN,
-    (EdgeState.SENDING, "is in doubt"): EdgeState.OPEN,
-    (EdgeState.SENDING, "is refused"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is refused, for now"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is not sent"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is opaque"): EdgeState.CLOSED,
-    **{
-        (state, event): EdgeState.CLOSED
-        for event in ("has a receipt", "never will run", "is not known there", "is given up")
-        for state in (EdgeState.SENDING, EdgeState.OPEN)
-    },
-}
-
-Sending = Literal[
-    "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque"
-]  # fmt: skip
-
-NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
-
-
-class Edge:
-    """An edge that was sent from here, and is not closed."""
-
-    __slots__ = ("hop", "state", "to")
-
-    def __init__(self, hop: Hop, to: str) -> None:
-        self.hop: Hop = hop
-        self.to: str = to
-        self.state: EdgeState = EdgeState.SENDING
-
-
-class Hop:
-    """The receiving side of an edge, or the root of a cascade, which nobody has sent."""
-
-    __slots__ = (
-        "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "parent", "receipt", "reply",
-        "seconds", "state", "status", "tally", "why",
-    )  # fmt: skip
-
-    def __init__(self, begun: Begun) -> None:
-        self.edge: bytes = begun.edge
-        self.cascade: bytes = begun.cascade
-        self.parent: str = begun.parent
-        self.reply: str | None = begun.reply
-        self.is_root: bool = begun.is_root
-        self.state: HopState = HopState.RUNNING
-        self.status: Status = "done"
-        self.seconds: float | None = None
-        self.why: str = ""
-        self.is_answered: bool = False
-        self.is_cancelled: bool = False
-        self.edges: dict[bytes, Edge] = {}
-        self.tally: Tally = NOTHING
-        self.receipt: Receipt | None = None
-
-    def add(self, receipt: Receipt) -> None:
-        """Count the receipt of an edge that was sent from it."""
-        if self.tally is NOTHING:
-            self.tally = Tally()
-        self.tally.add(receipt)
-
-    def move(self, event: str) -> None:
-        """Go to the next state."""
-        self.state = HOP_MOVES[self.state, event]
 
 
 class Detector:
@@ -344,6 +245,7 @@ class Detector:
             return  # its receipt was faster than its answer
         if EDGE_MOVES[found.state, how] is EdgeState.OPEN:
             found.state = EdgeState.OPEN
+            found.is_taken = how == "is taken"
             self.acts.append(
                 Watch(edge, found.to, in_doubt=how == "is in doubt", cancel=found.hop.is_cancelled)
             )
@@ -366,6 +268,11 @@ class Detector:
             return
         if answer.receipt is not None:
             self._closed(edge, found, "has a receipt", answer.receipt)
+        elif answer.kind == "working":
+            found.is_taken = True
+        elif answer.kind == "never" and found.is_taken:  # nobody says so who has taken it (7)
+            why = "it was taken, and is not known there: others have this address, or a journal is gone"
+            self._close_edge(edge, found, "is not known there", "unknown", why)
         elif answer.kind == "never":
             status: Status = "cancelled" if found.hop.is_cancelled else "lost"
             self._close_edge(edge, found, "never will run", status, "it never arrived")

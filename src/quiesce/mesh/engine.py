@@ -16,9 +16,9 @@ from quiesce.mesh.facts import Post, Unwatch, Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.mesh.detector import Hop, Sending
     from quiesce.mesh.facts import Answer, Record, Settle, Stop
     from quiesce.mesh.receipt import Receipt, Status
+    from quiesce.mesh.states import Hop, Sending
 
 __all__: list[str] = []
 

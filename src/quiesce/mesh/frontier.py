@@ -19,8 +19,8 @@ from quiesce.mesh.receipt import NAME_MAX, WHY_MAX, mark
 from quiesce.mesh.transport import PROBE
 
 if TYPE_CHECKING:
-    from quiesce.mesh.detector import Hop
     from quiesce.mesh.node import Node
+    from quiesce.mesh.states import Hop
     from quiesce.mesh.transport import Transport
 
 __all__ = ["Busy", "MeshFrontier"]

@@ -12,9 +12,9 @@ from quiesce.mesh.receipt import mark
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from quiesce.mesh.detector import Hop, Sending
     from quiesce.mesh.facts import Answer
     from quiesce.mesh.node import Node
+    from quiesce.mesh.states import Hop, Sending
 
 __all__ = ["Handing"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.closing import Closing
     from quiesce.core.node import Node as Tree
-    from quiesce.mesh import detector
+    from quiesce.mesh import states
     from quiesce.mesh.node import Node
     from quiesce.mesh.receipt import Status
 
@@ -63,7 +63,7 @@ class Hop(LightScope):
 
     _kind = "hop"
 
-    def __init__(self, node: Node, record: detector.Hop, name: str) -> None:
+    def __init__(self, node: Node, record: states.Hop, name: str) -> None:
         """Open it below the node's own scope."""
         self._mesh = node
         self._record = record

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from quiesce.core.frontier import Frontier
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.mesh import detector
-    from quiesce.mesh.detector import Sending
+    from quiesce.mesh import states
     from quiesce.mesh.facts import Answer, Record, Stop
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
     from quiesce.mesh.transport import Transport
 
 __all__ = ["Node"]
@@ -409,7 +409,7 @@ class Node:
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
             logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
 
-    def _send(self, hop: detector.Hop, to: str) -> tuple[bytes, str]:
+    def _send(self, hop: states.Hop, to: str) -> tuple[bytes, str]:
         self._check()
         edge = self._random(12)
         begin_by = int(self._wall() + self._keep)
@@ -452,7 +452,7 @@ class Node:
             with suppress(JournalBroken):
                 self._commit()
 
-    def _cancel(self, hop: detector.Hop) -> None:
+    def _cancel(self, hop: states.Hop) -> None:
         self._check()
         self._engine.cancel(hop, self._clock())
         self._commit()

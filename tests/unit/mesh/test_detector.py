@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quiesce.errors import UsageError
-from quiesce.mesh.detector import EDGE_MOVES, HOP_MOVES, Detector, EdgeState, HopState
+from quiesce.mesh.detector import Detector
 from quiesce.mesh.facts import (
     NEVER,
     NOT_NOW,
@@ -27,6 +27,7 @@ from quiesce.mesh.facts import (
     Write,
 )
 from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
+from quiesce.mesh.states import EDGE_MOVES, HOP_MOVES, EdgeState, HopState
 
 CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
 DONE = Receipt("done")
@@ -156,7 +157,8 @@ def test_what_a_receiver_says_closes_an_edge(answer: Answer, counts: tuple[int, 
     detector.send(hop, ONE, "there")
     detector.sent(ONE, "is in doubt")
     detector.end(hop, "done")
-    detector.told(ONE, WORKING)
+    if answer is not NEVER:  # who works on it does not say that
+        detector.told(ONE, WORKING)
     assert Settle not in kinds(detector.take())
     detector.told(ONE, answer)
     settle = detector.take()[-1]
@@ -217,8 +219,8 @@ def test_a_cancellation_goes_down_the_tree() -> None:
     detector.take()
     detector.cancel(hop)
     assert detector.take() == [Stop(ROOT), Watch(ONE, "there", cancel=True)]
-    detector.sent(TWO, "is taken")
-    assert detector.take() == [Watch(TWO, "there", cancel=True)]
+    detector.sent(TWO, "is in doubt")
+    assert detector.take() == [Watch(TWO, "there", in_doubt=True, cancel=True)]
     detector.cancel(hop)
     assert detector.take() == []
     detector.told(TWO, NEVER)  # overtaken by the wish to end it
@@ -227,6 +229,22 @@ def test_a_cancellation_goes_down_the_tree() -> None:
     settle = detector.take()[-1]
     assert isinstance(settle, Settle)
     assert (settle.receipt.lost, settle.receipt.cancelled) == (0, 3)
+
+
+@pytest.mark.parametrize("how", ["answer", "question"])
+def test_one_that_was_taken_is_not_believed_never_to_run(how: str) -> None:
+    """It is another who says so, or one who has forgotten: what was taken may run, and have sent more."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, "is taken" if how == "answer" else "is in doubt")
+    if how == "question":
+        detector.told(ONE, WORKING)
+    detector.told(ONE, NEVER)
+    detector.end(hop, "done")
+    settle = detector.take()[-1]
+    assert isinstance(settle, Settle)
+    assert (settle.receipt.lost, settle.receipt.unknown) == (0, 1)
 
 
 def test_asked_to_cancel_a_hop_stops() -> None:
