@@ -222,6 +222,46 @@ async def test_a_receiver_that_is_no_peer_is_sent_no_ids_and_never_asked(tmp_pat
         assert all("x-quiesce-push" in headers for headers in hook.headers)
 
 
+class OwnSender:
+    """Sends pushes as nobody knows."""
+
+    def __init__(self) -> None:
+        """Have sent nothing."""
+        self.go = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.count = 0
+
+    async def send_notification(self, *_: Any) -> None:
+        """Take its time."""
+        self.count += 1
+        self.asked.set()
+        await self.go.wait()
+
+
+async def test_what_a_sender_of_ones_own_sends_is_opaque(tmp_path: Path) -> None:
+    """It is waited for, and what comes of it is not known; a task without a receiver is all there is."""
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        sender = OwnSender()
+        place = await town.build("a", push_sender=sender)
+        config = sending_to("http://127.0.0.1:9/hook")
+        async with await quiesce_client(node, place.url, config=config) as client:
+            async with node.cascade("one") as cascade:
+                await mesh.send(client, "complete")
+            await sender.asked.wait()
+            said = await cascade.settled(mesh.SOON, require="participants")
+            assert isinstance(said, Unknown), str(said)
+            sender.go.set()
+            settled = await cascade.settled(5, require="participants")
+            assert isinstance(settled, Settled), str(settled)
+            assert settled.receipt.opaque == sender.count
+            assert isinstance(await cascade.settled(5), Unknown)
+        async with await quiesce_client(node, place.url, config=mesh.blocking()) as client:
+            async with node.cascade("two") as cascade:
+                await mesh.send(client, "complete")
+            settled = await cascade.settled(5)
+            assert isinstance(settled, Settled), str(settled)
+
+
 class BrokenStore(InMemoryTaskStore):  # type: ignore[misc]  # the SDK has no types here
     """A store that takes no completed task."""
 

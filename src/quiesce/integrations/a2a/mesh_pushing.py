@@ -9,7 +9,7 @@
 4. An edge is closed as one that was not sent only if no attempt has reached anybody.
 5. Where pushes go is for clients to say, and what has an edge is asked for receipts, by other means than
    pushes are sent. So only configured peers, and the node's own origin, are sent edges and asked; others
-   are opaque.
+   are opaque, and so is all that a sender of the user's own sends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class PushEdges:
             return
         try:
             to = self._node._policy.node_of(push.url)
-            if not self._node._policy.allows(to):
+            if not push.url:
+                to = f"{_ELSEWHERE}of a sender of the agent's own"
+            elif not self._node._policy.allows(to):
                 to = f"{_ELSEWHERE}{receiver(push.url)}"  # which is no address
             edge = PushEdge(self, hop, hop.delegate(to))
         except (QuiesceError, ValueError):  # it cannot be written, or is no URL: others see to that
@@ -163,6 +165,11 @@ class PushEdge:
                 self._handing = self._hop.delegate(self._to)
             except QuiesceError:
                 _log.warning("a push is sent outside of its cascade")
+
+    def relayed(self) -> None:
+        """Know that a sender of the user's own has it, of whom nobody hears to whom it is sent (5)."""
+        if self._handing is not None:
+            self._handing.answered(None)
 
     # Its end.
 

@@ -199,6 +199,8 @@ class Relay:
         self._lanes: Lanes | None = None
 
     async def _deliver(self, push: Push) -> None:
+        if push.edge is not None:
+            push.edge.relayed()
         try:
             if versions.FIRST:
                 await self._sender.send_notification(push.task_id, push.event)
@@ -223,7 +225,8 @@ class Pushes:
         edges: PushEdges | None = None,
     ) -> None:
         self.sender = sender
-        self._edges = None if isinstance(sender, Relay) else edges
+        self._edges = edges
+        self._relayed = config_store if isinstance(sender, Relay) else None
         self._configs = None if isinstance(sender, Relay) else config_store  # it asks by itself
         self._lanes: Lanes | None = None
         self._notes: dict[str, Note] = {}
@@ -277,7 +280,7 @@ class Pushes:
         pushes: Sequence[Push] = ()
         if note.targets or isinstance(sender, Relay):
             pushes = _pushes(sender, note, tell(), whole, stored=stored)
-            if self._edges is not None:
+            if self._edges is not None and await self._has_receivers(task_id, context):
                 for push in pushes:
                     self._edges.take(push)
         known = self._notes.get(task_id)
@@ -318,6 +321,15 @@ class Pushes:
             _log.exception("the push configurations of task %s could not be read", task_id)
             return None
         return tuple([Target(one.url, versions.push_headers(one)) for one in found])
+
+    async def _has_receivers(self, task_id: str, context: Any) -> bool:
+        """Tell whether pushes are sent; a sender of the user's own may do so, unless it has nobody."""
+        try:
+            return self._relayed is None or bool(
+                await versions.configs(self._relayed, task_id, context)
+            )
+        except Exception:  # noqa: BLE001 - of the user's store, whose sender will log it
+            return True
 
     async def forget_targets(self, task_id: str) -> None:
         """Know that a client has taken a receiver away."""
