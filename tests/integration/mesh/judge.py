@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GREEN = ("Settled", "SettledWithLosses")
 ANY = (*GREEN, "Unknown")
-_HARMLESS = {"slow", "copy", "lose"}
+_HARMLESS = {"slow", "copy", "lose", "gateway"}
 
 
 @dataclass

@@ -79,7 +79,7 @@ class Casc:
         return sent | {(to, sender) for sender, to in sent}
 
 
-FaultKind = Literal["kill", "term", "refuse", "cut", "hang", "slow", "lose", "copy"]
+FaultKind = Literal["kill", "term", "refuse", "cut", "hang", "slow", "lose", "gateway", "copy"]
 
 
 @dataclass
@@ -88,7 +88,8 @@ class Fault:
 
     `kill` and `term`: of an agent, by SIGKILL or SIGTERM, who is started again after `lasts`. `refuse`:
     nobody can connect to an agent. `cut`, `hang`, `slow`: what one sends to another, and back, is cut
-    off, held up, or late. `lose`: the answer to a message. `copy`: a message comes again, later.
+    off, held up, or late. `lose`: the answer to a message. `gateway`: the same, and it is answered by a 502.
+    `copy`: a message comes again, later.
     """
 
     kind: FaultKind
@@ -200,6 +201,6 @@ class Mix:
             case _:
                 detail = rng.choice(("request", "answer"))
                 where = f"{cascade.name}/{target.hop}"
-                if target.agent in self.odd:  # who would run a copy, and may
+                if kind == "copy" and target.agent in self.odd:  # who would run it, and may
                     kind = "lose"
                 return Fault(kind, 0.0, rng.uniform(0.0, 2.0), hop=where, detail=detail)

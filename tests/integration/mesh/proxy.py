@@ -20,6 +20,7 @@ _FROM = re.compile(rb"\r\nx-from: *(\S+)", re.IGNORECASE)
 _HOP = re.compile(rb"\r\nx-hop: *(\S+)", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
+_BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _READ = 1 << 16
 _SLOW_SECONDS = 0.15
 
@@ -64,7 +65,9 @@ class Network:
         """
         self.rules: list[Rule] = []
         self.lost: dict[str, str] = {}
-        """By message: whether to lose its answer as soon as the request was passed on, or when it is there."""
+        """By message: whether to lose its answer as soon as the request was passed on, or when it is there; or
+        to answer in its place, as a gateway does that waits no longer.
+        """
         self.copies: dict[str, float] = {}
         """By message: after how many seconds it comes again."""
         self.proxies: dict[str, Proxy] = {}
@@ -174,14 +177,22 @@ class Proxy:
                     data = await _whole(line.reader, data)
                     self._treat(line, hop, data)
                 line.up.write(data)
-                if line.loses and self.network.lost.pop(hop, "") == "request":
-                    line.writer.transport.abort()
+                if line.loses:
+                    self._lose(line, self.network.lost.pop(hop, ""))
                 await line.up.drain()
             if line.loses and answers is not None:
                 await answers  # the agent goes on; nobody listens
         finally:
             if answers is not None:
                 answers.cancel()
+
+    def _lose(self, line: _Line, when: str) -> None:
+        """Lose the answer to what was passed on, now or when it is there; or answer in its place."""
+        if when == "request":
+            line.writer.transport.abort()
+        elif when == "gateway":
+            line.writer.write(_BAD_GATEWAY)
+            line.writer.close()
 
     def _treat(self, line: _Line, hop: str, data: bytes) -> None:
         network = self.network

@@ -276,8 +276,8 @@ class Rig:
             self.network.begin(rule)
             await self._last(fault, told)
             self.network.end(rule)
-        elif fault.kind == "lose":
-            self.network.lost[fault.hop] = fault.detail
+        elif fault.kind in {"lose", "gateway"}:
+            self.network.lost[fault.hop] = fault.detail if fault.kind == "lose" else fault.kind
         else:
             self.network.copies[fault.hop] = fault.lasts or 0.0
         facts = asdict(fault) | {"from": begin, "to": time.monotonic(), "wave": wave.number}
