@@ -52,17 +52,15 @@ async def test_work_that_outlives_its_message_keeps_the_cascade_open(
 ) -> None:
     """However the message was sent, and although its task is completed."""
     config = None if way == "streaming" else getattr(mesh, way)()
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=config) as client:
-            async with node.cascade("one") as cascade:
-                await mesh.send(client, "leave k complete")
-            await place.agent.waits("k")
-            assert isinstance(await cascade.settled(mesh.SOON), Unknown)
-            place.agent.release("k")
-            settled = await cascade.settled(5)
-            assert isinstance(settled, Settled), str(settled)
-            assert settled.receipt.hops == 2
+    async with mesh.one(tmp_path, config) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            await mesh.send(client, "leave k complete")
+        await place.agent.waits("k")
+        assert isinstance(await cascade.settled(mesh.SOON), Unknown)
+        place.agent.release("k")
+        settled = await cascade.settled(5)
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.hops == 2
 
 
 async def test_the_mesh_may_be_around_an_app_that_has_it_inside(tmp_path: Path) -> None:
@@ -79,91 +77,83 @@ async def test_the_mesh_may_be_around_an_app_that_has_it_inside(tmp_path: Path) 
 
 async def test_a_client_that_leaves_does_not_end_the_hop(tmp_path: Path) -> None:
     """The request is gone, the execution goes on, and its sender asks for its end."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.blocking()) as client:
-            async with node.cascade("one") as cascade:
-                sending = asyncio.create_task(mesh.send(client, "wait k complete"))
-                await place.agent.waits("k")
-                sending.cancel()
-                await asyncio.wait([sending])
-            assert isinstance(await cascade.settled(mesh.SOON), Unknown)
-            place.agent.release("k")
-            settled = await cascade.settled(5)
-            assert isinstance(settled, Settled), str(settled)
-            assert settled.receipt.hops == 2
+    async with mesh.one(tmp_path, mesh.blocking()) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            sending = asyncio.create_task(mesh.send(client, "wait k complete"))
+            await place.agent.waits("k")
+            sending.cancel()
+            await asyncio.wait([sending])
+        assert isinstance(await cascade.settled(mesh.SOON), Unknown)
+        place.agent.release("k")
+        settled = await cascade.settled(5)
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.hops == 2
 
 
 async def test_a_parked_task_has_ended_for_the_message_that_parked_it(tmp_path: Path) -> None:
     """Nothing more comes of that message; what comes of the next one belongs to that."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.blocking()) as client:
-            async with node.cascade("first") as first:
-                (event,) = await mesh.send(client, "park")
-            assert isinstance(await first.settled(5), Settled)
-            task = mesh.task_of(event)
-            again = {"task_id": task.id, "context_id": task.context_id}
-            async with node.cascade("second") as second:
-                await mesh.send(client, "leave k park", **again)
-            await place.agent.waits("k")
-            assert isinstance(await second.settled(mesh.SOON), Unknown)
-            async with node.cascade("third") as third:
-                await mesh.send(client, "complete", **again)
-            assert isinstance(await third.settled(5), Settled)
-            assert isinstance(await second.settled(mesh.SOON), Unknown)
-            place.agent.release("k")
-            assert isinstance(await second.settled(5), Settled)
+    async with mesh.one(tmp_path, mesh.blocking()) as (place, node, client):
+        async with node.cascade("first") as first:
+            (event,) = await mesh.send(client, "park")
+        assert isinstance(await first.settled(5), Settled)
+        task = mesh.task_of(event)
+        again = {"task_id": task.id, "context_id": task.context_id}
+        async with node.cascade("second") as second:
+            await mesh.send(client, "leave k park", **again)
+        await place.agent.waits("k")
+        assert isinstance(await second.settled(mesh.SOON), Unknown)
+        async with node.cascade("third") as third:
+            await mesh.send(client, "complete", **again)
+        assert isinstance(await third.settled(5), Settled)
+        assert isinstance(await second.settled(mesh.SOON), Unknown)
+        place.agent.release("k")
+        assert isinstance(await second.settled(5), Settled)
 
 
 async def test_a_message_behind_another_is_in_flight_until_it_was_executed(tmp_path: Path) -> None:
     """Its request is answered at once; 1.x executes one message of a task after the other."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
-            async with node.cascade("first") as first:
-                (event,) = await mesh.send(client, "wait k update park")
-            await place.agent.waits("k")
-            task = mesh.task_of(event)
-            again = {"task_id": task.id, "context_id": task.context_id}
-            async with node.cascade("second") as second:
-                sending = asyncio.create_task(mesh.send(client, "wait l complete", **again))
-                while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0)
-                place.agent.release("k")
-                await sending
-            await place.agent.waits("l")
-            assert isinstance(await first.settled(5), Settled)
-            assert isinstance(await second.settled(mesh.SOON), Unknown)
-            place.agent.release("l")
-            assert isinstance(await second.settled(5), Settled)
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("first") as first:
+            (event,) = await mesh.send(client, "wait k update park")
+        await place.agent.waits("k")
+        task = mesh.task_of(event)
+        again = {"task_id": task.id, "context_id": task.context_id}
+        async with node.cascade("second") as second:
+            sending = asyncio.create_task(mesh.send(client, "wait l complete", **again))
+            while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            place.agent.release("k")
+            await sending
+        await place.agent.waits("l")
+        assert isinstance(await first.settled(5), Settled)
+        assert isinstance(await second.settled(mesh.SOON), Unknown)
+        place.agent.release("l")
+        assert isinstance(await second.settled(5), Settled)
 
 
 @first_only
 async def test_a_stranger_with_the_id_of_a_message_is_not_taken_for_it(tmp_path: Path) -> None:
     """Clients choose the ids of messages; one that is in no cascade is executed in none."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
-            async with node.cascade("first"):
-                (event,) = await mesh.send(client, "wait k update park")
-            await place.agent.waits("k")
-            task = mesh.task_of(event)
-            request = mesh.outgoing("wait l complete", task_id=task.id, context_id=task.context_id)
-            async with node.cascade("second") as second:
-                sending = asyncio.create_task(mesh.all_of(client, request))
-                while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0)
-                stranger = kit.sending("leave m complete")
-                stranger["message"]["messageId"] = request.message.message_id
-                assert "result" in await mesh.call(place.url, stranger)
-                place.agent.release("k")
-                await sending
-            async with asyncio.timeout(5):
-                await place.agent.waits("l")
-            assert isinstance(await second.settled(mesh.SOON), Unknown)
-            place.agent.release("l")
-            assert isinstance(await second.settled(5), Settled)  # and nothing of the stranger's
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("first"):
+            (event,) = await mesh.send(client, "wait k update park")
+        await place.agent.waits("k")
+        task = mesh.task_of(event)
+        request = mesh.outgoing("wait l complete", task_id=task.id, context_id=task.context_id)
+        async with node.cascade("second") as second:
+            sending = asyncio.create_task(mesh.all_of(client, request))
+            while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            stranger = kit.sending("leave m complete")
+            stranger["message"]["messageId"] = request.message.message_id
+            assert "result" in await mesh.call(place.url, stranger)
+            place.agent.release("k")
+            await sending
+        async with asyncio.timeout(5):
+            await place.agent.waits("l")
+        assert isinstance(await second.settled(mesh.SOON), Unknown)
+        place.agent.release("l")
+        assert isinstance(await second.settled(5), Settled)  # and nothing of the stranger's
 
 
 @first_only
@@ -171,28 +161,26 @@ async def test_a_message_whose_cascade_was_cancelled_meanwhile_is_not_executed(
     tmp_path: Path,
 ) -> None:
     """It waits behind another, which goes on; nobody would know of what it does."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
-            async with node.cascade("first") as first:
-                (event,) = await mesh.send(client, "wait k park")
-            await place.agent.waits("k")
-            task = mesh.task_of(event)
-            again = {"task_id": task.id, "context_id": task.context_id}
-            async with node.cascade("second") as second:
-                sending = asyncio.create_task(mesh.send(client, "complete", **again))
-                while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0)
-            await second.cancel()
-            await asyncio.wait([sending])
-            settled = await second.settled(5)
-            assert isinstance(settled, Settled), str(settled)
-            assert settled.receipt.cancelled
-            place.agent.release("k")
-            assert isinstance(await first.settled(5), Settled)
-            await place.handler.idle()
-            assert place.agent.executed == 1
-            assert await mesh.state(place, task.id) == "input-required"
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("first") as first:
+            (event,) = await mesh.send(client, "wait k park")
+        await place.agent.waits("k")
+        task = mesh.task_of(event)
+        again = {"task_id": task.id, "context_id": task.context_id}
+        async with node.cascade("second") as second:
+            sending = asyncio.create_task(mesh.send(client, "complete", **again))
+            while len(place.node._hops) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        await second.cancel()
+        await asyncio.wait([sending])
+        settled = await second.settled(5)
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.cancelled
+        place.agent.release("k")
+        assert isinstance(await first.settled(5), Settled)
+        await place.handler.idle()
+        assert place.agent.executed == 1
+        assert await mesh.state(place, task.id) == "input-required"
 
 
 async def test_ids_in_the_message_do_where_headers_get_lost(tmp_path: Path) -> None:
@@ -311,14 +299,12 @@ async def test_a_cancelled_cascade_cancels_its_tasks(tmp_path: Path, way: str) -
 
 async def test_an_executor_that_fails_is_a_hop_that_failed(tmp_path: Path) -> None:
     """And it has ended."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
-            async with node.cascade("one") as cascade:
-                await asyncio.wait([asyncio.create_task(mesh.sent(client, "turn raise"))])
-            settled = await cascade.settled(5)
-            assert isinstance(settled, Settled), str(settled)
-            assert settled.receipt.failed == 1
+    async with mesh.one(tmp_path, mesh.polling()) as (_, node, client):
+        async with node.cascade("one") as cascade:
+            await asyncio.wait([asyncio.create_task(mesh.sent(client, "turn raise"))])
+        settled = await cascade.settled(5)
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.failed == 1
 
 
 async def test_a_message_that_the_sdk_refuses_is_a_hop_that_has_ended(tmp_path: Path) -> None:
@@ -396,17 +382,15 @@ async def test_who_waits_for_receipts_does_not_hold_up_a_server_that_is_told_to_
 
 async def test_idle_waits_for_what_an_executor_has_left_in_a_hop(tmp_path: Path) -> None:
     """As it does without a mesh; and so does a drain."""
-    async with mesh.town(tmp_path) as town, mesh.script() as node:
-        place = await town.build("a")
-        async with await quiesce_client(node, place.url, config=mesh.blocking()) as client:
-            async with node.cascade("one"):
-                await mesh.send(client, "leave k complete")
-            await place.agent.waits("k")
-            idle = asyncio.create_task(place.handler.idle())
-            await asyncio.wait([idle], timeout=mesh.SOON)
-            assert not idle.done()
-            place.agent.release("k")
-            await idle
+    async with mesh.one(tmp_path, mesh.blocking()) as (place, node, client):
+        async with node.cascade("one"):
+            await mesh.send(client, "leave k complete")
+        await place.agent.waits("k")
+        idle = asyncio.create_task(place.handler.idle())
+        await asyncio.wait([idle], timeout=mesh.SOON)
+        assert not idle.done()
+        place.agent.release("k")
+        await idle
 
 
 @pytest.mark.skipif(not kit.FIRST, reason="0.3 serves no other")

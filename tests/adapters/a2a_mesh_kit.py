@@ -375,6 +375,15 @@ async def script(**options: Any) -> AsyncIterator[Node]:
         yield node
 
 
+@asynccontextmanager
+async def one(folder: Path, config: Any) -> AsyncIterator[tuple[Place, Node, Any]]:
+    """Have one agent that takes part, a program that nobody reaches, and its client."""
+    async with town(folder) as built, script() as node:
+        place = await built.build("a")
+        async with await quiesce_client(node, place.url, config=config) as client:
+            yield place, node, client
+
+
 async def send(client: Any, text: str, **options: Any) -> list[Any]:
     """Send a message, and give all that comes of it."""
     return await all_of(client, outgoing(text, **options))
