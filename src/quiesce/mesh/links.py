@@ -273,7 +273,7 @@ async def serve(node: Node, method: str, params: object) -> Any:
     return json.loads(await node._serve(PATHS[method], body))
 
 
-def refuse(node: Node, header: str) -> str | None:
+def refuse(node: Node, header: str | bytes) -> str | None:
     """Refuse a message that is not even looked at; gives the answer, if there is one to give."""
     try:
         node._arrive(wire.parse_request_header(header), "it is not even looked at")

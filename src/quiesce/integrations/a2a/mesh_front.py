@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import QuiesceError
-from quiesce.mesh import asgi, wire
-from quiesce.mesh.facts import NOT_NOW
+from quiesce.mesh import asgi, links, wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -80,20 +79,14 @@ class CascadeFront:
             hop = node._hops.get(edge)
             if hop is not None:
                 return node.answer(hop).encode()
-            engine, now = node._engine, node._clock()
-            is_known = engine.detector.knows(edge)
-            if not (is_known or is_error):
-                return None
-            if is_known:
-                answer = engine.ride(edge, now)
-            elif node._exchange.may_note(edge):
-                answer = engine.refuse(edge, now)
-            else:
-                answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
-            node._commit()
+            if node._engine.detector.knows(edge):
+                answer = node._engine.ride(edge, node._clock())
+                node._commit()
+                return wire.response_header(edge, answer).encode()
         except QuiesceError:
             return None  # it is not of the protocol, or the node is not there
-        return wire.response_header(edge, answer).encode()
+        told = links.refuse(node, header) if is_error else None
+        return None if told is None else told.encode()
 
 
 class CascadeInside:
