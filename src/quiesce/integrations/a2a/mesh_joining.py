@@ -223,7 +223,10 @@ class MeshTracker(Tracker):
         works = self._works.get(entry.task_id)
         if works and versions.FIRST and not entry.executing and not entry.busy:
             for work in tuple(works):
-                if work.stage not in {WAITING, CALLED_OFF} or entry.ended:
+                is_due = (
+                    work.error is not None and entry.owed
+                )  # 1.0 stores its end after all others
+                if (work.stage not in {WAITING, CALLED_OFF} and not is_due) or entry.ended:
                     self.end(work)
 
     def end_all(self) -> None:
