@@ -322,10 +322,10 @@ async def test_one_that_answers_messages_and_no_questions_is_not_asked_over_and_
         world.lines.cut.add("http://b")
         async with node.cascade("c") as cascade:
             await world.hand("b", leaves)
-            for _ in range(1000):
-                await lasting(0.1)
+            for _ in range(2000):
+                await lasting(0.05)
                 await world.hand("b", nothing)
-        assert len(world.lines.calls) < 2.5 * 5 * 100
+        assert len(world.lines.calls) < 2 * 5 * 100
         found = await cascade.settled(100)
         assert found.receipt.unknown >= 1
 

@@ -395,6 +395,7 @@ async def test_a_cancelled_one_ends_when_its_cleanup_has() -> None:
                 cleaned.append(anyio.current_time())
 
         async def handler(hop: Hop) -> None:
+            assert hop._cleanup > 0.3  # and what is read is there to be set
             hop._cleanup = 0.05  # it has no say: nobody is told before the end
             hop.spawn(slow)
             await turns(2)
