@@ -97,8 +97,10 @@ class Hop(LightScope):
         Args:
             to: the agent's address; of a node without HTTP, whatever its transport calls it by.
 
-        *Raises*: `UsageError` if the hop has ended: what is sent now would belong to nobody.
+        *Raises*: `UsageError` if the hop has ended: what is sent now would belong to nobody. Also in
+        another thread, or in another event loop than the node's.
         """
+        self._check_here("send from")
         return Handing(self._mesh, self._record, to)
 
     def working(self, name: str, kind: str = "handler") -> Part:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from quiesce import ArgumentError
+from quiesce import ArgumentError, UsageError
 from quiesce.mesh import Settled, SettledWithLosses, Unknown, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from quiesce.mesh import Handing
+    from quiesce.mesh import Handing, Hop
 
 DONE = Receipt("done", notes=(Note("0" * 12, "", "b", "done"),))
 
@@ -196,3 +198,19 @@ async def test_what_answers_in_the_place_of_a_peer_does_not_speak_for_it() -> No
         found = await cascade.settled(0.1, require="participants")
         assert isinstance(found, Unknown)
         assert not found.receipt.opaque
+
+
+@pytest.mark.real_time
+async def test_nothing_is_sent_from_another_event_loop() -> None:
+    """Its end would be asked for there, and that ends: nobody would ask any more."""
+
+    async def send(hop: Hop) -> None:
+        hop.delegate("http://stranger")
+
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            hop = here()
+            with pytest.raises(UsageError, match="send from"):
+                await anyio.to_thread.run_sync(asyncio.run, send(hop))
+        assert isinstance(await cascade.settled(1), Settled)
