@@ -3,7 +3,8 @@
 A request with a `Cascade` header becomes a hop, whose end is told on the response if it is there by then,
 and posted otherwise. The response is held back for one turn of the event loop, not longer: if the app
 returns within it, as it does with a response in one piece and nothing to do afterwards, the hop may have
-ended, and a receipt need not be posted.
+ended, and a receipt need not be posted. One that has started something which has ended by then ends a turn
+later: that turn is waited for, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import anyio
 
 from quiesce.core.current import current_scope
 from quiesce.core.node import State, current, logger
@@ -203,7 +206,10 @@ class _Exchange(Visit):
     def finish(self) -> Awaitable[None]:
         """End, when the app has; what is to be awaited sends what was kept."""
         self.leave(None)
-        return self._flush() if self._started else self._send_kept()
+        if self._started:
+            return self._flush()
+        hop = self._hop
+        return self._send_kept() if hop._ended or hop._holds else self._send_soon()
 
     async def fail(self, failure: BaseException, scope: Message) -> None:
         """End, when the app has failed, or was cancelled; raises what is left to raise."""
@@ -274,6 +280,14 @@ class _Exchange(Visit):
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        await self._send_kept()
+
+    async def _send_soon(self) -> None:
+        """Send what was kept in a turn of the loop, in which the hop ends: nothing of it is in flight."""
+        self._started = True
+        turned = anyio.Event()
+        self._hop._backend.soon(turned.set)  # after the one that sees that it has ended
+        await turned.wait()
         await self._send_kept()
 
     async def _send_kept(self) -> None:

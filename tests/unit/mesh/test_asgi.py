@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from quiesce import Scope
@@ -84,6 +85,21 @@ async def test_a_receipt_rides_on_the_response() -> None:
     """If the app has nothing to do afterwards: then nobody calls anybody."""
     async with two() as pair:
         made, found = await pair.ask(answers)
+        assert made.told is not None
+        assert ";s=closed;r=" in made.told
+        assert found.ok
+        assert pair.world.lines.calls == []
+
+
+async def test_a_receipt_rides_if_what_the_app_has_started_has_ended() -> None:
+    """Such a hop ends a turn of the loop later, which the response waits for."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await here().spawn(anyio.lowlevel.checkpoint)
+        await answers(scope, receive, send)
+
+    async with two() as pair:
+        made, found = await pair.ask(app)
         assert made.told is not None
         assert ";s=closed;r=" in made.told
         assert found.ok
