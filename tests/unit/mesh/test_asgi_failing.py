@@ -39,5 +39,6 @@ async def test_nothing_more_is_sent_on_the_connection_of_an_app_that_failed(
                 await world._servers.spawn(run, made)
                 handing.answered(made.told if made.sent else None)
         await cascade.settled(5, require="participants")
+        assert (made.told is not None) if made.sent else not fails  # an agent that fails says so
         sent = made.sent[0]["headers"] if made.sent else ()
         assert ((b"connection", b"close") in sent) is (fails and is_told)
