@@ -94,7 +94,8 @@ class Departure:
     def __init__(self) -> None:
         """Have heard nothing."""
         self._other: Any = None
-        self.is_heard = self.is_left = False
+        self.is_heard: bool = False
+        self.is_left: bool = False
 
     def listen(self, request: httpx.Request) -> None:
         """Listen to a request that is about to be sent, perhaps not for the first time."""

@@ -41,11 +41,12 @@ class Asked:
     __slots__ = ("began", "call", "is_answered", "is_interrupted", "seconds", "why")
 
     def __init__(self, call: Call, seconds: float) -> None:
-        self.call = call
-        self.seconds = seconds
+        self.call: Call = call
+        self.seconds: float = seconds
         self.began: float = anyio.current_time()
-        self.is_answered = self.is_interrupted = False
-        self.why = ""  # it failed, if that will not pass by itself
+        self.is_answered: bool = False
+        self.is_interrupted: bool = False
+        self.why: str = ""  # it failed, if that will not pass by itself
 
 
 class Pull:
@@ -64,7 +65,7 @@ class Pull:
     )
 
     def __init__(self, to: str, patience: Patience) -> None:
-        self.to = to
+        self.to: str = to
         self.edges: dict[bytes, None] = {}
         self._patience = patience
         self._failures = 0
