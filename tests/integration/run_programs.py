@@ -60,9 +60,18 @@ async def swallow_in_main() -> None:
     await swallow()
 
 
+in_thread = threading.Event()
+
+
+def wait_for_ever() -> None:
+    """Have begun, and never end."""
+    in_thread.set()
+    threading.Event().wait()
+
+
 async def block() -> None:
     """Work in a thread that nobody can stop."""
-    await scope().to_thread(threading.Event().wait)
+    await scope().to_thread(wait_for_ever)
 
 
 async def fail() -> None:
@@ -86,12 +95,19 @@ async def accept() -> None:
         say("main stopped")
 
 
+async def begun(job: object) -> None:
+    """Wait until a job is at it: a thread that has not begun by the end never does."""
+    await anyio.sleep(0.01)
+    if job is block:
+        await anyio.to_thread.run_sync(in_thread.wait)
+
+
 def with_job(job: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[object]]:
     """Make a main that starts a job and ends when a drain begins."""
 
     async def main() -> str:
         scope().spawn(job)  # type: ignore[arg-type]  # an async function all the same
-        await anyio.sleep(0.01)
+        await begun(job)
         say("ready")
         await scope().closing()
         return "main's value"
@@ -104,7 +120,7 @@ def and_then(job: Callable[[], Awaitable[Any]], last: Callable[[], object]) -> A
 
     async def main() -> object:
         scope().spawn(job)  # type: ignore[arg-type]  # an async function all the same
-        await anyio.sleep(0.01)
+        await begun(job)
         return last()
 
     return main

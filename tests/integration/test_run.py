@@ -102,7 +102,7 @@ def test_a_third_signal_leaves_at_once(backend: str, stubborn: str, sent: signal
 
 @pytest.mark.parametrize(
     ("stubborn", "named"),
-    [("swallow", "job swallow"), ("block", "thread Event.wait")],
+    [("swallow", "job swallow"), ("block", "thread wait_for_ever")],
 )
 def test_what_is_stuck_does_not_keep_the_process_alive(
     backend: str, stubborn: str, named: str
