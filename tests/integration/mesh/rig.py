@@ -93,7 +93,11 @@ class Process:
         """Hear what it says, until it has ended."""
         assert process.stdout is not None
         async for text in process.stdout:
-            line = json.loads(text)
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                message = f"{self.name} has said {text!r}"
+                raise RuntimeError(message) from error
             if line["is"] == "ready" and self.ready is not None:
                 self.ready.set_result(line)
             else:
