@@ -9,7 +9,6 @@ prints the steps, and a line that replays them. `QUIESCE_MODEL_EXAMPLES=5000` ma
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from contextlib import closing
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -29,17 +27,13 @@ from quiesce.mesh.facts import Write
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, mark
 from quiesce.mesh.states import HopState
+from tests.property.effort import effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.facts import Record
 
-EXAMPLES = int(os.environ.get("QUIESCE_MODEL_EXAMPLES", "80"))
-STEPS = 50
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-if "QUIESCE_MODEL_SHRINK" in os.environ:
-    PHASES.append(Phase.shrink)
 
 which = st.integers(0, 1000)  # of those there are: taken modulo their number
 statuses = st.sampled_from(["done", "failed", "cancelled"])
@@ -312,10 +306,4 @@ def _make(step: Callable[[Detector], object], node: Detector, journal: Journal) 
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=STEPS,
-    deadline=None,
-    print_blob=True,
-    phases=PHASES,
-)
+TestLife.settings = effort(examples=80, steps=50)

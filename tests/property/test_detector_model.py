@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quiesce.mesh.receipt import mark
+from tests.property.effort import effort
 from tests.property.mesh_truth import OPAQUE, Cascade, Crashed, Fact, Message, Node, Truth
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("QUIESCE_MODEL_EXAMPLES", "150"))
-STEPS = 50
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-if "QUIESCE_MODEL_SHRINK" in os.environ:
-    PHASES.append(Phase.shrink)
 ROUNDS_MAX = 40  # until it is quiet: a few for each level of the deepest cascade
 NAMES = ("a", "b", "c")
 ANSWERS: dict[str, Sending] = {
@@ -457,10 +451,4 @@ def test_what_was_taken_is_not_undone_by_a_node_without_a_journal() -> None:
 
 
 TestMesh = Mesh.TestCase
-TestMesh.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=STEPS,
-    deadline=None,
-    print_blob=True,
-    phases=PHASES,
-)
+TestMesh.settings = effort(examples=150, steps=50)

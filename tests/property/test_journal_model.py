@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -26,6 +25,7 @@ from quiesce.errors import JournalBroken, JournalInUse, UsageError
 from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, pack
+from tests.property.effort import effort
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from quiesce.mesh.facts import Record
     from quiesce.mesh.journal import Draft
 
-EXAMPLES = int(os.environ.get("QUIESCE_MODEL_EXAMPLES", "80"))
-STEPS = 30
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
-if "QUIESCE_MODEL_SHRINK" in os.environ:
-    PHASES.append(Phase.shrink)
 HEAD = b"quiesce journal 0\n"
 
 edges = st.binary(min_size=12, max_size=12)
@@ -336,10 +331,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=STEPS,
-    deadline=None,
-    print_blob=True,
-    phases=PHASES,
-)
+TestLife.settings = effort(examples=80, steps=30)

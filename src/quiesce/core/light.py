@@ -170,11 +170,6 @@ class LightScope(Scope):
         if self._state is not _OPEN:
             self._closing_gate.open()
 
-    @property
-    def is_untouched(self) -> bool:
-        """Whether nothing is held, and nobody has ever asked for more: then `dissolve()` will do."""
-        return not self._filled and not self._holds
-
     # Busy and idle.
 
     def _turned_busy(self) -> None:

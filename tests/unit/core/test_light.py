@@ -48,9 +48,9 @@ async def test_little_is_made_of_a_scope_in_which_nothing_is_started() -> None:
     """Neither a hold nor a visitor nor its own job has the rest filled in."""
     async with Scope("parent", adopt=True) as parent:
         scope = light(parent, adopt=True)
-        seen = [scope.is_untouched]
+        seen = [bool(scope._holds)]
         with scope.hold("request", "held"):
-            seen.append(scope.is_untouched)
+            seen.append(bool(scope._holds))
             assert parent._holds
         assert not parent._holds
         stay = scope.occupy("handler", "visits")
@@ -63,8 +63,9 @@ async def test_little_is_made_of_a_scope_in_which_nothing_is_started() -> None:
         job = scope.begin(last(), lambda _: None)
         await job
         assert not parent._holds
-        seen.append(scope.is_untouched)
-        assert seen == [True, False, True]
+        seen.append(bool(scope._holds))
+        assert seen == [False, True, False]
+        assert not scope._filled
         assert scope.dissolve()
         assert (scope._filled, scope.state, scope in parent._children) == (False, "closed", False)
     assert parent.report is not None

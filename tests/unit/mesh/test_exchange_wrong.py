@@ -18,7 +18,7 @@ from tests.unit.mesh.meshing import Lines, World, here, leaves, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quiesce.mesh import Hop
+    from quiesce.mesh import Cascade, Hop, Node
 
 in_virtual_time = pytest.mark.backends("asyncio", "trio")
 PATIENCE = Patience(ask_every=5000, give_up=600)
@@ -47,6 +47,19 @@ class Elsewhere(Lines):
         return await super().call(to, path, body)
 
 
+async def ended_unheard(world: World, node: Node, lines: Elsewhere, gate: anyio.Event) -> Cascade:
+    """Begin a cascade whose work ends when nobody is at the sender's address any more."""
+
+    async def handler(hop: Hop) -> None:
+        hop.spawn(gate.wait)
+
+    async with node.cascade("c") as cascade:
+        await world.hand("b", handler)
+    lines.wrong.add("http://a")
+    gate.set()
+    return cascade
+
+
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Give what was told to whoever reads the log."""
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
@@ -61,14 +74,7 @@ async def test_a_receipt_whose_address_is_wrong_is_posted_when_it_is_right(
         lines = world.lines = Elsewhere()
         node = await world.add("a", patience=PATIENCE)
         other, gate = await world.add("b", patience=PATIENCE), anyio.Event()
-
-        async def handler(hop: Hop) -> None:
-            hop.spawn(gate.wait)
-
-        async with node.cascade("c") as cascade:
-            await world.hand("b", handler)
-        lines.wrong.add("http://a")
-        gate.set()
+        cascade = await ended_unheard(world, node, lines, gate)
         assert isinstance(await cascade.settled(290), Unknown)
         assert 8 <= lines.tries <= 21
         (text,) = said(caplog)
@@ -90,14 +96,7 @@ async def test_a_receipt_whose_address_is_wrong_is_there_for_who_asks(tmp_path: 
         lines = world.lines = Elsewhere()
         node = await world.add("a", patience=Patience(ask_every=2000, give_up=9000))
         other, gate = await world.add("b", patience=PATIENCE), anyio.Event()
-
-        async def handler(hop: Hop) -> None:
-            hop.spawn(gate.wait)
-
-        async with node.cascade("c") as cascade:
-            await world.hand("b", handler)
-        lines.wrong.add("http://a")
-        gate.set()
+        cascade = await ended_unheard(world, node, lines, gate)
         assert isinstance(await cascade.settled(1000), Unknown)
         assert other._engine.unposted == 0
         assert isinstance(await cascade.settled(1100), Settled)

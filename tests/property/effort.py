@@ -1,0 +1,26 @@
+"""How hard a model is tried: little in every run, and as hard as somebody wants."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import Phase, settings
+
+
+def effort(examples: int, steps: int) -> settings:
+    """Give the settings of a model.
+
+    Args:
+        examples: how many courses of events; `QUIESCE_MODEL_EXAMPLES` says otherwise.
+        steps: of each. A failure is made short if `QUIESCE_MODEL_SHRINK` is set: that takes long.
+    """
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    if "QUIESCE_MODEL_SHRINK" in os.environ:
+        phases.append(Phase.shrink)
+    return settings(
+        max_examples=int(os.environ.get("QUIESCE_MODEL_EXAMPLES", str(examples))),
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        phases=phases,
+    )
