@@ -5,7 +5,7 @@ then works for a moment, then hands on to the next agent, if there is one; `GET 
 of that ended. `GET /go` begins a cascade with a `/chain`, and tells when it was known to have settled. `GET
 /trip` tells how long a call with nothing in it takes, to the agent that is named.
 
-The way "least" does nothing for a message but what cannot be left out. The ways that begin with "a2a" serve an
+The ways "least" and "least in Python" do nothing for a message but what cannot be left out. The ways that begin with "a2a" serve an
 A2A agent at `/` instead, which completes what it is sent at once.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
 import statistics
 import sys
@@ -26,21 +25,19 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from benchmarks._mesh_least import Least, Small
 from quiesce.mesh import Node
 from quiesce.mesh.courier import Call
-from quiesce.mesh.facts import Answer, Begun, Closed
 from quiesce.mesh.http import Http
-from quiesce.mesh.journal import _line
-from quiesce.mesh.receipt import alone
 from quiesce.mesh.transport import RECEIPTS
-from quiesce.mesh.wire import RESPONSE_HEADER, call_body, response_header
+from quiesce.mesh.wire import call_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TRIPS = 20
+_LEAST: dict[str, Any] = {"least": Least, "least in Python": Small}
 
 
 class Agent:
@@ -111,39 +108,6 @@ def plain(node: Node | None, after: str) -> Any:  # noqa: ANN401 - an ASGI app
     return app if node is None else node.asgi(app)
 
 
-class Least:
-    """Does what nobody who takes part can leave out, and nothing else.
-
-    Something as long as a record of the journal is written before the handler runs, something as long before
-    the answer is sent, and the answer has a header as long as a receipt is.
-    """
-
-    def __init__(self, app: ASGIApp, path: str) -> None:
-        """Wrap an app."""
-        self._app = app
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        edge, receipt = bytes(12), alone(bytes(12), "0" * 12, "planner", 0.001)
-        self._begun = _line(Begun(edge, bytes(16), "0" * 12, "http://127.0.0.1:12345"))
-        self._closed = _line(Closed(edge, receipt))
-        header = response_header(edge, Answer("closed", receipt))
-        self._line = (RESPONSE_HEADER.lower().encode(), header.encode())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; only those that come with a message are others than without."""
-        if scope["type"] != "http" or all(name != b"cascade" for name, _ in scope["headers"]):
-            await self._app(scope, receive, send)
-            return
-        os.write(self._file, self._begun)
-
-        async def tell(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                os.write(self._file, self._closed)
-                message["headers"].append(self._line)
-            await send(message)
-
-        await self._app(scope, receive, tell)
-
-
 def a2a(node: Node | None) -> Any:  # noqa: ANN401 - an ASGI app
     """Give an A2A server that takes part if there is a node."""
     from quiesce.integrations.a2a import MemoryOutbox, quiesce_app  # noqa: PLC0415 - of this way alone
@@ -171,7 +135,7 @@ def main() -> None:
         is_a2a = options["way"].startswith("a2a")
         app = a2a(node) if is_a2a else plain(node, options["after"])
         config = uvicorn.Config(
-            Least(app, options["journal"]) if options["way"] == "least" else app,
+            _LEAST[options["way"]](app, options["journal"]) if options["way"] in _LEAST else app,
             loop="asyncio",
             log_level="error",
             access_log=False,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _CHAIN = 3
 SUBJECT = "a2a-sdk-1.3.0"  # which brings uvicorn, Starlette and httpx
-LEAST = "least"  # that anybody who takes part has to do: two writes, and a header
-WAYS = ("bare", "mesh", "mesh without a journal", LEAST)
+LEAST = ("least", "least in Python")  # that anybody who takes part has to do: see _mesh_least.py
+WAYS = ("bare", "mesh", "mesh without a journal", *LEAST)
 WAYS_A2A = ("a2a", "a2a mesh")
 _PLAIN = ("bare", "a2a")  # of these ways; the others take part
 _SECONDS_MAX = 30.0
@@ -105,7 +105,7 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
         for name, way in ways.items():
             options = {
                 "way": way,
-                "takes_part": way not in (*_PLAIN, LEAST),
+                "takes_part": way not in (*_PLAIN, *LEAST),
                 "name": name,
                 "url": urls[name],
                 "peers": list(urls.values()),
@@ -205,7 +205,8 @@ def served(_: str, sizes: MeshSizes) -> list[Result]:
     """Measure what taking part costs a server, a request."""
     note = (
         "Starlette under uvicorn, a small JSON body; every request is a new message. Least: two writes as long"
-        " as those to a journal, and a header as long as that of a receipt; whoever takes part does as much"
+        " as those to a journal, and a header as long as that of a receipt; whoever takes part does as much. In"
+        " Python: the smallest middleware that takes part, and does nothing else"
     )
     return _overhead("request_overhead_ratio", WAYS, note, sizes)
 

@@ -130,7 +130,7 @@ def _commit(written: list[list[Record]], durability: str) -> float:
 
 
 def _commit_to_sqlite(written: list[list[Record]]) -> float:
-    from quiesce.mesh.journal import _line  # noqa: PLC0415 - the same lines
+    from quiesce.mesh.records import line_of  # noqa: PLC0415 - the same lines
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -142,7 +142,7 @@ def _commit_to_sqlite(written: list[list[Record]]) -> float:
         gc.collect()
         begin = time.process_time()
         for records in written:
-            data = b"".join(map(_line, records))
+            data = b"".join(map(line_of, records))
             database.execute("INSERT INTO lines VALUES (?)", (data,))
         return (time.process_time() - begin) / len(written) * 1e6
 

@@ -9,6 +9,13 @@
 (* out of the network, so that each may arrive late, twice, in any order,  *)
 (* or, as nothing makes it arrive, not at all.                             *)
 (*                                                                         *)
+(* An address may have two nodes behind it, or one that has lost what it   *)
+(* wrote: then there is one who says of an edge that it never will run,    *)
+(* while another works on it. What helps is that its sender was told       *)
+(* before that it is worked on, and has written that. So it is assumed     *)
+(* here that he was: what is said to one who was not, nothing helps        *)
+(* against. That two run the same edge is not modelled either.             *)
+(*                                                                         *)
 (* `Broken` names a rule that is left out, to see that it is needed.       *)
 (***************************************************************************)
 EXTENDS Naturals, FiniteSets
@@ -17,6 +24,7 @@ CONSTANTS
     Edges,       \* all that may be sent
     Parent,      \* from whose work each may be sent: another edge's, or the root's
     Home,        \* at which node each hop runs
+    Shared,      \* edges to an address that another node has, too
     CrashesMax,  \* how many crashes there are, over all
     Broken       \* "nothing", or the rule that is left out
 
@@ -29,11 +37,12 @@ VARIABLES
     lost,     \* and what is written of it
     edge,     \* unsent, open, closed: what the sender knows
     result,   \* done, lost, unknown: with what it is closed; "none" before
+    taken,    \* whether the sender was told that it is worked on: no, yes, or forgotten
     net,      \* what is under way, for ever
     verdict,  \* what the root has been told
     crashes
 
-vars == <<hop, cut, lost, edge, result, net, verdict, crashes>>
+vars == <<hop, cut, lost, edge, result, taken, net, verdict, crashes>>
 
 Children(h) == {e \in Edges : Parent[e] = h}
 Request(e) == <<"request", e>>
@@ -48,6 +57,7 @@ Init ==
     /\ lost = [h \in Hops |-> FALSE]
     /\ edge = [e \in Edges |-> "unsent"]
     /\ result = [e \in Edges |-> "none"]
+    /\ taken = [e \in Edges |-> "no"]
     /\ net = {}
     /\ verdict = "none"
     /\ crashes = 0
@@ -59,7 +69,7 @@ Send(e) ==
     /\ net' = net \cup {Request(e)}
     /\ \/ edge' = [edge EXCEPT ![e] = "open"]
        \/ Broken = "written before it is sent" /\ UNCHANGED edge
-    /\ UNCHANGED <<hop, cut, lost, result, verdict, crashes>>
+    /\ UNCHANGED <<hop, cut, lost, result, taken, verdict, crashes>>
 
 \* It is run once, ever.
 Arrive(e) ==
@@ -67,19 +77,19 @@ Arrive(e) ==
     /\ \/ hop[e] = "absent"
        \/ Broken = "run once" /\ hop[e] \in {"closed", "over"}
     /\ hop' = [hop EXCEPT ![e] = "running"]
-    /\ UNCHANGED <<cut, lost, edge, result, net, verdict, crashes>>
+    /\ UNCHANGED <<cut, lost, edge, result, taken, net, verdict, crashes>>
 
 Refuse(e) ==
     /\ Request(e) \in net
     /\ hop[e] = "absent"
     /\ net' = net \cup {Refusal(e)}
     /\ hop' = IF Broken = "refused for good" THEN hop ELSE [hop EXCEPT ![e] = "over"]
-    /\ UNCHANGED <<cut, lost, edge, result, verdict, crashes>>
+    /\ UNCHANGED <<cut, lost, edge, result, taken, verdict, crashes>>
 
 End(h) ==
     /\ hop[h] = "running"
     /\ hop' = [hop EXCEPT ![h] = "waiting"]
-    /\ UNCHANGED <<cut, lost, edge, result, net, verdict, crashes>>
+    /\ UNCHANGED <<cut, lost, edge, result, taken, net, verdict, crashes>>
 
 Told(h) == {result[e] : e \in Children(h)}
 Sum(h) ==
@@ -104,17 +114,20 @@ Close(h) ==
             /\ net' = net \cup {Receipt(h, Sum(h))}
             /\ UNCHANGED verdict
     /\ hop' = IF hop[h] = "waiting" THEN [hop EXCEPT ![h] = "closed"] ELSE hop
-    /\ UNCHANGED <<cut, lost, edge, result, crashes>>
+    /\ UNCHANGED <<cut, lost, edge, result, taken, crashes>>
 
 CloseEdge(e, r) ==
     /\ edge[e] = "open"
     /\ edge' = [edge EXCEPT ![e] = "closed"]
     /\ result' = [result EXCEPT ![e] = r]
-    /\ UNCHANGED <<hop, cut, lost, net, verdict, crashes>>
+    /\ UNCHANGED <<hop, cut, lost, taken, net, verdict, crashes>>
 
 TakeReceipt(e) == \E r \in {"done", "lost", "unknown"} : Receipt(e, r) \in net /\ CloseEdge(e, r)
 TakeRefusal(e) == Refusal(e) \in net /\ CloseEdge(e, "done")
-TakeNever(e) == Never(e) \in net /\ CloseEdge(e, "lost")
+\* Who has taken an edge does not say that it never will run: it is another who does.
+TakeNever(e) ==
+    /\ Never(e) \in net
+    /\ CloseEdge(e, IF taken[e] = "yes" /\ Broken # "denied is unknown" THEN "unknown" ELSE "lost")
 GiveUp(e) == CloseEdge(e, IF Broken = "silence is unknown" THEN "done" ELSE "unknown")
 Assume(e) == Broken = "doubt is no answer" /\ CloseEdge(e, "done")
 
@@ -122,7 +135,7 @@ Ask(e) ==
     /\ edge[e] = "open"
     /\ Question(e) \notin net
     /\ net' = net \cup {Question(e)}
-    /\ UNCHANGED <<hop, cut, lost, edge, result, verdict, crashes>>
+    /\ UNCHANGED <<hop, cut, lost, edge, result, taken, verdict, crashes>>
 
 \* What is asked for, and never came, never will.
 Answer(e) ==
@@ -131,7 +144,25 @@ Answer(e) ==
     /\ Never(e) \notin net
     /\ net' = net \cup {Never(e)}
     /\ hop' = IF Broken = "asked for is over" THEN hop ELSE [hop EXCEPT ![e] = "over"]
-    /\ UNCHANGED <<cut, lost, edge, result, verdict, crashes>>
+    /\ UNCHANGED <<cut, lost, edge, result, taken, verdict, crashes>>
+
+\* The sender hears, perhaps late, that an edge is worked on; and writes that.
+Hear(e) ==
+    /\ e \in Shared
+    /\ edge[e] = "open"
+    /\ taken[e] = "no"
+    /\ hop[e] \in {"running", "waiting", "closed"}
+    /\ taken' = [taken EXCEPT ![e] = "yes"]
+    /\ UNCHANGED <<hop, cut, lost, edge, result, net, verdict, crashes>>
+
+\* Another at the same address is asked for it, which it never came to.
+Deny(e) ==
+    /\ e \in Shared
+    /\ taken[e] # "no"
+    /\ Question(e) \in net
+    /\ Never(e) \notin net
+    /\ net' = net \cup {Never(e)}
+    /\ UNCHANGED <<hop, cut, lost, edge, result, taken, verdict, crashes>>
 
 \* The process at a node ends, and another begins, with what was written.
 Crash(n) ==
@@ -148,12 +179,14 @@ Crash(n) ==
             /\ lost' = [h \in Hops |-> lost[h] \/ (Home[h] = n /\ hop[h] = "running"
                                                    /\ Broken # "lost is told")]
             /\ UNCHANGED edge
+    /\ taken' = [e \in Edges |-> IF Broken = "taken is written" /\ Home[Parent[e]] = n /\ taken[e] = "yes"
+                               THEN "forgotten" ELSE taken[e]]
     /\ UNCHANGED <<result, net, verdict>>
 
 Next ==
     \/ \E e \in Edges :
         \/ Send(e) \/ Arrive(e) \/ Refuse(e) \/ TakeReceipt(e) \/ TakeRefusal(e)
-        \/ TakeNever(e) \/ GiveUp(e) \/ Assume(e) \/ Ask(e) \/ Answer(e)
+        \/ TakeNever(e) \/ GiveUp(e) \/ Assume(e) \/ Ask(e) \/ Answer(e) \/ Hear(e) \/ Deny(e)
     \/ \E h \in Hops : End(h) \/ Close(h)
     \/ \E n \in {Home[h] : h \in Hops} : Crash(n)
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
             Node("you", journal=Path(folder, "you.journal"), patience=PATIENCE) as node,
             node.client(trust_env=False, timeout=30) as client,
         ):
+            for url in stage.urls.values():  # their start is no part of what is measured
+                (await client.get(f"{url}/.well-known/agent-card.json")).raise_for_status()
             for act in ACTS:
                 if names and act.__name__ not in names:
                     continue
@@ -99,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     screen = Screen(quiet=options.json, color=color)
+    for end in (signal.SIGTERM, signal.SIGHUP):  # the agents have sessions of their own
+        if signal.getsignal(end) == signal.SIG_DFL:
+            signal.signal(end, signal.default_int_handler)
     while True:
         try:
             outcomes = anyio.run(play, screen, options.act)

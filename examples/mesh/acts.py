@@ -68,9 +68,8 @@ class Scene:
     show: Show
 
     @asynccontextmanager
-    async def watched(self, cascade: Cascade) -> AsyncIterator[None]:
+    async def watched(self, cascade: Cascade, began: float) -> AsyncIterator[None]:
         """Show who is busy, while the block waits for the end."""
-        began = time.monotonic()
 
         async def watch() -> None:
             async for frontier in cascade.watch(every=0.2):
@@ -125,7 +124,7 @@ async def a_trip(scene: Scene) -> Outcome:
     began = time.monotonic()
     async with scene.node.cascade("plan a trip") as cascade:
         closed = await scene.stream(TRIP, act)
-    async with scene.watched(cascade):
+    async with scene.watched(cascade, began):
         settlement = await cascade.settled(within=_LIMIT_SECONDS)
     outcome = scene.judge(act, settlement, "settled", began)
     last = max(work.ended for work in scene.stage.works(act))
@@ -157,7 +156,7 @@ async def a_stranger(scene: Scene) -> Outcome:
     began = time.monotonic()
     async with scene.node.cascade("a trip with a taxi") as cascade:
         await scene.send(plan, act)
-    async with scene.watched(cascade):
+    async with scene.watched(cascade, began):
         settlement = await cascade.settled(within=_LIMIT_SECONDS)
     participants = await cascade.settled(require="participants")
     outcome = scene.judge(act, settlement, "unknown", began)
@@ -179,7 +178,7 @@ async def a_kill(scene: Scene) -> Outcome:
     began = time.monotonic()
     async with scene.node.cascade("a trip, with a crash") as cascade:
         await scene.send(TRIP, act)
-    async with scene.watched(cascade):
+    async with scene.watched(cascade, began):
         await scene.until(act, "hotel")
         scene.stage.kill("hotel")
         scene.stage.start("hotel")
@@ -205,7 +204,7 @@ async def a_shutdown(scene: Scene) -> Outcome:
     began = time.monotonic()
     async with scene.node.cascade("a trip, with a shutdown") as cascade:
         await scene.send(TRIP, act)
-    async with scene.watched(cascade):
+    async with scene.watched(cascade, began):
         await scene.until(act, "flights")
         scene.stage.terminate("flights")
         code = await anyio.to_thread.run_sync(scene.stage.wait, "flights")
@@ -247,7 +246,7 @@ async def a_cancellation(scene: Scene) -> Outcome:
     began = time.monotonic()
     async with scene.node.cascade("a trip that is called off") as cascade:
         await scene.send(plan, act)
-    async with scene.watched(cascade):
+    async with scene.watched(cascade, began):
         await scene.until(act, "flights")
         await scene.until(act, "bank")
         await cascade.cancel()

@@ -137,6 +137,9 @@ class Stage:
         self._end_all()
 
     def _end_all(self) -> None:
+        # Before they end: who calls one that has is refused then, and does not wait for an answer.
+        for listener in self._listeners.values():
+            listener.close()
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -147,5 +150,3 @@ class Stage:
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
                 process.wait()
-        for listener in self._listeners.values():
-            listener.close()

@@ -24,7 +24,7 @@ QuiesceError
 │   └── RemoteProtocolError   …and the other end has sent it
 ├── EdgeRefused        a message that must not be worked on: it was before, or came too late
 ├── CascadeCancelled   what you do is part of a cascade that was told to end
-├── JournalInUse       another process has the journal of this node
+├── JournalInUse       another node, or process, has the journal
 ├── JournalBroken      the journal of this node is not as it was written
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from quiesce.integrations.a2a import CASCADE_EXTENSION, CascadeFront, quiesce_client
+from quiesce.integrations.a2a import CASCADE_EXTENSION, quiesce_client
 from quiesce.integrations.a2a.mesh import take_ids
 from quiesce.integrations.asgi import Quiesce
-from quiesce.mesh import Settled, Unknown
+from quiesce.mesh import CascadeFront, Settled, Unknown
 from quiesce.mesh.policy import Allowance
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh

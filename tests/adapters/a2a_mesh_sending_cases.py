@@ -18,8 +18,7 @@ from starlette.routing import Route
 
 from quiesce import ArgumentError
 from quiesce.integrations.a2a import quiesce_client
-from quiesce.integrations.a2a.mesh_front import CascadeFront
-from quiesce.mesh import Node, Settled, Unknown
+from quiesce.mesh import CascadeFront, Node, Settled, Unknown
 from tests.adapters import a2a_mesh_kit as mesh
 
 if TYPE_CHECKING:

@@ -89,6 +89,7 @@ def fault(t: float, until: float, kind: str = "kill", **facts: Any) -> dict[str,
     return {"t": until, "is": "fault", "from": t, "to": until, "kind": kind, **about}
 
 
+ROOT = begin(0, "0")
 WORK = begin(1)
 OTHER = begin(4, "0.1")
 ODD = begin(1, joined=False)
@@ -126,6 +127,9 @@ ODD = begin(1, joined=False)
             [start(), WORK, end(2, WORK), begin(2), end(3, begin(2)), verdict(4)],
             ["a message was worked on twice"],
         ),
+        # One is never worked on; that it was cut off, or could not be sent, is another matter.
+        ([start(), ROOT, WORK, end(2, WORK), end(3, ROOT), verdict(4)], ["a message was not worked on"]),
+        ([start(), ROOT, WORK, end(2, WORK), end(3, ROOT), fault(1, 2, agent="b"), verdict(4)], []),
         # A second verdict, of a process that was started anew, is judged like the first.
         ([start(), WORK, fault(1, 8), verdict(7, "Unknown"), verdict(8)], ["false green"] * 2),
     ],

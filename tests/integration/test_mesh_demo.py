@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ COMMAND = [sys.executable, "-m", "examples.mesh", "--once"]
 _HEED = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.argv = ["demo", "--once"]
 runpy.run_module("examples.mesh", run_name="__main__")
 """
@@ -56,11 +58,35 @@ def test_every_verdict_agrees_with_the_truth() -> None:
     }
 
 
+def test_the_tree_and_the_facts_have_one_clock() -> None:
+    """What is drawn after the stream has closed is not earlier than that."""
+    done = subprocess.run(
+        [*COMMAND, "--act", "a_trip"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    drawn = re.search(r"^ +([\d.]+) s  └─ you", done.stdout, re.MULTILINE)
+    closed = re.search(r"the stream closed after ([\d.]+) s", done.stdout)
+    assert drawn is not None, done.stdout
+    assert closed is not None, done.stdout
+    assert float(drawn[1]) >= float(closed[1]) > 0
+
+
 @pytest.mark.timeout(300)
-def test_it_is_interrupted_and_leaves_nothing_behind() -> None:
-    """Ctrl-C ends the agents, too."""
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_is_interrupted_and_leaves_nothing_behind(end: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C ends the agents, too, and so does whatever else ends the demo; nobody waits for it."""
     with subprocess.Popen(
-        HEEDING, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, encoding="utf-8"
+        HEEDING,
+        cwd=ROOT,
+        env=environment() | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
@@ -68,11 +94,17 @@ def test_it_is_interrupted_and_leaves_nothing_behind() -> None:
                 break
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text(encoding="utf-8")
         agents = [int(pid) for pid in children.split()]
-        demo.send_signal(signal.SIGINT)
-        demo.stdout.read()
-        assert demo.wait(60) == 130
+        demo.send_signal(end)
+        left = []
+        try:
+            assert demo.wait(9) == 130
+        finally:
+            for pid in filter(is_there, agents):
+                os.kill(pid, signal.SIGKILL)
+                left.append(pid)
     assert len(agents) == 5
-    assert [pid for pid in agents if is_there(pid)] == []
+    assert left == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def is_there(pid: int) -> bool:

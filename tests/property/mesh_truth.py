@@ -16,6 +16,7 @@ from quiesce.mesh.facts import (
     Closed,
     EdgeClosed,
     Ended,
+    Over,
     Post,
     Sent,
     Settle,
@@ -24,6 +25,7 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
+from quiesce.mesh.receipt import unpack
 
 if TYPE_CHECKING:
     from quiesce.mesh.facts import Effect, Record
@@ -141,8 +143,8 @@ class Truth:
                 self._edge_closed(self.facts[edge], receipt)
             case Ended(edge, status):
                 self._ended(self.facts[edge], status)
-            case Closed(edge, receipt):
-                self._closed(node, self.facts[edge], receipt)
+            case Closed(edge, packed) | Over(edge, bytes(packed)):
+                self._closed(node, self.facts[edge], unpack(packed))
             case _:
                 pass
 

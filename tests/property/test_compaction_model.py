@@ -158,6 +158,9 @@ class Life(RuleBasedStateMachine):
         """Have a hop's own work end, and answer."""
         hop = self.pick(number, HopState.RUNNING)
         if hop is not None:
+            if rides and status == "done" and self.detector.finish(hop, 250_000):
+                self.commit()
+                return
             self.detector.end(hop, status, seconds=0.25, why=str(number))
             self.commit()
             if rides and not hop.is_root:

@@ -122,19 +122,21 @@ class Mesh(RuleBasedStateMachine):
         return next(self.ids).to_bytes(size, "big")
 
     @precondition(lambda self: self.works("running"))
-    @rule(number=which, status=statuses)
-    def end(self, number: int, status: Status) -> None:
+    @rule(number=which, status=statuses, rides=st.booleans())
+    def end(self, number: int, status: Status, *, rides: bool) -> None:
         """Have the work of a hop end; what it is sending is in doubt."""
-        self.step(self._end, *pick(self.works("running"), number), status)
+        self.step(self._end, *pick(self.works("running"), number), status, rides)
 
-    def _end(self, node: Node, edge: bytes, status: Status) -> None:
+    def _end(self, node: Node, edge: bytes, status: Status, rides: bool = False) -> None:  # noqa: FBT001, FBT002 - as `step` gives it
         for sent, hop in list(node.sending.items()):
             if hop == edge:
                 self._resolve(node, sent, "is in doubt")
         node.stop_running(edge)
         self.truth.ending = {edge: status}
         try:
-            node.detector.end(node.works[edge].hop, status)
+            ended = node.works[edge].hop
+            if not (rides and status == "done" and node.detector.finish(ended, 0)):
+                node.detector.end(ended, status)
             node.commit()
         finally:
             self.truth.ending = {}

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quiesce.errors import JournalBroken, JournalInUse, UsageError
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
+from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, pack
 from tests.property.effort import effort
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.facts import Record
     from quiesce.mesh.journal import Draft
 
-HEAD = b"quiesce journal 0\n"
+HEAD = b"quiesce journal 1\n"
 
 edges = st.binary(min_size=12, max_size=12)
 texts = st.text(max_size=8)
@@ -46,11 +46,13 @@ receipts = st.builds(
 )
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(Begun, edges, st.just(bytes(16)), texts, st.none() | texts, st.booleans()),
-    st.builds(Sent, edges, edges, texts),
+    st.builds(Sent, edges, edges, texts, st.integers(0, 10**12)),
+    st.builds(Taken, edges),
+    st.builds(Keep, st.floats(0, 1e9)),
     st.builds(EdgeClosed, edges, receipts),
     st.builds(Tallied, edges, receipts),
     st.builds(Ended, edges, statuses, seconds, texts),
-    st.builds(Closed, edges, receipts),
+    st.builds(Closed, edges, receipts.map(pack)),
     st.builds(Over, edges, st.none() | receipts.map(pack)),
 )
 batches = st.lists(records, max_size=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ from quiesce.mesh.detector import Detector
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.facts import Answer, Settle, Stop
 from quiesce.mesh.receipt import mark
-from tests.simulation.world import Verdict, Work
+from quiesce.mesh.wire import Handed
+from tests.simulation.memory import Memory
+from tests.simulation.pulling import Pulls
+from tests.simulation.world import CALL_WITHIN, LONG, STOP_WITHIN, Verdict, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +28,10 @@ if TYPE_CHECKING:
 PATIENCE = Patience(
     retry_first=2.0, retry_most=20.0, ask_in_doubt=4.0, ask_every=30.0, give_up=400.0
 )
+SLOW = Patience(retry_first=2.0, retry_most=300.0, ask_in_doubt=4.0, ask_every=200.0, give_up=1e5)
+"""Where nodes are gone for long, and come back."""
 ANSWER_WITHIN = 12.0
-CALL_WITHIN = 8.0
+LOST = 0.7  # how probable it is that a journal which may be lost is
 COMPACTED = 0.1  # how probable it is that the journal is compacted after something was written
 ANSWERS: dict[str, Sending] = {
     "working": "is taken",
@@ -66,13 +72,20 @@ class Agent:
     """One process that comes and goes, with what it keeps."""
 
     detector: type[Detector] = Detector
+    memory_kind: type[Memory] = Memory
 
     def __init__(
         self, world: World, name: str, *, takes_part: bool = True, lasting: bool = True
     ) -> None:
         """Start."""
         self.world = world
-        self.name = name
+        self.name = self.key = name
+        self.home: str | None = name
+        """Where receipts are to be posted to; None: it asks for them."""
+        self.loses = False
+        """Whether its journal may be gone after a restart."""
+        self.clock_error = 0.0
+        self.asleep_until = 0.0
         self.takes_part = takes_part
         self.lasting = lasting
         self.is_up = True
@@ -81,16 +94,20 @@ class Agent:
         self._tasks: dict[bytes, Task] = {}
         self._sends: dict[bytes, Task] = {}
         self._calls: dict[int, Call] = {}
+        self.uses: Counter[bytes] = Counter()
+        """How often each message was sent."""
         self._next = 0
         self._awake_at = math.inf
         self.engine = self.new_engine()
+        self.pulls = Pulls(self)
+        self.memory = self.memory_kind(self)
 
     def new_engine(self) -> Engine:
         """Make what knows nothing yet."""
         return Engine(
             self.name,
             lasting=self.lasting,
-            patience=PATIENCE,
+            patience=SLOW if self.world.faults.keeps else PATIENCE,
             jitter=self.world.random.random,
             detector=self.detector,
         )
@@ -108,6 +125,9 @@ class Agent:
     def step(self, call: Callable[..., object], *args: Any) -> None:
         """Do something, if the process is there; then see what is due."""
         if not self.is_up:
+            return
+        if self.world.now < self.asleep_until:
+            self.later(self.asleep_until - self.world.now, call, *args)
             return
         try:
             call(*args)
@@ -127,6 +147,7 @@ class Agent:
             self.journal += records
             if self.world.random.random() < COMPACTED:
                 self.compact()
+        self.pulls.written(records)
         if self.world.chance(self.world.faults.torn):
             raise Crashed
 
@@ -142,7 +163,7 @@ class Agent:
                 case Stop(edge):
                     task = self._tasks.get(edge)
                     if task is not None:
-                        self.later(self.world.random.uniform(0, 2), self.stop, task)
+                        self.later(self.world.random.uniform(0, STOP_WITHIN), self.stop, task)
                 case Settle(edge, receipt=receipt):
                     if self.world.verdict is None:
                         self.world.verdict = Verdict(receipt, self.world.now)
@@ -151,15 +172,17 @@ class Agent:
     def make_calls(self) -> None:
         """Make the calls that are due, and come back when more are."""
         now = self.world.now
+        self.memory.see_to_age()
         calls = self.engine.due(now)
         self.see_to_news()
         for call in calls:
             self.world.traffic.controls += 1
             self._next += 1
             self._calls[self._next] = call
-            self.world.carry(self.name, call.to, "called", self.name, self.life, self._next, call)
+            asked = self.memory.asking(call)
+            self.world.carry(self.key, call.to, "called", self.key, self.life, self._next, asked)
             self.later(CALL_WITHIN, self.call_failed, self._next)
-        at = self.engine.next_at()
+        at = min(self.engine.next_at(), self.memory.age_at)
         if at < self._awake_at:
             self._awake_at = at
             self.later(max(0.0, at - now), self.wake)
@@ -172,15 +195,47 @@ class Agent:
         """Answer a call of another node."""
         if not self.takes_part:
             return
-        reply = self.engine.called(call, self.world.now)
+        reply = self.answer_call(call)
         self.commit()
-        self.world.carry(self.name, caller, "replied", life, number, reply)
+        self.world.carry(self.key, caller, "replied", life, number, reply)
+
+    def answer_call(self, call: Call) -> Reply:
+        """Give the answer to a call."""
+        return self.memory.answer(call, self.engine.called(call, self.world.now))
 
     def replied(self, life: int, number: int, reply: Reply) -> None:
         """Take the answer to a call, the first time."""
         call = self._calls.pop(number, None) if life == self.life else None
         if call is not None:
+            reply = self.memory.believed(reply)
+            working = self.seen(reply)
             self.engine.replied(call, reply, self.world.now)
+            self.commit()
+            self.world.known.update(working)
+
+    def heard(self, reply: Reply) -> None:
+        """Take the answer to a question that was put without the courier."""
+        reply = self.memory.believed(reply)
+        working = self.seen(reply)
+        self.engine.heard(reply.answers, self.world.now)
+        self.commit()
+        self.world.known.update(working)
+
+    def seen(self, reply: Reply) -> list[bytes]:
+        """Give the edges that are open and worked on; the world is told which are said never to run."""
+        found = [one for one in reply.answers if self.engine.detector.is_open(one[0])]
+        self.world.denied.update(edge for edge, answer in found if answer.kind == "never")
+        return [edge for edge, answer in found if answer.kind == "working"]
+
+    def polled(self, caller: str, life: int, number: int, call: Call) -> None:
+        """Answer a question that may wait."""
+        if self.takes_part:
+            self.pulls.polled(caller, life, number, call)
+
+    def pulled(self, life: int, number: int, call: Call, reply: Reply) -> None:
+        """Take the answer to it."""
+        if life == self.life:
+            self.pulls.told(number, call, reply)
 
     def call_failed(self, number: int) -> None:
         """Know that no answer came."""
@@ -203,21 +258,25 @@ class Agent:
 
     def cancel(self, hop: Hop) -> None:
         """Have the cascade end."""
+        if hop.receipt is None:
+            self.world.cancelled_at = self.world.now
         self.engine.cancel(hop, self.world.now)
 
-    def requested(self, source: str, life: int, edge: bytes, cascade: bytes, parent: str) -> None:
+    def requested(self, source: str, life: int, handed: Handed) -> None:
         """Take a message from another agent."""
+        edge = handed.edge
         if not self.takes_part:
             self.run(edge, None)
             self.answer(source, life, edge, None)
             return
         now = self.world.now
-        if self.world.chance(self.world.faults.refusals):
+        if self.world.chance(self.world.faults.refusals) or self.memory.objects(handed):
             answer = self.engine.refuse(edge, now)
-            if answer.kind == "not now":
-                self.world.refused.add(edge)
         else:
-            answer = self.engine.arrive(edge, cascade, parent, source, now)
+            answer = self.engine.arrive(edge, handed.cascade, handed.parent, handed.home, now)
+        answer = self.memory.refusal(handed, answer)
+        if answer.kind == "not now":
+            self.world.refused.add(edge)
         self.commit()
         if answer.kind == "run":
             task = self.run(edge, self.engine.detector.hop(edge))
@@ -233,7 +292,7 @@ class Agent:
 
     def answer(self, source: str, life: int, edge: bytes, answer: Answer | None) -> None:
         """Send the answer to a message."""
-        self.world.carry(self.name, source, "answered", life, edge, answer)
+        self.world.carry(self.key, source, "answered", life, edge, answer)
 
     def run(self, edge: bytes, hop: Hop | None, *, is_root: bool = False) -> Task:
         """Run a hop as it is planned; the truth is told to the world alone."""
@@ -264,7 +323,7 @@ class Agent:
             at = chance.uniform(0, handler + background)
             sends.append((at, chance.choice(list(world.agents))))
         status: Status = "failed" if chance.random() < 0.1 else "done"
-        return Plan(handler, background, sends, status)
+        return Plan(handler, background * world.faults.background, sends, status)
 
     def busy(self, task: Task, seconds: float) -> None:
         """Be at work for a while."""
@@ -293,7 +352,10 @@ class Agent:
         task.is_over = True
         task.work.end = self.world.now
         if task.hop is not None:
-            self.engine.end(task.hop, task.status, self.world.now)
+            # Half of them by the short way, which only those take that are about to be answered.
+            is_short = task.status == "done" and task.work.edge[-1] % 2
+            if not (is_short and self.engine.detector.finish(task.hop, 0)):
+                self.engine.end(task.hop, task.status, self.world.now)
             self.commit()
 
     # Messages to others.
@@ -306,23 +368,27 @@ class Agent:
             self.idle(task)
             return
         edge = self.world.new_id(12)
-        self.engine.send(task.hop, edge, to, self.world.now)
+        by = self.memory.begin_by()
+        self.engine.send(task.hop, edge, to, self.world.now, by)
         self.commit()
         self._sends[edge] = task
-        self.transmit(task, edge, to, attempts=2 if self.world.random.random() < 0.5 else 1)
+        handed = Handed(task.hop.cascade, edge, mark(task.hop.edge), by, self.home)
+        self.transmit(task, handed, to, attempts=2 if self.world.random.random() < 0.5 else 1)
 
-    def transmit(self, task: Task, edge: bytes, to: str, attempts: int) -> None:
+    def transmit(self, task: Task, handed: Handed, to: str, attempts: int) -> None:
         """Send the bytes; and again, with the same id, if no answer comes."""
-        if edge not in self._sends or task.hop is None:
+        edge = handed.edge
+        if edge not in self._sends:
             return
+        self.uses[edge] += 1
         self.world.traffic.messages += 1
         self.world.depths[edge] = self.world.depths[task.work.edge] + 1
-        cascade, parent, life = task.hop.cascade, mark(task.hop.edge), self.life
-        self.world.carry(self.name, to, "requested", self.name, life, edge, cascade, parent)
+        self.world.carry(self.key, to, "requested", self.key, self.life, handed)
+        within = self.memory.answer_within(ANSWER_WITHIN)
         if attempts > 1:
-            self.later(ANSWER_WITHIN, self.transmit, task, edge, to, attempts - 1)
+            self.later(within, self.transmit, task, handed, to, attempts - 1)
         else:
-            self.later(ANSWER_WITHIN, self.resolve, edge, "is in doubt")
+            self.later(within, self.resolve, edge, "is in doubt")
 
     def answered(self, life: int, edge: bytes, answer: Answer | None) -> None:
         """Take the answer to a message."""
@@ -334,7 +400,9 @@ class Agent:
             self.engine.receive(edge, answer.receipt, self.world.now)
             self.resolve(edge, "is taken")
         else:
-            self.resolve(edge, ANSWERS[answer.kind])
+            if answer.kind == "never" and edge in self._sends:
+                self.world.denied.add(edge)
+            self.resolve(edge, self.memory.outcome(edge, answer) or ANSWERS[answer.kind])
 
     def resolve(self, edge: bytes, how: Sending) -> None:
         """Know what became of a message, the first time."""
@@ -343,8 +411,13 @@ class Agent:
             return
         if how == "is taken":
             self.world.taken.add(edge)
+        to = self.engine.detector.receiver(edge)
         self.engine.sent(edge, how, self.world.now)
+        if to is not None and self.home is None and how in {"is taken", "is in doubt"}:
+            self.pulls.pull(edge, to)  # as `Node._answered` and `Node._resolve` do
         self.commit()
+        if to is not None and how == "is taken":
+            self.world.known.add(edge)
         self.idle(task)
 
     # The end of the process, and the next.
@@ -362,34 +435,29 @@ class Agent:
         self._tasks, self._sends, self._calls = {}, {}, {}
         faults = self.world.faults
         if self.world.random.random() < faults.restarts:
-            self.world.after(self.world.random.uniform(2, 40), self.restart)
+            down = self.world.random.uniform(2, 40)
+            if faults.keeps and self.world.fate.random() < 0.5:
+                down = self.world.fate.uniform(40, LONG)
+            self.world.after(down, self.restart)
+
+    def sleep(self, seconds: float) -> None:
+        """Be suspended: do nothing for a while, and then all that has come to be due."""
+        self.asleep_until = self.world.now + seconds
 
     def restart(self) -> None:
         """Be there again, as another process."""
         self.is_up = True
+        if self.loses and self.world.fate.random() < LOST:
+            self.journal = []
         self.life += 1
         self.engine = self.new_engine()
+        self.pulls = Pulls(self)
+        self.memory = self.memory_kind(self)
         self._awake_at = math.inf
-        self.step(self.engine.restore, self.journal, self.world.now)
+        self.asleep_until = 0.0
+        self.step(self.resume)
 
-
-def build(world: World, kind: type[Agent] = Agent) -> None:
-    """Fill a world with agents, and plan its misfortunes; the cascade begins at the first."""
-    faults, chance = world.faults, world.random
-    count = world.sizes.agents
-    others = [f"n{number}" for number in range(1, count)]
-    opaque = set(chance.sample(others, min(faults.opaque, len(others))))
-    forgetful = set(chance.sample(others, min(faults.forgetful, len(others))))
-    for name in ["n0", *others]:
-        world.agents[name] = kind(
-            world, name, takes_part=name not in opaque, lasting=name not in forgetful
-        )
-    for _ in range(faults.crashes):
-        agent = world.agents[chance.choice(list(world.agents))]
-        world.after(chance.uniform(1, faults.end / 2), agent.crash)
-    for _ in range(faults.partitions):
-        begin = chance.uniform(0, faults.end / 2)
-        some = frozenset(name for name in world.agents if chance.random() < 0.4)
-        world.cut(begin, begin + chance.uniform(5, faults.end / 2), some)
-    first = world.agents["n0"]
-    world.after(0.0, first.step, first.begin_cascade)
+    def resume(self) -> None:
+        """Go on from what is written."""
+        self.engine.restore(self.journal, self.world.now)
+        self.memory.start()

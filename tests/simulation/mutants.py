@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import NEVER, Answer, Begun, Sent, Tallied
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.facts import NEVER, Answer, Begun, Sent, Taken, Tallied, Watch
+from quiesce.mesh.policy import is_early
+from quiesce.mesh.receipt import Receipt, mark
 from quiesce.mesh.states import Edge, Hop, HopState
+from quiesce.mesh.wire import Handed
 from tests.simulation.agent import Agent, Crashed, Task
+from tests.simulation.memory import Memory
 from tests.simulation.world import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from quiesce.mesh.courier import Call, Reply
     from quiesce.mesh.facts import Record
     from quiesce.mesh.receipt import Status
     from quiesce.mesh.states import Sending
@@ -47,7 +52,10 @@ class ReceiptAtReturn(Agent):
             return
         edge = self.world.new_id(12)
         self._sends[edge] = task
-        self.transmit(task, edge, to, attempts=1)
+        handed = Handed(
+            task.hop.cascade, edge, mark(task.hop.edge), self.memory.begin_by(), self.home
+        )
+        self.transmit(task, handed, to, attempts=1)
 
 
 class FixedWait(Agent):
@@ -176,10 +184,89 @@ class RefusedAndForgotten(Detector):
 class OverAndForgotten(Detector):
     """Once its receipt was taken, an edge is forgotten, and a copy of it is taken later."""
 
-    def _known(self, edge: bytes) -> Answer | None:
+    def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
+        """Know nothing of it."""
         if self._over.get(edge) is None:
             self._over.pop(edge, None)
-        return super()._known(edge)
+        return super().arrive(edge, cascade, parent, reply)
+
+
+class CopyIsRefused(Detector):
+    """A copy is told that it never runs, whatever becomes of the first one."""
+
+    def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
+        """Refuse it."""
+        answer = super().arrive(edge, cascade, parent, reply)
+        return answer if answer.kind == "run" else NEVER
+
+
+class ToldAndForgotten(Detector):
+    """A receipt that was asked for is over, whether or not the answer arrives."""
+
+    def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
+        """Give it once."""
+        answer = super().ask(edge, cancel=cancel)
+        if answer.kind == "closed":
+            self.taken(edge)
+        return answer
+
+
+class CancelledAlone(Detector):
+    """Who is cancelled ends, and tells nobody whom it has handed work to."""
+
+    def cancel(self, hop: Hop) -> None:
+        """Tell nobody."""
+        super().cancel(hop)
+        self.acts = [act for act in self.acts if not (isinstance(act, Watch) and act.cancel)]
+
+
+class CancelledBeforeItWasSent(Detector):
+    """What is on its way when its sender is cancelled is not told."""
+
+    def sent(self, edge: bytes, how: Sending) -> None:
+        """Ask for it as for any other."""
+        super().sent(edge, how)
+        for act in self.acts:
+            if isinstance(act, Watch):
+                act.cancel = False
+
+
+class OpaqueIsDone(Detector):
+    """An agent that takes no part has done its work when it answers."""
+
+    def sent(self, edge: bytes, how: Sending) -> None:
+        """Be content."""
+        super().sent(edge, "is not sent" if how == "is opaque" else how)
+
+
+class DeniedIsLost(Detector):
+    """Who says that an edge never will run is believed, also if it was taken."""
+
+    def told(self, edge: bytes, answer: Answer) -> None:
+        """Know nothing of that."""
+        if edge in self._edges:
+            self._edges[edge].is_taken = False
+        super().told(edge, answer)
+
+
+class TakenIsNotWritten(Detector):
+    """That an edge was taken is known to this process alone."""
+
+    def _is_taken(self, edge: bytes, found: Edge) -> None:
+        del edge
+        found.is_taken = True
+
+    def records_of_sent(self, edge: bytes, sent: Edge) -> list[Record]:
+        """Leave it out."""
+        return super().records_of_sent(edge, sent)[:1]
+
+
+class SnapshotWithoutTaken(Detector):
+    """What is compacted leaves out that edges were taken."""
+
+    def snapshot(self) -> Iterator[Record]:
+        """Leave it out."""
+        return (record for record in super().snapshot() if not isinstance(record, Taken))
 
 
 class NoJournalAndNever(Detector):
@@ -220,9 +307,13 @@ class DoubtIsUnsent(Detector):
 class WrittenTooLate(Detector):
     """That an edge is sent is written when it was sent."""
 
-    def send(self, hop: Hop, edge: bytes, to: str) -> None:
+    def send(self, hop: Hop, edge: bytes, to: str, by: int = 0) -> None:
         """Write nothing."""
-        self._edges[edge] = hop.edges[edge] = Edge(hop, to)
+        self._edges[edge] = hop.edges[edge] = Edge(hop, to, by)
+
+    def _is_taken(self, edge: bytes, found: Edge) -> None:
+        del edge
+        found.is_taken = True
 
     def _closed(self, edge: bytes, found: Edge, event: str, receipt: Receipt) -> None:
         kept = len(self.writes)
@@ -230,17 +321,90 @@ class WrittenTooLate(Detector):
         del self.writes[kept]  # the record that it is closed: there is none that it is open
 
 
+class NeverIsBelieved(Memory):
+    """Who says that an edge never will run is believed, however old the edge is."""
+
+    def believed(self, reply: Reply) -> Reply:
+        """Believe it."""
+        return reply
+
+
+class AnswerIsBelieved(Memory):
+    """One who refuses a copy is believed that no other was taken, however old the message is."""
+
+    def outcome(self, edge: bytes, answer: Answer) -> Sending | None:
+        """Believe it."""
+        return None if answer == NEVER else super().outcome(edge, answer)
+
+
+class ForgetsTooEarly(Memory):
+    """Ids are kept for as long as messages are under way, as if all clocks were the same."""
+
+    def period(self) -> float:
+        """Forget earlier."""
+        return self.promised
+
+
+class PromisesNothing(Memory):
+    """What the process before this one has promised to remember is forgotten as its own."""
+
+    def start(self) -> None:
+        """Know nothing of it."""
+        self.agent.engine.detector.keep = 0.0
+        super().start()
+
+
+class AsksForTooLittle(Memory):
+    """Who asks says how long its own messages may be under way, not those of the process before it."""
+
+    def asking(self, call: Call) -> Call:
+        """Say so."""
+        return replace(call, keep=self.keep)
+
+
+class NeverForNow(Memory):
+    """Who forgets before the last copy of a message is too late says that it never will run."""
+
+    def answer(self, call: Call, reply: Reply) -> Reply:
+        """Say so."""
+        del call
+        return reply
+
+    def refusal(self, handed: Handed, answer: Answer) -> Answer:
+        """Say so."""
+        del handed
+        return answer
+
+
+class LateCopies(Memory):
+    """A message is taken however late it comes."""
+
+    def objects(self, handed: Handed) -> bool:
+        """Object to those only that are too early."""
+        return super().objects(handed) and is_early(handed, self.wall(), self.keep)
+
+
 def using(kind: type[Detector]) -> type[Agent]:
     """Make agents with another detector."""
     return type(kind.__name__, (Agent,), {"detector": kind, "__doc__": kind.__doc__})
 
 
+def minding(kind: type[Memory]) -> type[Agent]:
+    """Make agents with another memory."""
+    return type(kind.__name__, (Agent,), {"memory_kind": kind, "__doc__": kind.__doc__})
+
+
 DETECTORS: tuple[type[Detector], ...] = (
     SnapshotWithoutEdges, SnapshotWithoutTally, Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
     OverAndForgotten, NoJournalAndNever, NoJournalAndSilent, SilenceIsDone, DoubtIsUnsent,
-    WrittenTooLate,
+    WrittenTooLate, CopyIsRefused, ToldAndForgotten, CancelledAlone, CancelledBeforeItWasSent, OpaqueIsDone,
+    DeniedIsLost, TakenIsNotWritten, SnapshotWithoutTaken,
 )  # fmt: skip
 AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, HastyAging, NoJournal)
+MEMORIES: tuple[type[Memory], ...] = (
+    NeverIsBelieved, AnswerIsBelieved, ForgetsTooEarly, PromisesNothing, AsksForTooLittle, NeverForNow,
+    LateCopies,
+)  # fmt: skip
 MUTANTS: dict[str, type[Agent]] = {
-    kind.__name__: kind for kind in (*AGENTS, *(using(detector) for detector in DETECTORS))
+    kind.__name__: kind for kind in (*AGENTS, *map(using, DETECTORS), *map(minding, MEMORIES))
 }

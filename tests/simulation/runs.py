@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.agent import Agent, build
+from tests.simulation.agent import Agent
+from tests.simulation.building import build
 from tests.simulation.world import Faults, Sizes, World
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ KINDS: dict[str, Faults] = {
         loss=0.1, twice=0.2, late=0.1, crashes=2, restarts=0.8, torn=0.01, partitions=1, opaque=1,
         forgetful=1, cancels=True, refusals=0.05,
     ),
+    "cancelled, long work": Faults(cancels=True, background=20.0),
+    "unaddressed": Faults(cancels=True, unaddressed=3),
+    "unaddressed, lossy": Faults(loss=0.15, twice=0.2, late=0.05, crashes=2, unaddressed=4),
+    "replicas": Faults(replicas=3, background=4.0),
+    "replicas, restarting": Faults(loss=0.02, crashes=4, replicas=3, background=8.0),
+    "journals lost": Faults(loss=0.02, crashes=6, losing=4, background=8.0),
+    "old": Faults(
+        loss=0.1, twice=0.2, late=0.1, stale=0.1, crashes=3, torn=0.005, sleeps=1, keeps=(60.0,)
+    ),
+    "asleep": Faults(loss=0.1, twice=0.1, stale=0.1, patient=0.1, sleeps=3, keeps=(60.0,)),
+    "patient": Faults(loss=0.05, stale=0.1, patient=0.8, keeps=(60.0,)),
+    "keeps differ": Faults(loss=0.2, stale=0.9, crashes=8, keeps=(60.0, 2000.0, 2000.0)),
 }  # fmt: skip
 
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from quiesce.mesh.receipt import Receipt
     from tests.simulation.agent import Agent
 
+CALL_WITHIN = 8.0
+STOP_WITHIN = 2.0
+"""How long work may take to end that is cancelled."""
+LONG = 4000.0
+"""For how long a node may be gone, or a message be under way, where what is old is forgotten."""
+AT_ADDRESS = frozenset({"requested", "called", "polled"})
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -34,6 +41,23 @@ class Faults:
     cancels: bool = False
     """Whether the cascade is cancelled at some time."""
     refusals: float = 0.0
+    unaddressed: int = 0
+    """How many nodes have no address: nobody can post to them, and they ask."""
+    replicas: int = 0
+    """How many addresses have two nodes behind them, each with a journal of its own."""
+    losing: int = 0
+    """How many nodes may lose their journal when they restart."""
+    keeps: tuple[float, ...] = ()
+    """How long messages may be under way: the first process of a node has one of these, those after it the
+    first of them. None: there are no such times."""
+    stale: float = 0.0
+    """How probable it is that a copy of anything comes very late, whenever it was sent."""
+    patient: float = 0.0
+    """How probable it is that a sender waits very long for an answer, and sends a copy then."""
+    sleeps: int = 0
+    """How many nodes are suspended for long: they know nothing of it, and find what has come since then."""
+    background: float = 1.0
+    """How many times as long as usual work in the background takes."""
     end: float = 80.0
 
 
@@ -87,10 +111,15 @@ class World:
     def __init__(self, seed: int, faults: Faults, sizes: Sizes = Sizes()) -> None:  # noqa: B008 - frozen
         """Be empty; agents are added by whoever builds the world."""
         self.random = random.Random(seed)  # noqa: S311 - nothing to guess
+        # What newer kinds of misfortune draw from: a seed gives the same world of an older kind for ever.
+        self.fate = random.Random(f"fate {seed}")  # noqa: S311 - the same
         self.faults = faults
         self.sizes = sizes
         self.now = 0.0
         self.agents: dict[str, Agent] = {}
+        """By address."""
+        self.twins: dict[str, Agent] = {}
+        """Those behind the same addresses, by keys of their own."""
         self.works: list[Work] = []
         self.verdict: Verdict | None = None
         self.traffic = Traffic()
@@ -101,6 +130,15 @@ class World:
         """Edges that an agent without a journal has refused: in another life it may run them."""
         self.taken: set[bytes] = set()
         """Edges whose sender was told that they are worked on."""
+        self.known: set[bytes] = set()
+        """Edges whose sender has also written that, while they were open."""
+        self.denied: set[bytes] = set()
+        """Edges whose sender was told that they never will run, while they were open."""
+        self.doubted: set[bytes] = set()
+        """Edges that are too old for those to know of who say that they never will run."""
+        self.cancelled_at: float | None = None
+        self.slowest = 0.0
+        """The longest time that anything was on its way."""
         self._due: list[_Due] = []
         self._number = 0
         self._cuts: list[tuple[float, float, frozenset[str]]] = []
@@ -130,24 +168,38 @@ class World:
         )
 
     def _delay(self) -> float:
-        if self.sizes.constant_delay:
-            return 1.0
-        delay = 0.3 + self.random.expovariate(1 / 0.7)
-        return delay + self.random.uniform(0, 60) if self.chance(self.faults.late) else delay
+        delay = 1.0
+        if not self.sizes.constant_delay:
+            delay = 0.3 + self.random.expovariate(1 / 0.7)
+            if self.chance(self.faults.late):
+                delay += self.random.uniform(0, 60)
+        self.slowest = max(self.slowest, delay)
+        return delay
 
     def carry(self, source: str, target: str, method: str, *args: Any) -> None:
         """Bring something to an agent: once, twice, late or never."""
         for _ in range(2 if self.chance(self.faults.twice) else 1):
             if not self.chance(self.faults.loss) and not self._is_cut(source, target):
                 self.after(self._delay(), self._arrive, source, target, method, args)
+        if self.faults.stale and self.fate.random() < self.faults.stale:
+            most = self.fate.choice([LONG / 4, LONG])
+            self.after(self.fate.uniform(60, most), self._arrive, source, target, method, args)
 
     def _arrive(self, source: str, target: str, method: str, args: tuple[Any, ...]) -> None:
         if not self._is_cut(source, target):
-            agent = self.agents[target]
+            agent = self._behind(target, method)
             agent.step(getattr(agent, method), *args)
 
-    def run(self, until: float = 4000.0, watch: float = 200.0) -> None:
+    def _behind(self, target: str, method: str) -> Agent:
+        """Give who gets what is brought: an answer, who has asked; else any that has the address."""
+        if target in self.twins:
+            return self.twins[target]
+        twin = self.twins.get(f"{target}'") if method in AT_ADDRESS else None
+        return self.agents[target] if twin is None or self.fate.random() < 0.5 else twin
+
+    def run(self) -> None:
         """Let time pass until the verdict, and some more to see whether it was true."""
+        until, watch = (4 * LONG, LONG) if self.faults.keeps else (4000.0, 200.0)
         while self._due:
             due = heapq.heappop(self._due)
             if due.at > until:
@@ -168,7 +220,8 @@ class World:
         verdict = self.verdict
         taking_part = [work for work in self.works if work.agent.takes_part]
         once = [work.edge for work in taking_part if work.agent.lasting]
-        if len(set(once)) < len(once):
+        is_beyond = self.is_beyond()
+        if len(set(once)) < len(once) and not is_beyond:
             return ["an edge was run twice"]
         if verdict is None:
             nobody = not self.works or not self.agents["n0"].is_up
@@ -176,8 +229,8 @@ class World:
         receipt = verdict.receipt
         if receipt.unknown:
             return self._judge_unknown()
-        if receipt.volatile and self._met_again(taking_part):
-            return []  # that is what it warns of
+        if is_beyond or (receipt.volatile and self._met_again(taking_part)):
+            return []  # the one is said to do harm; of the other it warns
         wrong = [
             "work in flight after the verdict"
             for work in taking_part
@@ -194,7 +247,18 @@ class World:
             not receipt.lost and receipt.hops > len(taking_part)
         ):
             wrong.append(f"{len(taking_part)} hops were run, {receipt.hops} are told")
-        return wrong + self._judge_red()
+        return wrong + self._judge_red() + self._judge_cancelling()
+
+    def is_beyond(self) -> bool:
+        """Tell whether two have shared an address, or a journal was lost, so that nobody could know.
+
+        Each of them has run an edge; or one was asked for what the other has run, and its sender was not told
+        before that it is worked on. Whoever was told does not believe it: that is what is promised.
+        """
+        if not (self.faults.replicas or self.faults.losing):
+            return False
+        run = [work.edge for work in self.works if work.agent.takes_part]
+        return len(set(run)) < len(run) or not self.known.issuperset(self.denied.intersection(run))
 
     def _met_again(self, taking_part: list[Work]) -> bool:
         """Tell whether an agent without a journal has met an edge in two lives, and nobody could know."""
@@ -204,17 +268,39 @@ class World:
     def _judge_unknown(self) -> list[str]:
         """Where everybody comes back, and has a journal, everything can be known."""
         faults = self.faults
-        may_be = faults.forgetful or faults.opaque or (faults.crashes and faults.restarts < 1)
+        dying = faults.crashes and faults.restarts < 1
+        shared = faults.replicas or faults.losing
+        old = self.doubted or len(faults.keeps) > 1
+        may_be = faults.forgetful or faults.opaque or dying or shared or old
         return [] if may_be else ["unknown, although all could be known"]
 
     def _judge_red(self) -> list[str]:
         """Without a fault, nothing is lost."""
-        faults = self.faults
-        harmless = Faults(
-            opaque=faults.opaque, forgetful=faults.forgetful, cancels=faults.cancels,
-            refusals=faults.refusals,
-        )  # fmt: skip
         assert self.verdict is not None
-        if faults == harmless and self.verdict.receipt.lost:
+        if self._is_harmless() and self.verdict.receipt.lost:
             return ["losses are told, and nothing went wrong"]
         return []
+
+    def _is_harmless(self) -> bool:
+        faults = self.faults
+        return faults == Faults(
+            opaque=faults.opaque, forgetful=faults.forgetful, cancels=faults.cancels,
+            refusals=faults.refusals, unaddressed=faults.unaddressed, background=faults.background,
+        )  # fmt: skip
+
+    def _judge_cancelling(self) -> list[str]:
+        """Without a fault, what is cancelled ends as soon as that can have come to it.
+
+        At each level, the agent stops what it is sending, or has the answer to a question that is under
+        way; then it asks the next one to end.
+        """
+        at, slowest = self.cancelled_at, self.slowest
+        if at is None or not self._is_harmless() or 2 * slowest >= CALL_WITHIN:
+            return []
+        level = max(STOP_WITHIN, 2 * slowest) + slowest
+        return [
+            "work went on after it was cancelled"
+            for work in self.works
+            if work.agent.takes_part
+            and (work.end or 0.0) > at + level * self.depths[work.edge] + STOP_WITHIN
+        ][:1]

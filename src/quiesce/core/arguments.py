@@ -6,12 +6,14 @@ import fnmatch
 import inspect
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quiesce.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
+
+T = TypeVar("T")
 
 
 def text(what: str, value: object) -> str:
@@ -20,6 +22,14 @@ def text(what: str, value: object) -> str:
         message = f"{what} must be a string, not {value!r}"
         raise ArgumentError(message)
     return value
+
+
+def name(what: str, value: object) -> str:
+    """Check a name that people are to know something by."""
+    if not text(what, value):
+        message = f"{what} must not be empty"
+        raise ArgumentError(message)
+    return str(value)
 
 
 def seconds(what: str, value: object) -> float:
@@ -43,11 +53,12 @@ def size(what: str, value: object) -> int | None:
     return value
 
 
-def instance(what: str, value: object, kind: type) -> None:
+def instance(what: str, value: object, kind: type[T]) -> T:
     """Check that it is one of ours."""
     if not isinstance(value, kind):
         message = f"{what} must be a {kind.__name__}, not {value!r}"
         raise ArgumentError(message)
+    return value
 
 
 def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:

@@ -245,7 +245,7 @@ class Closing:
                 return
             if asked.keys().isdisjoint(table):
                 # The first round, or one for what the last one started.
-                for held in tuple(table.values()):
+                for held in list(table.values()):
                     held._stop()
                 asked = {key: held for key, held in table.items() if held._stops}
                 tick = tick if asked else min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX)

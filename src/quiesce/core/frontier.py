@@ -123,7 +123,7 @@ def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
     found = [
         _entry(held, now, service=service)
         for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
-        for held in tuple(table.values())
+        for held in list(table.values())
         if not isinstance(held, Node)
     ]
     below = dict.fromkeys(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from asyncio.events import _get_running_loop
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core import arguments, frontier, sites
@@ -111,10 +112,13 @@ class LightScope(Scope):
     It may be subclassed, with slots of its own.
     """
 
-    __slots__ = ("_bond", "_filled", "_model", "_when_idle")
+    __slots__ = ("_bond", "_filled", "_looks", "_model", "_when_idle")
 
     _light: ClassVar[type[LightScope]]
     _whole: ClassVar[type[LightScope]]
+    _unseen_turns: ClassVar[int] = (
+        1  # that are waited for, of a loop that does not show its callbacks
+    )
 
     def __init_subclass__(cls, *, is_light: bool = False) -> None:
         """Make the class that its scopes are of while they are light."""
@@ -137,6 +141,7 @@ class LightScope(Scope):
         self._model = model
         self._filled = False
         self._bond: Bond | None = None
+        self._looks = 0
         self._when_idle: Callable[[], object] | None = None
         self._name = name
         self._state = _OPEN
@@ -183,7 +188,7 @@ class LightScope(Scope):
 
     def _turned_idle(self) -> None:
         if self._when_idle is not None:  # before the parent hears of it, and goes on
-            self._backend.soon(self._look)
+            self._look_soon()
         if self._filled:
             super()._turned_idle()
         else:
@@ -193,20 +198,44 @@ class LightScope(Scope):
         """Call `call` once, in a step in which nothing is in flight, services apart.
 
         That is a turn of the loop after the last hold went, if nothing has begun since: a task that has
-        ended may have callbacks which start another. In a drain of the parent it is called as well; not
-        any more if this scope is being closed: whoever is to know of that has `_closed()`.
+        ended may have callbacks which start another. Nor while there are others (see `left_something`).
+        In a drain of the parent it is called as well; not any more if this scope is being closed: whoever
+        is to know of that has `_closed()`.
         """
         self._when_idle = call
         if not self._holds:
-            self._backend.soon(self._look)
+            self._look_soon()
 
-    def _look(self) -> None:
+    def _look_soon(self, unseen: int | None = None) -> None:
+        self._looks += 1
+        turns = self._unseen_turns if unseen is None else unseen
+        self._backend.soon(partial(self._look, self._looks, turns))
+
+    def _look(self, number: int, unseen: int) -> None:
+        if number != self._looks:
+            return  # there is a later one
         call = self._when_idle
         being_closed = self._filled and self._closing is not None
         if call is None or self._holds or self._state is _CLOSED or being_closed:
             return
+        left = self.left_something()
+        if left or (left is None and unseen > 1):
+            self._look_soon(None if left else unseen - 1)
+            return
         self._when_idle = None
         call()
+
+    def left_something(self) -> bool | None:
+        """Tell whether code of this scope has left a callback with the loop that is yet to be called.
+
+        Such a callback may start anything, and then that is this scope's. None if it cannot be told: then some
+        turns of the loop are waited for. (Those that have their time are not looked at.)
+        """
+        nodes = self._backend.about_to_run()
+        return None if nodes is None else self in nodes
+
+    def _above(self) -> Node | None:
+        return self._parent if self._filled else self._model.parent  # it is to stay light
 
     # Somebody else's task.
 
@@ -354,10 +383,11 @@ class Stay(Hold):
     It may be subclassed, with slots of its own, by whoever has something of his own for each of them.
     """
 
-    __slots__ = ("_key", "_token")
+    __slots__ = ("_key", "_task", "_token")
 
     _fate: ClassVar[Fate] = "stuck"
     _key: object
+    _task: object
     _token: Token[Node | None]
 
     def __init__(
@@ -379,10 +409,9 @@ class Stay(Hold):
         self._code = code
         self._offset = 0
         self._on_stop = on_stop
-        key = backend.task()
+        self._key = key = self._task = backend.task()
         if key in holds:
-            key = self  # the task works in here already
-        self._key = key
+            self._key = key = self  # the task works in here already
         if not holds:
             scope._turned_busy()
         holds[key] = self
@@ -444,7 +473,7 @@ class Bond(Hold):
 
 def _stop_all(node: Node, *, force: bool) -> None:
     """Ask all that is in flight in a scope to end."""
-    for held in tuple(node._holds.values()):
+    for held in list(node._holds.values()):
         if isinstance(held, Node):
             _stop_all(held, force=force)
         else:

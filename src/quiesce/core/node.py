@@ -291,6 +291,9 @@ class Node(Described):
     def _owns(self, key: object) -> bool:
         return key in self._holds or key in self._services or key in self._closers
 
+    def _above(self) -> Node | None:
+        return self._parent
+
     def _is_within(self, root: Node | None) -> bool:
         node: Node | None = self
         while node is not None and node is not root:
@@ -346,7 +349,7 @@ class Node(Described):
         idle: set[object] = {*forsaken, *(user for held in forsaken for user in held._users())}
         return all(child._only_forsaken() for child in self._children) and all(
             held in idle or getattr(held, "_task", None) in idle or isinstance(held, Node)
-            for held in self._holds.values()
+            for held in list(self._holds.values())
         )
 
     def _lose(self, items: Sequence[reports.Ended], *, given_up: bool) -> None:
@@ -401,7 +404,7 @@ class Node(Described):
             parent._children.pop(self, None)
             parent._quiet.pop(self, None)
             parent._contexts = [context for context in parent._contexts if context.node is not self]
-            parent._ring()
+            parent._ring_all()  # also those who wait for the last closer below them
 
     def _hand_over(self, parent: Node) -> int:
         """Give everything that still runs to `parent`, which goes on holding it."""

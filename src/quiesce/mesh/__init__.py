@@ -11,6 +11,7 @@ from quiesce.errors import (
 )
 from quiesce.mesh.cascade import Cascade
 from quiesce.mesh.courier import Patience
+from quiesce.mesh.front import CascadeFront
 from quiesce.mesh.frontier import Busy, MeshFrontier
 from quiesce.mesh.handing import Handing
 from quiesce.mesh.hop import Hop, current_hop
@@ -23,6 +24,7 @@ __all__ = [
     "Busy",
     "Cascade",
     "CascadeCancelled",
+    "CascadeFront",
     "EdgeRefused",
     "Handing",
     "Hop",

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import anyio
-
+from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.node import State, current, logger
 from quiesce.core.signals import heard
@@ -32,6 +32,7 @@ from quiesce.mesh.transport import PROBE, RECEIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
+    from contextvars import Context
 
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
@@ -56,6 +57,7 @@ class Mesh:
 
     def __init__(self, node: Node, app: App) -> None:
         """Wrap an app."""
+        arguments.check_callable(app, "asgi", "an ASGI app")
         self._node = node
         self._app = app
         below = urlsplit(node.url or "").path  # if no proxy takes it off
@@ -80,7 +82,7 @@ class Mesh:
                 await self._app(scope, receive, send)
                 return
             try:
-                exchange = self._begin(header, send)
+                exchange = _Exchange(self._begin(header), send)
             except QuiesceError as error:
                 await _refuse(send, error)
                 return
@@ -139,9 +141,9 @@ class Mesh:
                 await self._close()
 
     def _told_to_end(self) -> None:
-        """Answer those who wait for receipts: the server waits for them."""
+        """Have those be answered who wait for receipts: the server waits for them."""
         if self._node._scope is not None:
-            self._node._exchange.end_polls()
+            self._node._exchange.told_to_end()
 
     async def _close(self) -> None:
         if self._node._scope is not None:
@@ -151,7 +153,7 @@ class Mesh:
 
     # Requests that hand over a message.
 
-    def _begin(self, header: bytes, send: Send) -> _Exchange:
+    def _begin(self, header: bytes) -> Hop:
         """Take the message, if it is to be worked on.
 
         Raises:
@@ -159,12 +161,12 @@ class Mesh:
         """
         node, handed = self._node, wire.parse_request_header(header)
         if current.get() is None or node._scope is None or node._scope._parent is not None:
-            return _Exchange(node._arrive(handed), send)
+            return node._arrive(handed)
         outer = current_scope()  # which does not hold the node's own
         hop = node._arrive(handed, None if outer is None else _closing(outer))
         if outer is not None:
             hop.held_by(outer)  # or a drain of that would not see it
-        return _Exchange(hop, send)
+        return hop
 
     # Calls of other nodes.
 
@@ -189,7 +191,9 @@ class Mesh:
 class _Exchange(Visit):
     """One request that hands over a message, and its response: the app's work on the hop."""
 
-    __slots__ = ("__dict__", "_kept", "_send", "_started", "is_answered")
+    __slots__ = ("__dict__", "_context", "_kept", "_send", "_started", "is_answered")
+
+    _context: Context  # of the app, from its first message on
 
     # What most of them never need, and set then.
     _error: BaseException | None = None
@@ -201,15 +205,16 @@ class _Exchange(Visit):
         self._send = send
         self._started = self.is_answered = False
         self._kept: list[Message] = []
-        super().__init__(hop, "handler", "handler")
+        Visit.__init__(self, hop, "handler", "handler")
 
     def finish(self) -> Awaitable[None]:
         """End, when the app has; what is to be awaited sends what was kept."""
+        hop = self._hop
+        hop.rides = True  # if it was not answered, as it was if some of it is sent already
         self.leave(None)
         if self._started:
             return self._flush()
-        hop = self._hop
-        return self._send_kept() if hop._ended or hop._holds else self._send_soon()
+        return self._send_kept() if hop._ended else self._send_soon()
 
     async def fail(self, failure: BaseException, scope: Message) -> None:
         """End, when the app has failed, or was cancelled; raises what is left to raise."""
@@ -219,6 +224,7 @@ class _Exchange(Visit):
             # what the client sends next on it would be lost.
             self._last = ((b"connection", b"close"),)
         if isinstance(left, Exception):
+            await self._hop.turned()
             await self._end_badly(left)
         if left is not None and not isinstance(left, CascadeCancelled):
             raise left
@@ -250,6 +256,7 @@ class _Exchange(Visit):
             await self._send(message)
             return
         if not self._kept:
+            self._context = copy_context()
             self._hop._backend.soon(self._turn)
         self._kept.append(message)
 
@@ -261,8 +268,8 @@ class _Exchange(Visit):
         if scope._state is not State.CLOSED:
             self._started = True
             # Not by `spawn`, which starts nothing that a callback asks for while it is drained.
-            code = self._send_first.__code__
-            self._sending = scope._start(scope, self._send_first(), "response", code, 0)
+            code, start = self._send_first.__code__, self._context.run
+            self._sending = start(scope._start, scope, self._send_first(), "response", code, 0)
             scope._insert(self._sending, self._sending)  # type: ignore[arg-type]  # a job is Held
 
     async def _send_first(self) -> None:
@@ -285,9 +292,7 @@ class _Exchange(Visit):
     async def _send_soon(self) -> None:
         """Send what was kept in a turn of the loop, in which the hop ends: nothing of it is in flight."""
         self._started = True
-        turned = anyio.Event()
-        self._hop._backend.soon(turned.set)  # after the one that sees that it has ended
-        await turned.wait()
+        await self._hop.turned()
         await self._send_kept()
 
     async def _send_kept(self) -> None:

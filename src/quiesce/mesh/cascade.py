@@ -15,7 +15,7 @@ from quiesce.mesh.receipt import Note, Receipt, mark
 from quiesce.mesh.settlement import Unknown, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable, Iterator
     from types import TracebackType
 
     from quiesce.mesh import states
@@ -30,8 +30,8 @@ __all__ = ["Cascade"]
 class Cascade:
     """Something that one agent begins, and others go on with; made by `Node.cascade()`.
 
-    The block is its first hop: what is handed to others inside of it belongs to it. It may be asked
-    for its end inside of the block, too, but ends only after it.
+    The block is its first hop: what is handed to others inside of it belongs to it. Ask for its end
+    after the block: inside of it, it has not ended.
     """
 
     def __init__(self, node: Node, name: str) -> None:
@@ -43,6 +43,7 @@ class Cascade:
         self._record: states.Hop | None = None
         self._receipt: Receipt | None = None
         self._gate: Gate | None = None
+        self._is_told = False
         self._began = self._ended_at = 0.0
 
     @property
@@ -76,12 +77,12 @@ class Cascade:
     ) -> None:
         """End its first hop, as far as the block goes; what was handed to others goes on.
 
+        *Cancel safety*: may be cancelled at any time; the block has ended.
+
         *Raises*: `CascadeCancelled` if it was told to end meanwhile.
         """
         assert self._part is not None  # noqa: S101 - entered
-        left = self._part.leave(exc)
-        if left is not exc and left is not None:
-            raise left
+        await self._part.__aexit__(exc_type, exc, traceback)
 
     def _begun(self) -> states.Hop:
         if self._record is None:
@@ -95,6 +96,11 @@ class Cascade:
         if self._gate is not None:
             self._gate.open()
 
+    def __del__(self) -> None:
+        """Have the node know that nobody asks any more, in its event loop: this may be any thread."""
+        if self._receipt is not None and self._record is not None and not self._is_told:
+            self._node._hops_scope._backend.post(self._node._dropped, self._record)
+
     def _abandon(self) -> None:
         """Know that its node will not hear of its end: nobody is to wait for it any more."""
         if self._gate is not None:
@@ -105,31 +111,50 @@ class Cascade:
     ) -> Settlement:
         """Wait until all of it has ended, everywhere, or until that cannot be known; and tell which.
 
-        It may be called from anywhere, any number of times.
+        It may be called any number of times.
 
         Args:
             within: how many seconds to wait; then it is `Unknown`, with what is open. None: until the
                 nodes have given up on those that are not heard of (`Patience.give_up`), or this node
-                is closed.
+                is closed. Inside of the block, or in a task that was started there, which are part of
+                what is waited for, it has to be given.
             require: `"full"`: everything, by agents that all take part and keep a journal;
                 `"participants"`: what agents that take part have done.
 
         *Cancel safety*: may be cancelled at any time; the cascade goes on.
+
+        *Raises*: `UsageError` from work of its own block without `within`, which would wait for itself.
         """
         record = self._begun()
         arguments.one_of("require", require, ("full", "participants"))
         seconds = None if within is None else arguments.seconds("within", within)
         assert self._gate is not None  # noqa: S101 - begun
+        if not self._gate.is_open:
+            self._node._hops_scope._check_here("wait in")
+            if seconds is None:
+                self._check_outside()
         with anyio.move_on_after(seconds):
             await self._gate.wait()
         receipt = self._receipt
         if receipt is None:
             return self._so_far(record)
+        self._is_told = True
         self._node._told(record.edge)
         took = self._ended_at - self._began
         return settle(
             receipt, name=self.name, cascade=record.cascade, seconds=took, require=require
         )
+
+    def _check_outside(self) -> None:
+        if self._hop is None:
+            return
+        owner, key = self._hop._owner_of_running_task()
+        if owner is not None and key in owner._holds and owner._is_within(self._hop):
+            message = (
+                f"settled() of cascade {self.name!r} was called by work of its own block: it would "
+                "wait for itself; call it after the block, or with within=..."
+            )
+            raise UsageError(message)
 
     def _so_far(self, record: states.Hop) -> Unknown:
         """Tell what is known of it now, and what is not."""
@@ -154,9 +179,9 @@ class Cascade:
         *Cancel safety*: may be cancelled at any time.
         """
         record = self._begun()
-        return await frontier.look(
-            self._node, self._node._exchange._transport, record, arguments.seconds("within", within)
-        )
+        seconds = arguments.seconds("within", within)
+        transport = self._node._exchange._transport
+        return await frontier.look(self.name, self._node, transport, record, seconds)
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[MeshFrontier, None]:
         """Tell again and again who is still busy, until it has settled.
@@ -164,10 +189,11 @@ class Cascade:
         *Cancel safety*: may be cancelled at any time.
         """
         self._begun()
+        seconds = arguments.seconds("every", every)
         assert self._gate is not None  # noqa: S101 - begun
         while not self._gate.is_open:
             yield await self.frontier()
-            with anyio.move_on_after(arguments.seconds("every", every)):
+            with anyio.move_on_after(seconds):
                 await self._gate.wait()
 
     async def cancel(self) -> None:
@@ -181,3 +207,11 @@ class Cascade:
         """Name it, and say whether it has settled."""
         state = "new" if self._record is None else "open" if self._receipt is None else "settled"
         return f"<Cascade {self.name!r} {state}>"
+
+
+def recovered(node: Node, roots: Iterable[states.Hop]) -> Iterator[Cascade]:
+    """Make cascades of those that an earlier process has begun."""
+    for root in roots:
+        cascade = node._cascades[root.edge] = Cascade(node, "recovered")
+        cascade._resume(root)
+        yield cascade

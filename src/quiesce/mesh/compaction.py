@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from quiesce.core.node import logger
-from quiesce.mesh.facts import Begun, EdgeClosed, Over, Sent, Tallied
+from quiesce.mesh.facts import Begun, EdgeClosed, Keep, Over, Sent, Taken, Tallied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,6 +65,8 @@ class Compaction:
 
     def _take_up(self, tables: list[dict[bytes, bytes | None]]) -> Iterator[list[Record]]:
         detector = self._detector
+        if detector.keep:
+            yield [Keep(detector.keep)]
         for table in tables:
             for edge, packed in table.items():
                 yield [Over(edge, packed)]
@@ -76,7 +78,7 @@ class Compaction:
             while self._edges:
                 edge, _ = self._edges.popitem()
                 self._sent.add(edge)
-                yield [Sent(hop, edge, detector._edges[edge].to)]
+                yield detector.records_of_sent(edge, detector._edges[edge])
         self._is_all = True
 
     def slice(self, count: int) -> bool:
@@ -87,20 +89,25 @@ class Compaction:
     def follow(self, records: Iterable[Record]) -> Iterator[Record]:
         """Give what the draft has to be told of records that are written in this step."""
         for record in records:
-            if isinstance(record, Begun | Over):
-                yield record  # of one that nothing was known of, or all that is to be known of it
-            elif isinstance(record, Sent):
+            if isinstance(record, Sent):
                 if record.hop not in self._hops:
                     self._sent.add(record.edge)
                     yield record
             elif isinstance(record, EdgeClosed):
-                if record.edge in self._sent:
-                    self._sent.remove(record.edge)
+                yield from self._follow_closed(record)
+            elif isinstance(record, Taken):
+                if record.edge in self._sent:  # else it is taken up as one that was
                     yield record
-                elif record.edge in self._edges:  # it never gets there: its receipt is what counts
-                    yield Tallied(self._edges.pop(record.edge), record.receipt)
-            elif record.edge not in self._hops:
+            # Of one that nothing was known of, or all that is to be known of it; or of one that it has.
+            elif isinstance(record, Begun | Over | Keep) or record.edge not in self._hops:
                 yield record
+
+    def _follow_closed(self, record: EdgeClosed) -> Iterator[Record]:
+        if record.edge in self._sent:
+            self._sent.remove(record.edge)
+            yield record
+        elif record.edge in self._edges:  # it never gets there: its receipt is what counts
+            yield Tallied(self._edges.pop(record.edge), record.receipt)
 
     # Its course.
 

@@ -19,6 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from quiesce.core import arguments
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -52,6 +54,12 @@ class Patience:
     """Seconds without a word of a node, until what it was sent is `unknown`."""
     batch_max: int = 500
     """How many receipts and questions go into one call."""
+
+    def __post_init__(self) -> None:
+        """Refuse what are no times: they would be found out when something fails, and later."""
+        for name in ("retry_first", "retry_most", "ask_in_doubt", "ask_every", "give_up"):
+            arguments.seconds(name, getattr(self, name))
+        arguments.size("batch_max", self.batch_max)
 
 
 @dataclass(frozen=True, slots=True)

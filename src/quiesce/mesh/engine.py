@@ -75,6 +75,10 @@ class Engine:
     def restore(self, records: Iterable[Record], now: float) -> None:
         """Take up what a process before this one has written."""
         self.detector.restore(records)
+        self.resume(now)
+
+    def resume(self, now: float) -> None:
+        """See to what the detector wants done, after it was restored."""
         self._absorb(now)
 
     # Hops.
@@ -126,9 +130,9 @@ class Engine:
 
     # Edges.
 
-    def send(self, hop: Hop, edge: bytes, to: str, now: float) -> None:
+    def send(self, hop: Hop, edge: bytes, to: str, now: float, by: int = 0) -> None:
         """Know that an edge is about to be sent."""
-        self.detector.send(hop, edge, to)
+        self.detector.send(hop, edge, to, by)
         self._absorb(now)
 
     def sent(self, edge: bytes, how: Sending, now: float) -> None:

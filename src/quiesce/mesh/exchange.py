@@ -23,10 +23,11 @@ from quiesce.core.node import State, logger
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import frontier, wire
 from quiesce.mesh.courier import Call, Reply
-from quiesce.mesh.facts import NEVER, NOT_NOW
+from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN
 from quiesce.mesh.links import Links
 from quiesce.mesh.policy import DRIFT_SECONDS, KEEP_SECONDS, Allowance
 from quiesce.mesh.pulling import Pull
+from quiesce.mesh.states import HopState
 from quiesce.mesh.transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from quiesce.core.backends import Waiter
     from quiesce.core.scope import Scope
     from quiesce.mesh.engine import Engine
+    from quiesce.mesh.facts import Answer
     from quiesce.mesh.node import Node
     from quiesce.mesh.transport import Transport
 
@@ -45,6 +47,7 @@ _POLLS_MAX = 1000
 _TOLD_MAX = 1000
 _UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0
 _FLUSH_SECONDS = 3.0
+_ENDING_SECONDS = 10.0
 
 
 class Exchange:
@@ -62,15 +65,31 @@ class Exchange:
         self._waiting = 0
         self._told: dict[str, None] = {}  # of whom it was said that they are no nodes
         self._is_over = False
+        self._ending_by = -math.inf
         self._flush: Hold | None = None
         self._flush_by = math.inf
         self._unknown = Allowance(_UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND, self._clock)
         self.links: Links = Links(node._transport, _http)
         self._transport: Transport = self.links
+        self._promised = max(engine.detector.keep, node._keep)  # also by the process before
         self._age_at = self._clock() + self._keep()
 
     def _keep(self) -> float:
-        return self._node._keep + 2 * DRIFT_SECONDS
+        return self._promised + 2 * DRIFT_SECONDS
+
+    def promise(self) -> None:
+        """Write for how long what came is remembered: the next process is to keep that, too.
+
+        *Raises*: `JournalBroken`.
+        """
+        self._engine.detector.promise(self._promised)
+        self._node._commit()
+
+    def _age(self) -> None:
+        """Forget what is over for long; from now on, all that was promised is this process's own."""
+        self._engine.detector.age()
+        self._promised = self._node._keep
+        self._engine.detector.promise(self._promised)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -91,6 +110,9 @@ class Exchange:
         """Begin to call others, and to be called."""
         self._serve("exchange", self._make_calls)
         self._serve("end of the polls", self._end_polls)
+        if self._node.url is None:  # nobody tells it of what the process before has sent
+            for edge, to in self._engine.detector.open_edges():
+                self.pull(edge, to)
         if self._scope._state is not State.OPEN:
             self.closing()
 
@@ -138,7 +160,9 @@ class Exchange:
         elif self._flush_by == math.inf:
             self._flush_by = now + _FLUSH_SECONDS
         elif now >= self._flush_by:
-            logger.warning("node %r: %d receipts were not posted", self._node.name, unposted)
+            text = "node %r: %d receipt%s not posted"
+            were = " was" if unposted == 1 else "s were"
+            logger.warning(text, self._node.name, unposted, were)
             if self._node._journal is None:  # nobody will ever have them
                 self._scope._undelivered.append((reports.ended(flush, self._scope.name, now),))
             flush.release()
@@ -167,7 +191,7 @@ class Exchange:
                 self._try_to_end()
                 self._flush_by = math.inf
             if now >= self._age_at:
-                engine.detector.age()
+                self._age()
                 self._age_at = now + self._keep()
             calls = engine.due(now)
             node._commit()
@@ -190,7 +214,7 @@ class Exchange:
         if isinstance(reply, str):
             self._engine.failed(call, now, reply)
         else:
-            self._engine.replied(call, reply, now)
+            self._engine.replied(call, Reply(reply.taken, self._believed(reply)), now)
             self.contact(call.to, now, is_node=True)
         self._node._commit()
 
@@ -198,7 +222,7 @@ class Exchange:
         """Make a call; if there is no answer, what is wrong, if that will not pass by itself: else empty."""
         try:
             with anyio.fail_after(seconds):
-                said = Call(call.to, call.receipts, call.asks, call.wait, self._node._keep)
+                said = Call(call.to, call.receipts, call.asks, call.wait, self._promised)
                 body = await self._transport.call(call.to, RECEIPTS, wire.call_body(said))
             reply = wire.parse_reply(body)
         except NoMesh as error:
@@ -213,6 +237,22 @@ class Exchange:
             return ""
         self._told.pop(call.to, None)
         return reply
+
+    def _believed(self, reply: Reply) -> tuple[tuple[bytes, Answer], ...]:
+        """Give the answers of a node as far as it can know them.
+
+        Who says that an edge never will run may have run it, and forgotten that, if the edge is old: it
+        remembers those that came for as long as they may come.
+        """
+        return tuple(
+            (edge, UNKNOWN if one == NEVER and self.is_old(edge) else one)
+            for edge, one in reply.answers
+        )
+
+    def is_old(self, edge: bytes) -> bool:
+        """Tell whether an edge that is open here may not begin any more, so that its receiver may forget it."""
+        begin_by = self._engine.detector.begin_by(edge)
+        return begin_by is not None and begin_by < self._node._wall()
 
     def _wrong(self, to: str, why: str) -> str:
         """Say what is wrong with an address, once until it is right."""
@@ -247,7 +287,7 @@ class Exchange:
                         asked.is_answered = True
                         now = self._clock()
                         engine.contact(pull.to, now, is_node=True)
-                        engine.heard(reply.answers, now)
+                        engine.heard(self._believed(reply), now)
                         node._commit()
                 await pull.rest(asked, engine.detector.is_open)
         finally:
@@ -307,14 +347,23 @@ class Exchange:
         return self._engine.detector.knows(edge) or self._unknown.take()
 
     async def _change(self, edges: list[bytes], seconds: float) -> None:
-        if self._is_over:
-            return
+        until = self._clock() + seconds
+        while not self._is_over:
+            by = self._ending_by if self._is_ending else math.inf
+            if not await self._change_by(edges, min(until, by)):
+                return
+            # Who asks a server that is told to end cannot come back: he is told of all of it at once.
+            if not self._is_ending or not any(map(self._is_at_work, edges)):
+                return
+
+    async def _change_by(self, edges: list[bytes], until: float) -> bool:
+        """Wait until an edge is closed, or all questions are to be looked at; False if the time is over."""
         waiter = self._scope._backend.waiter()
         for edge in edges:
             self._polls.setdefault(edge, []).append(waiter)
         self._waiting += 1
         try:
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(until - self._clock()) as limit:
                 await waiter
         finally:
             self._waiting -= 1
@@ -324,6 +373,24 @@ class Exchange:
                     left.remove(waiter)
                 if not left:
                     self._polls.pop(edge, None)
+        return not limit.cancelled_caught
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._clock() < self._ending_by
+
+    def _is_at_work(self, edge: bytes) -> bool:
+        hop = self._engine.detector.find(edge)
+        return hop is not None and hop.state is HopState.RUNNING
+
+    def told_to_end(self) -> None:
+        """Know that the server is told to end, and waits for those who wait here.
+
+        They are answered, but not before what they wait for has ended, if that is at work here, and for so
+        long: nobody else could tell them, unless the node comes back.
+        """
+        self._ending_by = self._clock() + _ENDING_SECONDS
+        self.end_polls()
 
     def closed(self, edge: bytes) -> None:
         """Know that an edge has its receipt: who asks for it is answered."""
@@ -340,7 +407,7 @@ class Exchange:
             self.end_polls()
 
     def end_polls(self) -> None:
-        """Answer those who wait: a server that is told to end would wait for them."""
+        """Have all questions be looked at."""
         for waiters in list(self._polls.values()):
             for waiter in waiters:
                 if not waiter.done():
@@ -348,6 +415,9 @@ class Exchange:
 
 
 def _http() -> Transport:
-    from quiesce.mesh.http import Http  # noqa: PLC0415 - httpx is optional
-
+    try:
+        from quiesce.mesh.http import Http  # noqa: PLC0415 - httpx is optional
+    except ModuleNotFoundError as error:
+        message = f"other nodes are called over HTTP, and that needs {error.name}: pip install 'quiesce[httpx]'."
+        raise NoMesh(message) from error
     return Http()

@@ -35,6 +35,22 @@ class Sent:
     hop: bytes
     edge: bytes
     to: str
+    by: int = 0
+    """Until when it may begin; 0: that is not known."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Taken:
+    """The receiver of an edge has said that it works on it."""
+
+    edge: bytes
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Keep:
+    """For how many seconds it was promised, from now on, to remember what came."""
+
+    seconds: float
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -65,10 +81,10 @@ class Ended:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Closed:
-    """A hop has its receipt."""
+    """A hop has its receipt, which is packed."""
 
     edge: bytes
-    receipt: Receipt
+    packed: bytes
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -79,7 +95,7 @@ class Over:
     packed: bytes | None = None
 
 
-Record = Begun | Sent | EdgeClosed | Tallied | Ended | Closed | Over
+Record = Begun | Sent | Taken | Keep | EdgeClosed | Tallied | Ended | Closed | Over
 
 
 # What is to be done.

@@ -63,7 +63,9 @@ class MeshFrontier:
 
     def __str__(self) -> str:
         """Draw the tree."""
-        head = f"cascade {self.name!r}: {len(self.busy) or 'nobody'} at work"
+        lost = sum(entry.state == "not reached" for entry in self.entries)
+        told = f"{len(self.busy) - lost or 'nobody'} at work{f', {lost} not reached' * bool(lost)}"
+        head = f"cascade {self.name!r}: {told}"
         return "\n".join([head, *tree(self.entries, str)])
 
     def to_json(self) -> dict[str, Any]:
@@ -71,10 +73,10 @@ class MeshFrontier:
         return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
 
 
-async def look(node: Node, transport: Transport, hop: Hop, within: float) -> MeshFrontier:
-    """Ask all below a hop that began here."""
-    cascade = node._cascades.get(hop.edge)
-    name = node.name if cascade is None else cascade.name
+async def look(
+    name: str, node: Node, transport: Transport, hop: Hop, within: float
+) -> MeshFrontier:
+    """Ask all below the first hop of the cascade of this name."""
     if hop.receipt is not None:
         return MeshFrontier(name, ())
     return MeshFrontier(name, tuple(await _gather(node, transport, hop, within)))
@@ -93,6 +95,7 @@ async def _gather(node: Node, transport: Transport, hop: Hop, within: float) -> 
         except Exception as error:  # noqa: BLE001 - whatever it is, people are to see the others
             why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
             why = str(error) if isinstance(error, QuiesceError) else why
+            why = why.removeprefix(f"{to} was not reached: ")
             found.extend(Busy(mark(edge), own, to, "not reached", None, why) for edge in edges)
 
     if within >= _SECONDS_MIN:
@@ -141,7 +144,8 @@ async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
     hops = [hop for edge in edges if (hop := node._engine.detector.find(edge)) is not None]
     for edge in edges:
         if why := node._engine.trouble(edge):  # it has ended, and whoever asks was not told
-            parent = node._engine.detector.hop(edge).parent
+            ended = node._engine.detector._hops.get(edge)  # or its receipt was on an answer, too
+            parent = "" if ended is None else ended.parent
             why = f"to have its receipt taken: {why}"
             busy.append(Busy(mark(edge), parent, node.name, "waits", None, why))
 

@@ -5,7 +5,8 @@ flight, the hop has ended: it starts nothing and sends nothing any more. What ho
 
 1. A hop is busy from the step in which its message was taken, and its id written, until it has ended.
 2. It ends in a step in which nothing of it is in flight, and nothing that has just ended can start more:
-   a turn of the event loop lies between, unless the handler alone was ever in it.
+   a turn of the event loop lies between, unless the handler alone was ever in it, and has left no callback
+   with the loop.
 3. It ends once. Who cancels it, cancels all of it, and waits for its end as ever.
 4. One that nobody has begun is held in a drain, for somebody still may; it is lost at the deadline, and as
    soon as nobody can begin it any more, because its part was dropped.
@@ -14,6 +15,7 @@ flight, the hop has ended: it starts nothing and sends nothing any more. What ho
 from __future__ import annotations
 
 import math
+from functools import partial
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from quiesce.mesh.receipt import mark
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from quiesce.core.backends.base import Body, Waiter
     from quiesce.core.closing import Closing
     from quiesce.core.node import Node as Tree
     from quiesce.mesh import states
@@ -50,6 +53,23 @@ def current_hop() -> Hop | None:
     return node
 
 
+def hop_of(node: Node) -> Hop | None:
+    """Give the current hop if it is one of this node: what its clients send belongs to that.
+
+    In a hop of another node of this process it belongs to nobody, which is seldom meant: it is said, once.
+    """
+    hop = current_hop()
+    if hop is None or hop._mesh is node:
+        return hop
+    if hop._mesh not in node._strangers:
+        node._strangers.add(hop._mesh)
+        logger.warning(
+            "what a client of node %r sends in a hop of node %r is no part of that: nobody will know when "
+            "it has ended. Use a client of node %r there", node.name, hop._mesh.name, hop._mesh.name,
+        )  # fmt: skip
+    return None
+
+
 class Hop(LightScope):
     """The work on one message; made by `Node.handle()` and `Node.cascade()`.
 
@@ -58,22 +78,27 @@ class Hop(LightScope):
     """
 
     __slots__ = (
-        "_awaited", "_ended", "_mesh", "_record", "_status", "_unbegun", "_why", "mark",
+        "_awaited", "_ended", "_is_left", "_mesh", "_record", "_status", "_unbegun", "_why", "mark", "packed", "rides",
     )  # fmt: skip
 
     _kind = "hop"
+    _unseen_turns = 3  # one for a callback, two for that of a `gather`, one to spare
 
-    def __init__(self, node: Node, record: states.Hop, name: str) -> None:
+    def __init__(self, node: Node, record: states.Hop, name: str = "") -> None:
         """Open it below the node's own scope."""
         self._mesh = node
         self._record = record
         self._status: Status = "done"
         self._why = ""
-        self._awaited = self._ended = False
+        self._awaited = self._ended = self._is_left = False
         self._unbegun: Hold | None = None
+        self.rides: bool = False
+        """Whether the answer to its message is about to be made, so that its receipt can be on it."""
+        self.packed: bytes | None = None
+        """Its receipt, if that is on the answer."""
         self.mark: str = mark(record.edge)
         """What the message is called in settlements and logs."""
-        super().__init__(node._model, name, _getframe(2).f_code)
+        super().__init__(node._model, name or f"hop {self.mark}", _getframe(2).f_code)
 
     @property
     def cascade(self) -> str:
@@ -142,11 +167,23 @@ class Hop(LightScope):
         """End, if that was all; or as soon as it was (2)."""
         if self._ended:
             return
-        if not (self._filled or self._holds):  # nobody has so much as looked at it
-            self._finish()
-        elif not self._awaited:
+        if not self._awaited:
             self._awaited = True
             self.when_idle(self._finish)
+
+    async def turned(self) -> None:
+        """Wait for the turn of the loop in which it ends, if nothing of it is in flight, and if it is near.
+
+        Who asks for its answer after that has its receipt on it, which is not posted then.
+
+        *Cancel safety*: may be cancelled at any time; it ends all the same.
+        """
+        for _ in range(self._unseen_turns):
+            if self._ended or self._holds:
+                return
+            waiter = self._backend.waiter()
+            self._backend.soon(partial(_wake, waiter))  # after what sees that it has ended
+            await waiter
 
     @property
     def _only_closers(self) -> bool:
@@ -156,15 +193,27 @@ class Hop(LightScope):
     def _finish(self) -> None:
         if self._filled:
             if self._only_closers:
+                # To them: those of a scope below it (see _ring), or of the node (see _closed).
+                self._is_left = True
                 self._mesh._exchange.look()
-                return  # it ends when those have: see _closed
+                return
             failures.take_over(self)  # of tasks that nobody has asked: now nobody will
+            if self._contexts:
+                self._cancel()  # it runs no more: what it has entered is left, and then it has ended
+                return
         self._end("")
         if not self.dissolve() and self._closing is None:
             self._close(grace=0.0, cleanup=self._cleanup)  # services, which the node goes on with
 
+    def _ring(self) -> None:
+        super()._ring()
+        if self._is_left and not self._ended:  # a scope below it is closed, perhaps the last
+            self._is_left = False
+            self.when_idle(self._finish)
+
     def _closed(self) -> None:
-        super()._closed()
+        if self._bond is not None:
+            self._bond.end()
         if self._ended:
             return
         if not self._filled:  # by `dissolve_after`: the handler alone was ever in it
@@ -223,6 +272,11 @@ class Hop(LightScope):
         self._mesh._ended(self, self._status, self._why)
 
 
+def _wake(waiter: Waiter) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 def _has_closers(node: Tree) -> bool:
     children = (*node._children, *node._quiet)
     return bool(node._closers) or any(_has_closers(child) for child in children)
@@ -246,13 +300,21 @@ class Visit(Stay):
     def __init__(self, hop: Hop, kind: str, name: str) -> None:
         """Begin; the hop has not ended."""
         self._hop = hop
-        self._body = body = hop._backend.body()
-        super().__init__(hop, kind, name, NOTHING, hop._code, body.interrupt)
+        backend = hop._backend
+        self._body: Body | None = None if backend.late_body is not None else backend.body()
+        Stay.__init__(self, hop, kind, name, NOTHING, hop._code, None)
+
+    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+        late_body = self._hop._backend.late_body
+        if self._body is None and late_body is not None and not self.released:
+            self._body = late_body(self._task)
+        if self._body is not None:
+            self._body.interrupt()
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
         """End; gives what is left to raise."""
         hop = self._hop
-        left = self._body.leave(exc)
+        left = exc if self._body is None else self._body.leave(exc)
         if exc is not None:
             if left is None:  # it was this hop that was told to end
                 left = CascadeCancelled(f"{hop.name} was told to end")
@@ -262,7 +324,7 @@ class Visit(Stay):
                 hop._fail(left)
             elif hop._status == "done":
                 hop._status, hop._why = "cancelled", ""
-        if not hop.dissolve_after(self):
+        if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop._part_ended()
         return left
@@ -313,9 +375,13 @@ class Part:
     ) -> None:
         """End, and go on: what was started in the hop is not waited for.
 
+        *Cancel safety*: may be cancelled at any time; the part has ended.
+
         *Raises*: `CascadeCancelled` if the hop was told to end meanwhile.
         """
         left = self.leave(exc)
+        if left is None or isinstance(left, Exception):
+            await self._hop.turned()
         if left is not exc and left is not None:
             raise left
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+
+import anyio
 
 from quiesce.errors import ArgumentError, PeerLost, SdkMissing
 from quiesce.mesh import wire
-from quiesce.mesh.hop import current_hop
+from quiesce.mesh.hop import hop_of
 from quiesce.mesh.transport import not_ok
 
 try:
@@ -16,6 +19,8 @@ except ImportError as _error:  # pragma: no cover - where it is not installed
     raise SdkMissing(_message) from _error
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from quiesce.mesh.node import Node
 
 __all__ = ["CascadeTransport", "Http"]
@@ -27,21 +32,30 @@ _NOT_SENT = (  # raised before a byte of the request has left; of this attempt, 
     httpx.InvalidURL, httpx.ProxyError, httpx.LocalProtocolError,
 )  # fmt: skip
 _LEAVES = ".send_request_headers.started"
+_AT_ONCE = 8  # calls to one node
+_CLOSE_SECONDS = 5.0
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 _OF_TRANSPORTS = ("verify", "cert", "http1", "http2", "limits")
 
 
 class Http:
     """Calls nodes over HTTP.
 
+    A question waits for its answer, and takes a connection meanwhile. So there is no limit to all of them, which
+    those would use up that wait, and no receipt would come through; but one to those to a node, so that one
+    which hangs does not have ever more.
+
     Args:
         client: The client to call with, for certificates and credentials of your own; it is closed by
-            whoever has made it. None: one that follows no redirects.
+            whoever has made it. Its limit, `httpx.Limits(max_connections=...)`, has to be above the number of
+            nodes that it calls. None: one that follows no redirects.
     """
 
     def __init__(self, client: httpx.AsyncClient | None = None) -> None:
         """Make no connection yet."""
         self._given = client
         self._client = client
+        self._lines: dict[str, _Line] = {}
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
         """Post a body to a node, and give its answer, unless it is too long.
@@ -52,26 +66,52 @@ class Http:
         """
         client = self._client
         if client is None:
-            client = self._client = httpx.AsyncClient(timeout=None)  # noqa: S113 - the caller bounds it
+            client = self._client = httpx.AsyncClient(timeout=None, limits=_LIMITS)  # noqa: S113 - the caller bounds it
         try:
             headers = {"Content-Type": "application/json"}
             request = client.build_request("POST", to + path, content=body, headers=headers)
-            response = await client.send(request, stream=True, follow_redirects=False)
-            try:
-                if response.status_code != _OK:
-                    raise not_ok(to, response.status_code)
-                return await _read(response, to)
-            finally:
-                await response.aclose()
+            async with self._line(to):
+                response = await client.send(request, stream=True, follow_redirects=False)
+                try:
+                    if response.status_code != _OK:
+                        raise not_ok(to, response.status_code)
+                    return await _read(response, to)
+                finally:
+                    await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = f"{to} was not reached: {type(error).__name__}"
             raise PeerLost(message) from error
+
+    @asynccontextmanager
+    async def _line(self, to: str) -> AsyncIterator[None]:
+        """Have one of the calls that may be made to a node at once."""
+        line = self._lines.get(to)
+        if line is None:
+            line = self._lines[to] = _Line()
+        line.users += 1
+        try:
+            async with line.free:
+                yield
+        finally:
+            line.users -= 1
+            if not line.users and self._lines.get(to) is line:
+                del self._lines[to]
 
     async def aclose(self) -> None:
         """Close the connections, unless the client was given."""
         client, self._client = self._client, self._given
         if client is not None and client is not self._given:
             await client.aclose()
+
+
+class _Line:
+    """The way to one node, and how many use it, or wait for it."""
+
+    __slots__ = ("free", "users")
+
+    def __init__(self) -> None:
+        self.free: anyio.Semaphore = anyio.Semaphore(_AT_ONCE)
+        self.users: int = 0
 
 
 async def _read(response: Any, to: str) -> bytes:
@@ -153,8 +193,8 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, as a message of the current hop if there is one."""
-        hop = current_hop()
-        if hop is None or hop._mesh is not self._node or not self._hands_over(request.method):
+        hop = hop_of(self._node) if self._hands_over(request.method) else None
+        if hop is None:
             return await self._inner.handle_async_request(request)
         if wire.REQUEST_HEADER in request.headers:  # whoever has put it there sees to its edge
             return await self._inner.handle_async_request(request)
@@ -172,7 +212,12 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
             finally:  # the client may send it again: to another, who must not have this one
                 request.headers.pop(wire.REQUEST_HEADER, None)
                 request.extensions = extensions
-            handing.answered(response.headers.get(wire.RESPONSE_HEADER))
+            try:
+                handing.answered(response.headers.get(wire.RESPONSE_HEADER))
+            except BaseException:  # nobody is given it: nobody else lets go of its connection
+                with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                    await response.aclose()
+                raise
             return response
 
     async def aclose(self) -> None:

@@ -1,6 +1,6 @@
 """The journal: what a node has to know after a restart, in a file, written before it is acted upon.
 
-A line a record, each with a checksum, in one `write` a batch. Not SQLite: a commit there costs three
+A line a record (see records.py), in one `write` a batch. Not SQLite: a commit there costs three
 times as much, and every request pays for two; nothing is ever looked up here, it is all read at the start.
 What holds:
 
@@ -18,32 +18,26 @@ What holds:
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import threading
-import zlib
-from contextlib import suppress
-from json.encoder import encode_basestring_ascii as quoted
+from contextlib import closing, suppress
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quiesce.core import arguments
-from quiesce.errors import JournalBroken, JournalInUse, QuiesceError, UsageError
-from quiesce.mesh import wire
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
-from quiesce.mesh.receipt import ENDS, pack
+from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, QuiesceError, UsageError
+from quiesce.mesh.records import line_of, lines_of, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from quiesce.mesh.facts import Record
 
 __all__ = ["Draft", "Journal"]
 
-_HEAD = b"quiesce journal 0\n"
+DURABILITIES = ("process", "power")
+_HEAD = b"quiesce journal 1\n"
 _LARGE = 1024 * 1024
-_SPACE = 9  # a checksum of eight digits, and a space
 
 
 class Journal:
@@ -57,28 +51,48 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str], *, durability: str = "process") -> None:
         """Describe it; `open` makes the file."""
-        self.path: Path = Path(path)
-        self._syncs = arguments.one_of("durability", durability, ("process", "power")) == "power"
+        self.path: Path = _path(path)
+        self._syncs = arguments.one_of("durability", durability, DURABILITIES) == "power"
         self._lock: int | None = None
         self._file: int | None = None
-        self._size = 0
+        self.size: int = 0
+        """How many bytes it has."""
         self._spoiled = ""  # why nothing may be written any more
         self._draft: Draft | None = None
 
     def open(self) -> list[Record]:
-        """Open the file, and give what it has.
+        """Open the file, and give what it has: see `open_into`."""
+        records: list[Record] = []
+        self.open_into(records.extend)
+        return records
 
-        *Raises*: `JournalInUse` if another process has it; `JournalBroken` if it is not a journal, or
-        is not as it was written; `UsageError` if its folder is not there.
+    def open_into(self, take: Callable[[Iterable[Record]], object]) -> None:
+        """Open the file, and have what it has taken, as it is read: all of it may be much.
+
+        *Raises*: `JournalInUse` if another has it; `JournalBroken` if it is not a journal, is not
+        as it was written, or cannot be taken; `UsageError` if its folder is not there.
         """
         if self._lock is not None:
             message = f"the journal {self.path} is open already"
             raise UsageError(message)
         try:
+            self._read_into(take)
+        except (QuiesceError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, these records are no history
+            # Without its cause: that of a KeyError is the id of an edge, and this is logged.
+            kind = type(error).__name__
+            message = f"the journal {self.path} tells of things that cannot have happened ({kind})"
+            raise JournalBroken(message) from None
+
+    def _read_into(self, take: Callable[[Iterable[Record]], object]) -> None:
+        self.path = self.path.resolve()  # by whatever name: it has one lock, and stays the file
+        try:
             self._lock = self._take_lock()
             self._draft_path.unlink(missing_ok=True)  # of a process that died at it
-            return self._read()
-        except BaseException:
+            with closing(self._read()) as records:  # now, not when it is collected
+                take(records)
+        except BaseException:  # also of one who has had all of it
             self.close()
             raise
 
@@ -91,39 +105,37 @@ class Journal:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            message = f"another process has the journal {self.path}: give each node one of its own"
+            message = f"another node has the journal {self.path}: give each, and each process, one of its own"
             raise JournalInUse(message) from None
         except BaseException:
             os.close(lock)
             raise
         return lock
 
-    def _read(self) -> list[Record]:
+    def _read(self) -> Generator[Record, None, None]:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(self._file, "rb", closefd=False) as file:
-            data = file.read()
-        if data != _HEAD and _HEAD.startswith(data):  # new, or its process has died at it
-            os.ftruncate(self._file, 0)
-            self._size = 0
-            self._append(_HEAD)
-            self._sync_folder()
-            return []
-        if not data.startswith(_HEAD):
-            message = f"{self.path} is not a journal of this version of quiesce"
-            raise JournalBroken(message)
-        *lines, torn = data.split(b"\n")
-        records = [self._record(number, line) for number, line in enumerate(lines[1:], start=2)]
-        self._size = len(data) - len(torn)
-        if torn:
-            os.ftruncate(self._file, self._size)  # (3)
-        return records
+            head = file.read(len(_HEAD))
+            if head != _HEAD and _HEAD.startswith(head):  # new, or its process has died at it
+                os.ftruncate(self._file, 0)
+                self.size = 0
+                self._append(_HEAD)
+                self._sync_folder()
+                return
+            if head != _HEAD:
+                message = f"{self.path} is not a journal of this version of quiesce"
+                raise JournalBroken(message)
+            self.size = len(head)
+            for number, line in enumerate(file, start=2):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, self.size)  # (3)
+                    return
+                yield self._record(number, line)
+                self.size += len(line)
 
     def _record(self, number: int, line: bytes) -> Record:
         try:
-            if line[:_SPACE] != b"%08x " % zlib.crc32(line[_SPACE:] + b"\n"):
-                message = "its checksum is another"
-                raise ValueError(message)  # noqa: TRY301 - told as all the others are
-            return _decode(json.loads(line[_SPACE:]))
+            return record_of(line)
         except (LookupError, RecursionError, TypeError, ValueError, QuiesceError) as error:
             message = (
                 f"line {number} of the journal {self.path} is not as it was written ({error}). What"
@@ -132,20 +144,14 @@ class Journal:
             )
             raise JournalBroken(message) from error
 
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
-        return self._size
-
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Sequence[Record]) -> None:
         """Write records; they last when this returns (1)."""
+        if len(records) == 1:  # as nearly always
+            self._append(line_of(records[0]))
+        elif records:
+            self._append(lines_of(records))
         if self._draft is not None:
-            records = tuple(records)  # they are read twice
-        data = b"".join(map(_line, records))
-        if data:
-            self._append(data)
-            if self._draft is not None:
-                self._draft.follow(records)
+            self._draft.follow(records)
 
     def _opened(self) -> int:
         if self._spoiled:
@@ -158,7 +164,7 @@ class Journal:
 
     def _append(self, data: bytes) -> None:
         """Write all of it, or none: a part would be a line in the midst that is not whole."""
-        file, before = self._file, self._size
+        file, before = self._file, self.size
         if file is None or self._spoiled:
             file = self._opened()  # which says what is wrong
         try:
@@ -174,7 +180,7 @@ class Journal:
                 # this process is not dead.
                 self._spoiled = "has a part of a line at its end"
             raise
-        self._size = before + size
+        self.size = before + size
         if self._syncs:
             os.fdatasync(file)
 
@@ -246,7 +252,7 @@ class Draft:
 
     def add(self, records: Iterable[Record]) -> None:
         """Have these records, too; they are made lines at once, and written later."""
-        self._lines.append(b"".join(map(_line, records)))
+        self._lines.append(lines_of(records))
 
     def follow(self, records: Iterable[Record]) -> None:
         """Have what the journal has been given in this step, as far as it is wanted."""
@@ -277,8 +283,8 @@ class Draft:
         if data and journal._syncs:
             os.fdatasync(new)
         self._path.replace(journal.path)
-        old_size = journal._size
-        journal._file, journal._size, journal._draft = new, self._size + len(data), None
+        old_size = journal.size
+        journal._file, journal.size, journal._draft = new, self._size + len(data), None
         self._file = None
         _let_go(old, old_size)
         try:
@@ -320,6 +326,13 @@ class Draft:
                 _let_go(file, self._size)
 
 
+def _path(given: object) -> Path:
+    if isinstance(given, str | os.PathLike) and Path(given).name:
+        return Path(given).absolute()  # wherever the process goes
+    message = f"journal must be the path of a file, not {given!r}"
+    raise ArgumentError(message)
+
+
 def _let_go(file: int, size: int) -> None:
     """Close a file that has no name any more; a large one in a thread, for all it has is freed then."""
     if size >= _LARGE:
@@ -336,102 +349,3 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-
-
-# How records are written.
-
-
-def _one_of(*kinds: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if type(value) not in kinds:
-            message = "a value of another kind"
-            raise TypeError(message)
-        return value
-
-    return check
-
-
-def _status(value: Any) -> Any:
-    if value not in ENDS:
-        message = "a status that is none"
-        raise ValueError(message)
-    return value
-
-
-def _time(value: Any) -> Any:
-    if value is not None and not wire.is_time(value):
-        message = "a time that is none"
-        raise ValueError(message)
-    return value
-
-
-def _packed(value: Any) -> Any:
-    return None if value is None else pack(wire.receipt_of(value))
-
-
-_FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
-    "begun": (
-        Begun,
-        (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(str, NoneType), _one_of(bool)),
-    ),
-    "sent": (Sent, (bytes.fromhex, bytes.fromhex, _one_of(str))),
-    "edge closed": (EdgeClosed, (bytes.fromhex, wire.receipt_of)),
-    "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
-    "ended": (Ended, (bytes.fromhex, _status, _time, _one_of(str))),
-    "closed": (Closed, (bytes.fromhex, wire.receipt_of)),
-    "over": (Over, (bytes.fromhex, _packed)),
-}
-
-
-def _line(record: Record) -> bytes:
-    data = _TEXTS[type(record)](record)
-    return b"%08x %s" % (zlib.crc32(data), data)
-
-
-# JSON, written by hand: every request waits for two lines, and this takes a fifth of the time.
-
-
-def _begun(record: Begun) -> bytes:
-    reply = "null" if record.reply is None else quoted(record.reply)
-    return (
-        f'["begun","{record.edge.hex()}","{record.cascade.hex()}",{quoted(record.parent)},{reply},'
-        f"{'true' if record.is_root else 'false'}]\n"
-    ).encode()
-
-
-def _sent(record: Sent) -> bytes:
-    return f'["sent","{record.hop.hex()}","{record.edge.hex()}",{quoted(record.to)}]\n'.encode()
-
-
-def _ended(record: Ended) -> bytes:
-    seconds = "null" if record.seconds is None else repr(record.seconds)
-    what = f'"{record.status}",{seconds},{quoted(record.why)}'
-    return f'["ended","{record.edge.hex()}",{what}]\n'.encode()
-
-
-def _with_receipt(name: str) -> Callable[[Any], bytes]:
-    form = b'["%s","%%s",%%s]\n' % name.encode()
-    return lambda record: form % (record.edge.hex().encode(), pack(record.receipt))
-
-
-def _over(record: Over) -> bytes:
-    packed = b"null" if record.packed is None else record.packed
-    return b'["over","%s",%s]\n' % (record.edge.hex().encode(), packed)
-
-
-_TEXTS: dict[type, Callable[[Any], bytes]] = {
-    Begun: _begun,
-    Sent: _sent,
-    EdgeClosed: _with_receipt("edge closed"),
-    Tallied: _with_receipt("tallied"),
-    Ended: _ended,
-    Closed: _with_receipt("closed"),
-    Over: _over,
-}
-
-
-def _decode(found: list[Any]) -> Record:
-    name, *values = found
-    kind, parsers = _FORMS[name]
-    record: Record = kind(*(parse(value) for parse, value in zip(parsers, values, strict=True)))
-    return record

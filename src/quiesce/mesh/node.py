@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet, WeakValueDictionary
 
 from quiesce.core import arguments
 from quiesce.core.light import Model
 from quiesce.core.node import State, logger
 from quiesce.errors import EdgeRefused, JournalBroken, PeerLost, UsageError
 from quiesce.mesh import wire
-from quiesce.mesh.cascade import Cascade
+from quiesce.mesh.cascade import Cascade, recovered
 from quiesce.mesh.compaction import Tidying
 from quiesce.mesh.courier import Patience
 from quiesce.mesh.engine import Engine
@@ -31,9 +33,10 @@ from quiesce.mesh.exchange import Exchange
 from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Closed, Settle
 from quiesce.mesh.home import Home
 from quiesce.mesh.hop import Hop, Part, Taken, failed
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.policy import KEEP_SECONDS, Policy, address, is_early, is_late
+from quiesce.mesh.journal import DURABILITIES, Journal
+from quiesce.mesh.policy import KEEP_SECONDS, Policy, is_early, is_in_time, keep_time, own_address
 from quiesce.mesh.receipt import mark
+from quiesce.mesh.transport import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -76,7 +79,7 @@ class Node:
             All nodes of a mesh should have the same: one with more is refused by those with less.
         services: Patterns of names or functions of tasks that are loops, not work: a hop does not
             wait for them, and they go on after it.
-        hops_max: How many messages are worked on at once; more are refused.
+        hops_max: How many messages are worked on at once; more are refused. None: any number.
     """
 
     def __init__(
@@ -91,25 +94,27 @@ class Node:
         patience: Patience | None = None,
         keep_seconds: float = KEEP_SECONDS,
         services: Iterable[str] = (),
-        hops_max: int = 100_000,
+        hops_max: int | None = 100_000,
     ) -> None:
         """Describe it; it is opened by `async with`, or by the server that it is part of."""
-        self.name: str = arguments.text("name", name)
-        self.url: str | None = None if url is None else address("url", url)
+        self.name: str = arguments.name("name", name)
+        self.url: str | None = None if url is None else own_address(url)
         self._policy = Policy(self.url, peers)
         self._journal = None if journal is None else Journal(journal, durability=durability)
-        self._patience = Patience() if patience is None else patience
-        self._transport = transport
-        self._keep = arguments.seconds("keep_seconds", keep_seconds)
+        arguments.one_of("durability", durability, DURABILITIES)  # also of one without
+        self._patience = arguments.instance("patience", patience or Patience(), Patience)
+        self._transport = checked(transport)
+        self._keep = keep_time(keep_seconds)
         self._services = arguments.patterns("services", services)
-        self._hops_max = hops_max
+        self._hops_max = arguments.size("hops_max", hops_max) or sys.maxsize
         self._wall: Callable[[], float] = time.time
         self._random: Callable[[int], bytes] = os.urandom
         self._scope: Scope | None = None
         self._is_opening = False
         self._broken: BaseException | None = None
         self._hops: dict[bytes, Hop] = {}
-        self._cascades: dict[bytes, Cascade] = {}
+        self._cascades: WeakValueDictionary[bytes, Cascade] = WeakValueDictionary()  # others let go
+        self._strangers: WeakSet[Node] = WeakSet()  # nodes whose hops its clients were used in
         self.recovered: tuple[Cascade, ...] = ()
         """Cascades that an earlier process of this node has begun, and that nobody was told of."""
 
@@ -139,9 +144,9 @@ class Node:
             patience=self._patience,
             jitter=random.random,
         )
-        records = [] if self._journal is None else self._journal.open()
-        self._hops, self._cascades, self._broken = {}, {}, None
+        self._hops, self._cascades, self._broken = {}, WeakValueDictionary(), None
         if self._journal is not None:
+            self._journal.open_into(engine.detector.restore)
             self._tidying = Tidying(self.name, self._journal, engine.detector)
         scope: Home | None = None
         try:
@@ -156,9 +161,11 @@ class Node:
                 leftovers="parent",  # services, which go on
             )
             self._clock = scope._backend.clock
-            self._restore(records)
+            engine.resume(self._clock())
+            self.recovered = tuple(recovered(self, engine.detector.roots()))
             self._exchange = Exchange(self, engine, scope)
             await scope.enter(self._exchange.opened())
+            self._exchange.promise()
         except BaseException:
             self._let_go()
             if scope is not None:
@@ -167,21 +174,6 @@ class Node:
         self._scope = scope
         scope.node = self
         self._exchange.start()
-
-    def _restore(self, records: list[Record]) -> None:
-        try:
-            self._engine.restore(records, self._clock())
-        except Exception as error:
-            assert self._journal is not None  # noqa: S101 - else there is nothing to restore
-            message = f"the journal {self._journal.path} tells of things that cannot have happened"
-            raise JournalBroken(message) from error
-        recovered = []
-        for hop in list(self._engine.detector.roots()):
-            cascade = Cascade(self, "recovered")
-            cascade._resume(hop)
-            self._cascades[hop.edge] = cascade
-            recovered.append(cascade)
-        self.recovered = tuple(recovered)
 
     def _let_go(self) -> None:
         """Let go of the journal, and of those who wait for what will not come."""
@@ -315,8 +307,11 @@ class Node:
     def _hear(self, told: list[Stop | Settle]) -> None:
         for news in told:
             if type(news) is Settle:
-                if news.edge in self._cascades:
-                    self._cascades[news.edge]._settle(news.receipt)
+                cascade = self._cascades.get(news.edge)
+                if cascade is None:
+                    self._told(news.edge)  # nobody will ask
+                else:
+                    cascade._settle(news.receipt)
             elif news.edge in self._hops:
                 self._hops[news.edge]._cancel()
 
@@ -348,19 +343,19 @@ class Node:
     def _arrive(self, handed: wire.Handed, why_not: str | None = None) -> Hop:
         if self._scope is None or self._broken is not None:
             self._check()
-        edge, now, engine = handed.edge, self._clock(), self._engine
+        edge, detector = handed.edge, self._engine.detector
         why = why_not or self._objection(handed)
         if why is None:
             reply = self._policy.reply_to(handed.home)
-            answer = engine.arrive(edge, handed.cascade, handed.parent, reply, now)
+            answer = detector.arrive(edge, handed.cascade, handed.parent, reply)
         elif self._exchange.may_note(edge):
-            answer = engine.refuse(edge, now)
+            answer = self._engine.refuse(edge, self._clock())
         else:
             answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
         self._commit()
         if answer is not RUN:
             raise self._refusal(handed, answer, why or "it was taken before")
-        hop = self._hops[edge] = Hop(self, engine.detector._hops[edge], f"hop {mark(edge)}")
+        hop = self._hops[edge] = Hop(self, detector._hops[edge])
         return hop
 
     def _refusal(self, handed: wire.Handed, answer: Answer, why: str) -> EdgeRefused:
@@ -373,8 +368,7 @@ class Node:
 
     def _objection(self, handed: wire.Handed) -> str | None:
         """Tell why a message is not to be worked on, if it is not known already."""
-        now = self._wall()
-        if is_early(handed, now, self._keep) or is_late(handed, now):
+        if not is_in_time(handed, self._wall(), self._keep):
             return "it was under way for too long, or its sender's clock, or keep_seconds, is wrong"
         if self._hops_scope._state is not _OPEN:
             return "the agent is being shut down"
@@ -388,6 +382,8 @@ class Node:
         To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
         """
         record = hop._record
+        if hop.packed is not None:
+            return wire.closed_header(record.edge, hop.packed)
         answer = WORKING  # if its end could not be written, it is not told
         if self._broken is None:
             answer = self._engine.detector.ride(record.edge)  # which wants nothing done
@@ -400,11 +396,17 @@ class Node:
         if self._scope is None or self._broken is not None:
             return  # nobody would be told; a journal says what it was
         now = self._clock()
+        microseconds = int((now - hop._since) * 1e6 + 0.5)
         try:
+            if hop.rides and status == "done":
+                packed = self._engine.detector.finish(record, microseconds)
+                if packed is not None:
+                    self._commit()
+                    hop.packed = packed
+                    return
             for edge in list(record.edges) if record.edges else ():
                 self._engine.sent(edge, "is in doubt", now)  # nobody has said what became of it
-            seconds = int((now - hop._since) * 1e6 + 0.5) / 1e6  # round() takes five times as long
-            self._engine.end(record, status, now, seconds=seconds, why=why)
+            self._engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
             self._commit()
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
             logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
@@ -415,7 +417,7 @@ class Node:
         begin_by = int(self._wall() + self._keep)
         handed = wire.Handed(hop.cascade, edge, mark(hop.edge), begin_by, self.url)
         header = wire.request_header(handed)
-        self._engine.send(hop, edge, arguments.text("to", to), self._clock())
+        self._engine.send(hop, edge, arguments.text("to", to), self._clock(), begin_by)
         self._commit()
         return edge, header
 
@@ -435,6 +437,8 @@ class Node:
         now = self._clock()
         if answer.receipt is not None:
             self._engine.receive(edge, answer.receipt, now)
+        if how == "is refused" and self._exchange.is_old(edge):
+            how = "is in doubt"  # it may have run, and that be forgotten
         self._engine.sent(edge, how, now)
         self._exchange.contact(to, now)
         if answer.kind == "working" and (must_ask or self.url is None):
@@ -442,15 +446,16 @@ class Node:
         self._commit()
 
     def _told(self, edge: bytes) -> None:
-        """Know that whoever has begun a cascade was told of its end.
-
-        If that cannot be written, he was told all the same: after a restart he is told again.
-        """
+        """Know that whoever has begun a cascade was told; if that cannot be written, he is told again."""
         self._cascades.pop(edge, None)
         if self._scope is not None and self._broken is None:
             self._engine.told(edge, self._clock())
             with suppress(JournalBroken):
                 self._commit()
+
+    def _dropped(self, root: states.Hop) -> None:
+        if self._engine.detector.find_root(root.edge) is root:  # not that of a later opening
+            self._told(root.edge)
 
     def _cancel(self, hop: states.Hop) -> None:
         self._check()

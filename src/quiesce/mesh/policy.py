@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quiesce.core import arguments
 from quiesce.errors import ArgumentError
 from quiesce.mesh import wire
 
@@ -39,9 +40,30 @@ def address(what: str, value: object) -> str:
     """Check the address of a node."""
     fine = isinstance(value, str) and origin(value) is not None
     if not fine or not isinstance(value, str):
-        message = f"{what} must be an http or https address, without a query, not {value!r}"
+        message = (
+            f"{what} must be an address like 'https://hotel.example', http or https, without a query"
+            f" or a password, not {value!r}"
+        )
         raise ArgumentError(message)
     return wire.home(value.rstrip("/"))
+
+
+def own_address(value: object) -> str:
+    """Check the address of a node that others are to reach it by."""
+    url = address("url", value)
+    if urlsplit(url).hostname in {"0.0.0.0", "::"}:  # noqa: S104 - refused
+        message = f"url must be where others reach the agent: {url!r} is where a server listens, at every address"
+        raise ArgumentError(message)
+    return url
+
+
+def keep_time(value: object) -> float:
+    """Check for how long messages are remembered: it is written, and others are told."""
+    seconds = arguments.seconds("keep_seconds", value)
+    if not wire.is_time(seconds):
+        message = f"keep_seconds must be a number of seconds that has an end, not {value!r}"
+        raise ArgumentError(message)
+    return seconds
 
 
 def origin(url: str) -> tuple[str, str, int] | None:
@@ -65,7 +87,12 @@ class Policy:
         if isinstance(peers, str):
             message = f"peers must be a list of addresses: write [{peers!r}], not {peers!r}"
             raise ArgumentError(message)
-        self._peers = frozenset(address("peers", peer) for peer in peers)
+        try:
+            given = list(peers)
+        except TypeError as error:
+            message = f"peers must be a list of addresses, not {peers!r}"
+            raise ArgumentError(message) from error
+        self._peers = frozenset(address("peers", peer) for peer in given)
         self._by_length = sorted(self._peers, key=len, reverse=True)
         self._own = None if own is None else origin(own)
         self._judged: dict[str | None, str | None] = {None: None}
@@ -97,9 +124,9 @@ class Policy:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
 
 
-def is_late(handed: wire.Handed, now: float) -> bool:
-    """Tell whether a message may not begin any more."""
-    return handed.begin_by < now - DRIFT_SECONDS
+def is_in_time(handed: wire.Handed, now: float, keep: float) -> bool:
+    """Tell whether a message may begin: it is not too late, nor too early (see `is_early`)."""
+    return now - DRIFT_SECONDS <= handed.begin_by <= now + keep + DRIFT_SECONDS
 
 
 def is_early(handed: wire.Handed, now: float, keep: float) -> bool:

@@ -119,14 +119,19 @@ def settle(
 
 def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
     if receipt.unknown:
-        yield f"whether {receipt.unknown} of its messages are still worked on"
+        are = "is" if receipt.unknown == 1 else "are"
+        yield f"whether {receipt.unknown} of its messages {are} still worked on"
     if require == "full" and receipt.opaque:
-        yield f"when agents that take no part have ended ({receipt.opaque} messages)"
+        yield f"when agents that take no part have ended ({_messages(receipt.opaque)})"
     if require == "full" and receipt.volatile:
         yield (
-            f"whether a late copy of {receipt.volatile} messages to agents without a journal would"
+            f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal would"
             " run after a restart"
         )
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'s' * (count != 1)}"
 
 
 def _tree(receipt: Receipt) -> Iterator[str]:

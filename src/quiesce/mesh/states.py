@@ -51,6 +51,7 @@ HOP_MOVES: dict[tuple[HopState, str], HopState] = {
     (HopState.WAITING, "last edge is closed"): HopState.CLOSED,
     (HopState.CLOSED, "receipt is taken"): HopState.OVER,
     (HopState.CLOSED, "receipt is on the answer"): HopState.OVER,
+    (HopState.CLOSED, "nobody takes its receipt"): HopState.OVER,
 }
 EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
     (EdgeState.SENDING, "is taken"): EdgeState.OPEN,
@@ -76,11 +77,12 @@ NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
 class Edge:
     """An edge that was sent from here, and is not closed."""
 
-    __slots__ = ("hop", "is_taken", "state", "to")
+    __slots__ = ("by", "hop", "is_taken", "state", "to")
 
-    def __init__(self, hop: Hop, to: str) -> None:
+    def __init__(self, hop: Hop, to: str, by: int = 0) -> None:
         self.hop: Hop = hop
         self.to: str = to
+        self.by: int = by
         self.state: EdgeState = EdgeState.SENDING
         self.is_taken: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from quiesce.errors import PeerLost, UsageError
+from quiesce.errors import ArgumentError, PeerLost, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,6 +50,18 @@ class Transport(Protocol):
 
     async def aclose(self) -> None:
         """Let go of what it has: connections."""
+
+
+def checked(transport: Transport | None) -> Transport | None:
+    """Refuse what is none, when it is given, not when somebody is to be called."""
+    if transport is not None and not (
+        callable(getattr(transport, "call", None)) and callable(getattr(transport, "aclose", None))
+    ):
+        message = (
+            f"transport must have the methods `call` and `aclose` of a Transport, not {transport!r}"
+        )
+        raise ArgumentError(message)
+    return transport
 
 
 class Memory:

@@ -25,6 +25,7 @@ from quiesce.mesh.receipt import (
     foremost,
     mark,
     pack,
+    unpack,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 ITEMS_MAX = 1000
 WAIT_MAX = 60.0
 NOTES_ON_HEADER = 8
+_PACKED_ON_HEADER = (
+    HEADER_BYTES_MAX - len("00-0123456789ab;s=closed;r=")
+) // 2  # it is in hexadecimal
 HOME_MAX = 512
 _COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly
 
@@ -172,9 +176,16 @@ def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> s
         return f"00-{mark(edge)};s={answer.kind.replace(' ', '-')}{';d=ask' * must_ask}"
     if len(receipt.notes) > NOTES_ON_HEADER:
         receipt = replace(receipt, notes=foremost(receipt.notes, NOTES_ON_HEADER))
-    while len(body := pack(receipt)) > HEADER_BYTES_MAX // 2:
+    while len(body := pack(receipt)) > _PACKED_ON_HEADER:
         receipt = replace(receipt, notes=receipt.notes[:-1])
     return f"00-{mark(edge)};s=closed;r={body.hex()}"
+
+
+def closed_header(edge: bytes, packed: bytes) -> str:
+    """Write the same for an edge that is closed, with its receipt, packed, of which there is one note."""
+    if len(packed) > _PACKED_ON_HEADER:
+        return response_header(edge, Answer("closed", unpack(packed)))
+    return f"00-{mark(edge)};s=closed;r={packed.hex()}"
 
 
 def parse_response_header(text: str | bytes, edge: bytes) -> Answered:

@@ -116,6 +116,8 @@ def judge(
         for told in course.told:
             made.findings += _wrong(name, cascade, course, told, may_be)
         made.findings += _twice(name, cascade, course)
+        if not faults and cascade.cancel_after is None:
+            made.findings += _undone(name, cascade, course)
         _count(made, course, is_touched=bool(faults))
     return made
 
@@ -162,11 +164,8 @@ def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
     A push is sent outside of it by an agent that was started anew, if its receiver has said that it
     never will take it.
     """
-    shut_out = {
-        below.hop
-        for plan in cascade.plan.everything()
-        if plan.agent == "old"
-        for below in plan.everything()
+    shut_out = _below_old(cascade) | {
+        plan.hop for plan in cascade.plan.everything() if plan.agent == "old"
     }
     for work in course.works:
         if work.agent != "hook":
@@ -174,6 +173,13 @@ def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
             if takes_part and not work.joined:
                 yield Finding("work outside of its cascade", name, str(work))
             work.joined = takes_part
+
+
+def _below_old(cascade: Casc) -> set[str]:
+    """Give what is sent by an agent that takes no part, and all below that: it is not of the cascade."""
+    plans = cascade.plan.everything()
+    old = [child for plan in plans if plan.agent == "old" for child in plan.children]
+    return {below.hop for plan in old for below in plan.everything()}
 
 
 def _wrong(
@@ -195,6 +201,19 @@ def _wrong(
         yield Finding(f"{told.participants} where it may be {' or '.join(may_be)}", name, about)
     if not cascade.agents & {"old", "brief"} and told.full != told.participants:
         yield Finding("it says less than it knows", name, about)
+
+
+def _undone(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
+    """Find messages that nobody has worked on, where no fault has kept them from anybody.
+
+    Nothing of it is in flight, and what is said may be true: but it is not what was to be done. What is sent by
+    one that takes no part may be sent after the verdict, and meet faults that the cascade has not.
+    """
+    ran = {work.hop for work in course.works} | _below_old(cascade)
+    if cascade.plan.hop in ran:  # else it did not begin to send any
+        for plan in cascade.plan.everything():
+            if plan.hop not in ran:
+                yield Finding("a message was not worked on", name, f"{plan.hop} to {plan.agent}")
 
 
 def _twice(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:

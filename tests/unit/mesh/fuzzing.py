@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import JournalBroken, QuiesceError, RemoteProtocolError
-from quiesce.mesh import journal, wire
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
-from quiesce.mesh.receipt import pack
+from quiesce.mesh import journal, records, wire
+from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
+from quiesce.mesh.receipt import Alone, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,19 +203,22 @@ def _records() -> list[Record]:
     return [
         Begun(EDGE, bytes(16), "0123456789ab", "http://a"),
         Begun(EDGE, bytes(16), "", None, is_root=True),
-        Sent(EDGE, bytes(12), "somebody"),
+        Sent(EDGE, bytes(12), "somebody", 1_800_000_000),
+        Taken(EDGE),
+        Keep(3600.0),
         EdgeClosed(EDGE, receipt),
         Tallied(EDGE, receipt),
         Ended(EDGE, "failed", 1.5, "why"),
-        Closed(EDGE, receipt),
+        Closed(EDGE, pack(receipt)),
         Over(EDGE),
         Over(EDGE, pack(receipt)),
+        Over(EDGE, Alone("here").packed(EDGE, "0123456789ab", 1234)),
     ]
 
 
 def _record_again(record: Record) -> bool:
-    line = journal._line(record)
-    return journal._line(_JOURNAL._record(2, line[:-1])) == line
+    line = records.line_of(record)
+    return records.line_of(_JOURNAL._record(2, line)) == line
 
 
 _JOURNAL = journal.Journal("a journal")  # never opened
@@ -249,10 +252,10 @@ TARGETS: dict[str, Target] = {
         body_changed,
     ),
     "journal line": Target(
-        lambda data: _JOURNAL._record(2, data),
+        lambda data: _JOURNAL._record(2, data + b"\n"),
         JournalBroken,
         _record_again,
-        tuple(journal._line(record)[:-1] for record in _records()),
+        tuple(records.line_of(record)[:-1] for record in _records()),
         line_changed,
         lambda data: _line(data[9:]),
     ),

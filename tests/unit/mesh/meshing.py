@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 from typing import TYPE_CHECKING, Any, Self
@@ -11,6 +12,7 @@ import anyio
 from quiesce import Scope
 from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost
 from quiesce.mesh import Memory, Node, Patience, current_hop
+from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import mark
 from tests.stress import lasting
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
     from types import TracebackType
+
+    import pytest
 
     from quiesce.mesh import Cascade
     from quiesce.mesh.hop import Hop
@@ -198,3 +202,30 @@ async def cancel_inside(cascade: Cascade) -> Hop:
 def marks(world: World) -> set[str]:
     """Give what the edges are called in public."""
     return {mark(edge) for edge in world.edges}
+
+
+class Full:
+    """A disk that is full from some write on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        """Count the writes to a journal."""
+        self.left: int | None = None
+        self.count = 0
+        self._path = path
+        self._write = Journal.write
+        full = self
+
+        def write(self: Journal, records: Any) -> None:
+            full.write(self, records)
+
+        monkeypatch.setattr(Journal, "write", write)
+
+    def write(self, kept: Journal, records: Any) -> None:
+        """Write, if there is room."""
+        if kept.path == self._path:
+            self.count += 1
+            if self.left is not None:
+                if not self.left:
+                    raise OSError(errno.ENOSPC, "no space left")
+                self.left -= 1
+        self._write(kept, records)

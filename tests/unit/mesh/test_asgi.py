@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,11 +15,12 @@ from quiesce import Scope
 from quiesce.mesh import current_hop, wire
 from quiesce.mesh.courier import Call
 from tests.stress import turns
-from tests.unit.mesh.meshing import HandlerError, World, here, until
+from tests.unit.mesh.meshing import Full, HandlerError, World, here, until
 from tests.unit.mesh.serving import BODY, START, Exchange, answers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from quiesce.mesh import Node
 
@@ -51,10 +53,19 @@ class Two:
         return made, await cascade.settled(5, require="participants")
 
 
+_folder: list[Path | None] = [None]
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["forgetful", "journal"])
+def _journals(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Have all of it with and without journals: what has one ends in a shorter way."""
+    _folder[0] = tmp_path if request.param else None
+
+
 @asynccontextmanager
 async def two() -> AsyncIterator[Two]:
     """Have two nodes."""
-    async with World() as world:
+    async with World(_folder[0]) as world:
         yield Two(world, await world.add("a"), await world.add("b"))
 
 
@@ -79,6 +90,7 @@ async def test_a_request_with_a_message_is_a_hop() -> None:
         assert found.ok
         assert found.receipt.hops == 2
         assert current_hop() is None
+        assert not seen[0]._filled  # nobody has looked at it: it stayed light
 
 
 async def test_a_receipt_rides_on_the_response() -> None:
@@ -89,6 +101,43 @@ async def test_a_receipt_rides_on_the_response() -> None:
         assert ";s=closed;r=" in made.told
         assert found.ok
         assert pair.world.lines.calls == []
+
+
+@pytest.mark.backends("asyncio")
+async def test_one_that_leaves_nothing_is_answered_in_the_step_in_which_it_ends() -> None:
+    """Nothing of ours is taken for something of the app's: that would cost each request a turn of the loop."""
+    sent: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        loop = asyncio.get_running_loop()
+        await answers(scope, receive, send)
+        Context().run(loop.call_soon, lambda: sent.append(len(made[0].sent)))
+
+    async with two() as pair:
+        made: list[Exchange] = []
+
+        async def then(exchange: Exchange) -> None:
+            made.append(exchange)
+            await turns(3)
+
+        await pair.ask(app, then)
+        assert sent == [2]
+
+
+@pytest.mark.parametrize("room", range(3))
+async def test_a_receipt_that_was_not_written_does_not_ride(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has sent the message is told that it is worked on: whoever comes next knows nothing else."""
+    _folder[0] = tmp_path
+    full = Full(monkeypatch, tmp_path / "b.journal")
+    async with two() as pair:
+        full.left = room
+        made, _ = await pair.ask(answers)
+        written = (tmp_path / "b.journal").read_text()
+        said = made.told or ""
+        assert (";s=closed" in said) == ('["over"' in written) == (room == 2)
+        assert (";s=working" in said) == (room == 1)
 
 
 async def test_a_receipt_rides_if_what_the_app_has_started_has_ended() -> None:
@@ -444,48 +493,3 @@ async def test_a_scope_that_takes_nothing_any_more_has_its_messages_refused() ->
         assert not pair.other._hops
         found = await cascade.settled(5, require="participants")
         assert [note.status for note in found.receipt.notes] == ["done", "refused"]
-
-
-# Calls of other nodes.
-
-
-@pytest.mark.parametrize("url", ["http://b", "http://b/agents/x"])
-@pytest.mark.parametrize("mounted", [False, True])
-async def test_calls_of_nodes_are_answered(url: str, mounted: bool) -> None:  # noqa: FBT001 - a case
-    """At the root, below the node's own address, and where the app is mounted."""
-    async with World() as world:
-        node = await world.add("b", url=url)
-        below = "/agents/x" if url.endswith("x") else ""
-        options = {"root_path": below} if mounted else {}
-        for path in (RECEIPTS, PROBE):
-            made = Exchange(node.asgi(answers), "POST", below + path, parts=[b'{"v"', b":0}"])
-            made.scope.update(options)
-            await made.run()
-            assert made.status == 200, made.body
-            assert json.loads(made.body)["v"] == 0
-            assert made.header(b"content-type") == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("method", "parts", "status"),
-    [
-        ("GET", [b""], 405),
-        ("POST", [b"rubbish"], 400),
-        ("POST", [b"{}"], 400),
-        ("POST", [b"x" * (1 << 20)] * 5, 413),
-        ("POST", [b'{"v":0', None], 503),
-    ],
-)
-async def test_what_is_no_call_is_refused(
-    method: str, parts: list[bytes | None], status: int
-) -> None:
-    """Each in its way; the app never sees it."""
-
-    async def app(*_: Any) -> None:
-        raise AssertionError
-
-    async with two() as pair:
-        made = Exchange(pair.other.asgi(app), method, RECEIPTS, parts=list(parts))
-        await made.run()
-        assert made.status == status
-        assert "error" in json.loads(made.body)

@@ -10,7 +10,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import JournalInUse
-from quiesce.mesh import wire
+from quiesce.mesh import Patience, exchange, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.transport import RECEIPTS
 from tests.stress import turns
@@ -68,7 +68,7 @@ async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) ->
         with pytest.raises(JournalInUse):
             await job
         assert life.told == ["startup.failed"]
-        assert "another process has the journal" in life.message
+        assert "another node has the journal" in life.message
         server._failed.clear()
 
 
@@ -118,8 +118,15 @@ async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("app", [with_lifespan, without_lifespan])
-async def test_whoever_waits_for_receipts_is_answered_at_the_signal(app: Any, number: int) -> None:
-    """A server waits for open requests before it ends the lifespan, and such a question is one."""
+@pytest.mark.parametrize("ends", [False, True])
+async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
+    app: Any,
+    number: int,
+    ends: bool,  # noqa: FBT001 - a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server waits for open requests before it ends the lifespan: for what is at work here, if not for long."""
+    monkeypatch.setattr(exchange, "_ENDING_SECONDS", 60.0 if ends else 0.1)
     heard: list[int] = []
     gate = anyio.Event()
 
@@ -135,7 +142,7 @@ async def test_whoever_waits_for_receipts_is_answered_at_the_signal(app: Any, nu
             life.ask("startup")
             job = server.spawn(life.run)
             await until(lambda: life.told)
-            async with node.cascade("c"):
+            async with node.cascade("c") as _kept:
                 here().spawn(gate.wait)
                 (edge,) = node._hops
             body = wire.call_body(Call("", (), ((edge, False),), 50.0))
@@ -143,11 +150,50 @@ async def test_whoever_waits_for_receipts_is_answered_at_the_signal(app: Any, nu
             asking = server.spawn(question.run)
             await until(lambda: node._exchange._waiting == 1)
             signal.raise_signal(number)
+            await turns(5)
+            assert not asking.done()
+            if ends:
+                gate.set()
             await until(asking.done)
-            assert (question.status, heard) == (200, [number])
+            ((_, answer),) = wire.parse_reply(question.body).answers
+            assert (answer.kind, heard) == ("closed" if ends else "working", [number])
             gate.set()
             life.ask("shutdown")
             await job
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
+
+
+async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None:
+    """And who asks for more than one thing, when all is known that will be; later, questions wait as ever."""
+    gates = [anyio.Event(), anyio.Event()]
+    async with World() as world:
+        node = await world.add("b", patience=Patience(give_up=600))
+        edges, cascades = [], []
+        for gate in gates:
+            async with node.cascade("c") as cascade:
+                here().spawn(gate.wait)
+            edges.append(list(node._hops)[-1])
+            cascades.append(cascade)
+        async with node.cascade("waits") as _kept:
+            with here().delegate("http://nowhere") as handing:
+                handing.in_doubt()
+            elsewhere = list(node._hops)[-1]
+        await until(lambda: elsewhere not in node._hops)
+
+        def asked(*edges: bytes) -> Any:
+            body = wire.call_body(Call("", (), tuple((edge, False) for edge in edges), 50.0))
+            return world._servers.spawn(node._serve, RECEIPTS, body)
+
+        both, other = asked(*edges), asked(elsewhere)
+        await until(lambda: node._exchange._waiting == 2)
+        node._exchange.told_to_end()
+        await until(other.done)
+        gates[0].set()
+        await until(lambda: edges[0] not in node._hops)
+        await turns(5)
+        assert not both.done()
+        gates[1].set()
+        kinds = [answer.kind for _, answer in wire.parse_reply(await both).answers]
+        assert kinds == ["closed", "closed"]

@@ -75,6 +75,8 @@ async def test_how_long_is_a_number_of_seconds(within: float) -> None:
                 await cascade.settled(within)
             with pytest.raises(ArgumentError):
                 await cascade.settled(require="all")  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ArgumentError, match="every"):  # also if there is nothing to wait for
+            await anext(cascade.watch(within))
 
 
 async def test_it_may_be_asked_for_inside_of_the_block() -> None:
@@ -87,6 +89,26 @@ async def test_it_may_be_asked_for_inside_of_the_block() -> None:
             assert found.missing == ("the end of what was begun here",)
             assert "at work" in str(found)
         assert isinstance(await cascade.settled(1), Settled)
+
+
+async def test_who_would_wait_for_itself_is_told_so() -> None:
+    """The block, and what it has started, are part of what is waited for; a service is not."""
+    async with World() as world:
+        node = await world.add("a")
+        found: list[Settlement] = []
+
+        async def wait() -> None:
+            found.append(await cascade.settled())
+
+        async with node.cascade("c") as cascade:
+            with anyio.fail_after(1), pytest.raises(UsageError, match="call it after the block"):
+                await cascade.settled()
+            with anyio.fail_after(1), pytest.raises(UsageError, match="wait for itself"):
+                await here().spawn(wait)
+            service = here().spawn(wait, service=True)
+        await service
+        assert isinstance(await cascade.settled(), Settled)
+        assert found == [await cascade.settled()]
 
 
 async def test_all_who_wait_are_told_and_again_later() -> None:
@@ -202,11 +224,12 @@ async def test_cancelled_before_a_message_was_answered() -> None:
     """The answer says that it works; then its receiver is told to end."""
     async with World() as world:
         node, _ = await world.add("a"), await world.add("b")
-        reached = anyio.Event()
+        reached, gate = anyio.Event(), anyio.Event()
 
         async def handler(hop: Hop) -> None:
             hop.spawn(anyio.sleep_forever)
             reached.set()
+            await gate.wait()
 
         async def stubborn() -> None:
             with anyio.CancelScope(shield=True):
@@ -216,6 +239,7 @@ async def test_cancelled_before_a_message_was_answered() -> None:
             here().spawn(stubborn)
             await reached.wait()
         await cascade.cancel()
+        gate.set()
         found = await cascade.settled(5, require="participants")
         assert found.ok
         assert found.receipt.cancelled == 2

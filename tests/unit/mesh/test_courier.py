@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
+
+from quiesce.errors import ArgumentError
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
 from quiesce.mesh.facts import WORKING, Post, Watch
 from quiesce.mesh.receipt import Receipt
@@ -19,6 +23,24 @@ def new() -> tuple[Courier, list[tuple[bytes, str]]]:
     """Give a courier without jitter, and what it has given up."""
     given_up: list[tuple[bytes, str]] = []
     return Courier(PATIENCE, lambda: 1.0, lambda *what: given_up.append(what)), given_up
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"retry_first": "1"},
+        {"retry_most": None},
+        {"ask_in_doubt": -1},
+        {"ask_every": float("nan")},
+        {"give_up": "600"},
+        {"batch_max": 0},
+    ],
+)
+def test_a_patience_that_is_none_is_refused(given: dict[str, Any]) -> None:
+    """When it is made, and not when somebody has to wait."""
+    (name,) = given
+    with pytest.raises(ArgumentError, match=name):
+        Patience(**given)
 
 
 def test_a_receipt_is_sent_at_once_and_until_it_is_taken() -> None:

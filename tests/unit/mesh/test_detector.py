@@ -22,11 +22,12 @@ from quiesce.mesh.facts import (
     Sent,
     Settle,
     Stop,
+    Taken,
     Unwatch,
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark
+from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark, unpack
 from quiesce.mesh.states import EDGE_MOVES, HOP_MOVES, EdgeState, HopState
 
 CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
@@ -60,7 +61,7 @@ def test_what_is_written_comes_before_what_it_allows() -> None:
     assert kinds(detector.take()) == [Begun]
     detector.send(hop, TWO, "there")
     detector.sent(TWO, "is taken")
-    assert kinds(detector.take()) == [Sent, Watch]
+    assert kinds(detector.take()) == [Sent, Taken, Watch]
     detector.receive(TWO, DONE)
     detector.end(hop, "done")
     effects = detector.take()
@@ -96,6 +97,67 @@ def test_a_receipt_rides_on_the_answer_or_is_posted_and_not_both() -> None:
     detector.ride(TWO)
     detector.end(detector.hop(TWO), "done")
     assert Post in kinds(detector.take())
+
+
+def test_the_short_way_to_the_answer_is_the_long_one() -> None:
+    """It says the same to anybody who asks, then and after a restart, and is posted to nobody."""
+    short, long = new(), new()
+    for detector in (short, long):
+        detector.arrive(ONE, CASCADE, "0123456789ab", "a")
+    packed = short.finish(short.hop(ONE), 250_000)
+    long.end(long.hop(ONE), "done", seconds=0.25)
+    answer = long.ride(ONE)
+    assert packed is not None
+    assert unpack(packed) == answer.receipt
+    written, as_ever = (one.take() for one in (short, long))
+    assert kinds(written) == [Begun, Over]
+    assert kinds(as_ever) == [Begun, Closed]
+    for detector, effects in ((short, written), (long, as_ever)):
+        later = new()
+        later.restore([one.record for one in effects if isinstance(one, Write)])
+        assert (later.take() == []) == (detector is short)
+        assert [one.ask(ONE) for one in (detector, later)] == [answer] * 2
+        assert [one.arrive(ONE, CASCADE, "", "a") for one in (detector, later)] == [answer] * 2
+
+
+def test_a_hop_that_ended_the_short_way_sends_nothing() -> None:
+    """It is over, as any other is then."""
+    detector = new()
+    detector.arrive(ONE, CASCADE, "", "a")
+    hop = detector.hop(ONE)
+    assert detector.finish(hop, 0)
+    with pytest.raises(UsageError, match="belong to nobody"):
+        detector.send(hop, TWO, "b")
+    assert detector.finish(hop, 0) is None
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["is a root", "is answered", "is cancelled", "has sent", "has counted", "is not lasting"],
+)
+def test_any_other_hop_takes_the_long_way(what: str) -> None:
+    """Nothing is known after the short one that was not before, and its receipt reaches whoever waits."""
+    detector = new(lasting=what != "is not lasting")
+    if what == "is a root":
+        hop = detector.begin(ONE, CASCADE)
+    else:
+        detector.arrive(ONE, CASCADE, "", "a")
+        hop = detector.hop(ONE)
+    match what:
+        case "is answered":  # a copy was told that it is worked on: who has sent that waits
+            assert detector.arrive(ONE, CASCADE, "", "a") is WORKING
+        case "is cancelled":
+            detector.cancel(hop)
+        case "has sent" | "has counted":
+            detector.send(hop, TWO, "b")
+            if what == "has counted":
+                detector.receive(TWO, Receipt("failed", failed=1))
+    detector.take()
+    assert detector.finish(hop, 0) is None
+    assert detector.take() == []
+    assert hop.state is HopState.RUNNING
+    detector.end(hop, "done")
+    assert (Post in kinds(detector.take())) == (what == "is answered")
 
 
 def test_one_that_never_came_never_will() -> None:

@@ -79,7 +79,7 @@ def test_it_takes_the_place_of_all_before(journal: Journal) -> None:
 
 
 def test_it_has_what_is_wanted_of_what_is_written(journal: Journal) -> None:
-    """The journal has all of it, however it is given."""
+    """The journal has all of it."""
     told: list[Record] = []
 
     def follow(records: Iterable[Record]) -> Iterable[Record]:
@@ -87,7 +87,7 @@ def test_it_has_what_is_wanted_of_what_is_written(journal: Journal) -> None:
         return [C]
 
     draft = journal.draft(follow)
-    journal.write(iter([A, B]))
+    journal.write([A, B])
     assert told == [A, B]
     draft.replace()
     assert written(journal) == [C]
@@ -125,7 +125,7 @@ def test_it_ends_with_the_journal(journal: Journal) -> None:
 def test_one_that_a_dead_process_has_left_is_removed(journal: Journal) -> None:
     """It was not finished, whatever it says; nobody else has it, for the journal is locked."""
     journal.close()
-    journal.path.with_name("node.journal.new").write_bytes(b"quiesce journal 0\n")
+    journal.path.with_name("node.journal.new").write_bytes(b"quiesce journal 1\n")
     assert journal.open() == [A]
     assert names(journal) == WHOLE
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from quiesce import UsageError
+from quiesce import Scope, UsageError
 from quiesce.core.current import detached
 from quiesce.errors import CascadeCancelled
 from quiesce.mesh import Settled, Unknown, current_hop
+from quiesce.mesh.hop import hop_of
 from tests.stress import CANCELLED, lasting, turns
 from tests.unit.mesh.meshing import HandlerError, World, fails, here, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from quiesce.mesh import Cascade, Hop
 
@@ -107,6 +109,41 @@ async def test_it_lasts_as_long_as_what_its_handler_left(start: Starter) -> None
 async def test_it_lasts_as_long_as_tasks_that_other_code_has_made(start: Starter) -> None:
     """A task, the task of a task, and one that begins in the callback of the last one."""
     await is_held_by(start)
+
+
+@on_asyncio
+@pytest.mark.quiesce(allow=["generator:*numbers"])
+@pytest.mark.parametrize("at_the_end", [True, False])
+async def test_it_lasts_as_long_as_a_generator_that_is_dropped(*, at_the_end: bool) -> None:
+    """The loop ends it in a task of its own, which it makes a turn later: `finally` is work as any other."""
+    gate = anyio.Event()
+    at_work: list[str] = []
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            at_work.append("finally")
+            await gate.wait()
+            at_work.clear()
+
+    async def handler(_: Hop) -> None:
+        async for _number in numbers():
+            break
+        if not at_the_end:
+            await turns(3)
+
+    async with World() as world:
+        root, _ = await world.add("a"), await world.add("b")
+        async with root.cascade("c") as cascade:
+            await world.hand("b", handler)
+        early = await cascade.settled(within=0.01, require="participants")
+        assert at_work
+        assert isinstance(early, Unknown)
+        gate.set()
+        assert (await cascade.settled(5, require="participants")).ok
+        assert not at_work
 
 
 async def test_it_lasts_as_long_as_a_hold() -> None:
@@ -431,3 +468,25 @@ async def test_what_waits_for_one_that_was_told_to_end_does_not_begin() -> None:
         assert (await cascade.settled(1)).receipt.cancelled == 1
         with pytest.raises(CascadeCancelled):
             hop.working("later").enter()
+
+
+async def test_the_client_of_another_node_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What it sends in a hop that is not its node's belongs to nobody; outside of hops there is nothing to say."""
+    async with World() as world:
+        node, other = await world.add("a"), await world.add("b")
+        assert hop_of(node) is None
+        async with node.cascade("c"):
+            assert hop_of(node) is here()
+            assert [hop_of(other) for _ in range(3)] == [None] * 3
+        assert caplog.text.count("Use a client of node 'a' there") == 1
+
+
+@on_asyncio
+async def test_a_cascade_is_waited_for_in_its_event_loop() -> None:
+    """Another one would never be told of its end."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade, Scope("thread") as scope:
+            ask = partial(asyncio.run, cascade.settled(1))
+            with pytest.raises(UsageError, match="from another thread or event loop"):
+                await scope.to_thread(ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import resource
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from unittest import mock
 
 import pytest
@@ -18,13 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageError
+from quiesce.mesh import records as forms
 from quiesce.mesh import wire
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Over, Sent, Tallied
+from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import ENDS, Note, Receipt, Status, mark, pack, unpack
+from quiesce.mesh.receipt import ENDS, Alone, Note, Receipt, Status, mark, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from quiesce.mesh.facts import Record
 
@@ -33,11 +35,13 @@ LOST = Receipt("lost", 2, lost=1, notes=(Note(mark(EDGE), "", "n", "lost", 0.25,
 RECORDS: list[Record] = [
     Begun(EDGE, bytes(16), "0123456789ab", "http://a"),
     Begun(OTHER, bytes(16), "", None, is_root=True),
-    Sent(EDGE, OTHER, 'somebody; a "name"\n'),
+    Sent(EDGE, OTHER, 'somebody; a "name"\n', 1_800_000_000),
+    Taken(OTHER),
+    Keep(3600.0),
     EdgeClosed(OTHER, Receipt("opaque", 0, opaque=1)),
     Tallied(EDGE, Receipt("done", 0)),
     Ended(EDGE, "failed", None, "é"),
-    Closed(EDGE, LOST),
+    Closed(EDGE, pack(LOST)),
     Over(EDGE),
     Over(OTHER, pack(LOST)),
 ]  # fmt: skip
@@ -83,9 +87,12 @@ def any_records() -> st.SearchStrategy[Record]:
     receipts = st.builds(Receipt, statuses, *[counts] * 7, st.lists(notes, max_size=3).map(tuple))
     return st.one_of(
         st.builds(Begun, edges, st.binary(min_size=16, max_size=16), text, st.none() | text, is_root=st.booleans()),
-        st.builds(Sent, edges, edges, text),
+        st.builds(Sent, edges, edges, text, st.integers(0, 10**12)),
+        st.builds(Taken, edges),
+        st.builds(Keep, st.floats(0, 1e9)),
         st.builds(Ended, edges, st.sampled_from(ENDS), seconds, text),
-        *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied, Closed)),
+        *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied)),
+        st.builds(Closed, edges, receipts.map(pack)),
         st.builds(Over, edges, st.none() | receipts.map(pack)),
     )  # fmt: skip
 
@@ -103,11 +110,61 @@ def test_any_record_is_there_again(journal: Journal, records: list[Record]) -> N
     assert [json.loads(line[9:]) for line in lines] == [plain(one) for one in records]
 
 
+@given(
+    st.binary(min_size=12, max_size=12),
+    st.binary(min_size=16, max_size=16),
+    st.sampled_from(["0123456789ab", ""]),
+    st.text(max_size=20) | st.sampled_from(["planner", "x" * 200]),
+    st.none() | st.sampled_from(["http://a", "https://a.example/b?", 'http://"']),
+    st.integers(0, 10**15),
+)
+def test_what_is_usual_is_read_as_anything_else(
+    edge: bytes, cascade: bytes, parent: str, name: str, reply: str | None, microseconds: int
+) -> None:
+    """The short way to read a record gives what JSON gives, or nothing."""
+    is_root = microseconds == 0
+    begun = Begun(edge, cascade, parent, reply, is_root=is_root)
+    over = Over(edge, Alone(name).packed(edge, parent, microseconds))
+    read: list[Any] = []
+    for record in (begun, over):
+        text = forms.line_of(record)[9:]
+        read.append(forms._usual(text))
+        known = forms._decode(json.loads(text))
+        if read[-1] is not None:
+            assert plain(read[-1]) == plain(known)
+    is_plain = name.isascii() and name.isprintable() and not {*name} & {*'"\\'}
+    assert (read[1] is not None) == (is_plain and bool(parent) and len(str(microseconds)) <= 15)
+    assert (read[0] is not None) == (
+        not is_root and bool(parent) and bool(reply) and '"' not in (reply or "")
+    )
+
+
+def test_whoever_cannot_take_what_it_has_leaves_it_closed(journal: Journal) -> None:
+    """At once, also while the error is still looked at: another may open it meanwhile, and keeps it."""
+    journal.open()
+    journal.write(RECORDS)
+    journal.close()
+
+    def take(records: Iterable[Record]) -> None:
+        next(iter(records))
+        raise KeyError
+
+    with pytest.raises(JournalBroken, match="cannot have happened") as caught:
+        journal.open_into(take)
+    other = Journal(journal.path)
+    assert other.open() == RECORDS
+    del caught
+    gc.collect()
+    with pytest.raises(JournalInUse):
+        journal.open()
+    other.close()
+
+
 def plain(record: Record) -> list[object]:
     """Give what the line of a record has to say."""
     name = "edge closed" if isinstance(record, EdgeClosed) else type(record).__name__.lower()
     values = [getattr(record, slot) for slot in type(record).__slots__]
-    if isinstance(record, Over) and record.packed is not None:
+    if isinstance(record, (Closed, Over)) and record.packed is not None:
         values[1] = unpack(record.packed)
     return [name, *(_plain(value) for value in values)]
 
@@ -130,7 +187,7 @@ def test_one_process_has_it(journal: Journal) -> None:
     """Another that opens it is told so; when it is closed, it may."""
     journal.open()
     other = Journal(journal.path)
-    with pytest.raises(JournalInUse, match="give each node one of its own"):
+    with pytest.raises(JournalInUse, match="one of its own"):
         other.open()
     journal.close()
     other.open()
@@ -186,14 +243,14 @@ def test_a_torn_last_line_is_dropped_wherever_it_is_torn(journal: Journal) -> No
 def test_a_file_that_was_begun_and_no_more_is_new(journal: Journal) -> None:
     """A process that dies while it makes the file has written nothing."""
     for size in range(18):
-        journal.path.write_bytes(b"quiesce journal 0\n"[:size])
+        journal.path.write_bytes(b"quiesce journal 1\n"[:size])
         assert journal.open() == []
         journal.write(RECORDS[:1])
         assert again(journal) == RECORDS[:1]
         journal.close()
 
 
-@pytest.mark.parametrize("data", [b"\x00", b"SQLite format 3\x00", b"quiesce journal 1\n", b"\n\n"])
+@pytest.mark.parametrize("data", [b"\x00", b"SQLite format 3\x00", b"quiesce journal 0\n", b"\n\n"])
 def test_what_is_no_journal_is_left_alone(journal: Journal, data: bytes) -> None:
     """A file that somebody else has made is refused, and not changed."""
     journal.path.write_bytes(data)

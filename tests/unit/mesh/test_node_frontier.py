@@ -12,10 +12,13 @@ import pytest
 from quiesce import Scope
 from quiesce.errors import PeerLost, RemoteProtocolError
 from quiesce.mesh import Busy, MeshFrontier, Unknown, wire
+from quiesce.mesh.transport import NoMesh
 from tests.stress import turns
-from tests.unit.mesh.meshing import Lines, World, here, leaves, until
+from tests.unit.mesh.meshing import Lines, World, here, leaves, nothing, until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quiesce.mesh import Cascade, Hop
 
 PROBE = "/quiesce/probe"
@@ -54,7 +57,9 @@ async def test_it_is_the_tree_of_those_who_are_at_it() -> None:
         assert "sleep_forever" in text
         await cascade.cancel()
         assert (await cascade.settled(5, require="participants")).ok
-        assert (await cascade.frontier()).entries == ()
+        ended = await cascade.frontier()
+        assert ended.entries == ()
+        assert str(ended) == "cascade 'trip': nobody at work"
 
 
 async def test_inside_of_the_block_it_is_the_block() -> None:
@@ -81,6 +86,7 @@ async def test_who_is_not_reached_is_named(name: str) -> None:
         assert lost.name == f"http://{name}"
         assert lost.what == f"the line to http://{name} is cut"
         assert lost in found.busy
+        assert str(found).startswith("cascade 'trip': 1 at work, 1 not reached\n")
         (parent,) = (entry for entry in found.entries if entry.mark == lost.parent)
         assert parent.name == ("b" if name == "c" else "a")
 
@@ -283,3 +289,32 @@ async def test_a_question_takes_no_longer_than_ten_seconds() -> None:
         began = anyio.current_time()
         await world.lines.call("http://b", PROBE, body)
         assert anyio.current_time() - began <= 10
+
+
+async def test_a_receipt_that_rode_and_cannot_be_posted_does_not_spoil_the_answer(
+    tmp_path: Path,
+) -> None:
+    """A copy came while it was worked on: so it is posted as well, to where there is no node."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        gate = anyio.Event()
+
+        async def waits(_: Hop) -> None:
+            await gate.wait()
+
+        async def nowhere(to: str, path: str, body: bytes) -> bytes:
+            del path, body
+            raise NoMesh(to)
+
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                job = world._servers.spawn(world.serve, "b", handing.header, waits)
+                await turns()
+                assert "working" in await world.deliver("b", handing.header, nothing)
+                world.lines.call = nowhere  # type: ignore[method-assign]  # every line is cut
+                gate.set()
+                assert "closed" in await job
+                await until(lambda: other._engine.trouble(handing._edge))
+                body = wire.dumps({"v": 0, "edges": [handing._edge.hex()], "within": 0.1})
+                told = json.loads(await other._serve(PROBE, body))
+        assert [entry[3] for entry in told["busy"]] == ["waits"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,13 @@ import pytest
 from quiesce import Scope
 from quiesce.core.roots import roots
 from quiesce.errors import JournalBroken, PeerLost
-from quiesce.mesh import Settled, SettledWithLosses, Unknown, wire
+from quiesce.mesh import Patience, Settled, SettledWithLosses, Unknown, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import EdgeClosed
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Receipt
-from tests.stress import turns
-from tests.unit.mesh.meshing import World, here, leaves, nothing
+from tests.stress import lasting, turns
+from tests.unit.mesh.meshing import Full, World, here, leaves, nothing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,6 +207,28 @@ async def test_messages_that_may_have_left_are_asked_for(tmp_path: Path) -> None
         assert answer.endswith("s=never")
 
 
+@pytest.mark.backends("asyncio", "trio")
+async def test_a_sender_without_an_address_is_told_at_once_after_a_restart(tmp_path: Path) -> None:
+    """It asks as before, and does not wait until it would be time to ask again."""
+    async with World(tmp_path) as world:
+        patience = Patience(ask_every=5000, give_up=9000)
+        node, _ = await world.add("a", url=None, patience=patience), await world.add("b")
+        gate = anyio.Event()
+
+        async def work(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async with node.cascade("c"):
+            await world.hand("b", work)
+            shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")
+        await node.aclose()
+        again = await world.add("a", url=None, patience=patience, journal=tmp_path / "a.copy")
+        (cascade,) = again.recovered
+        await lasting(60)
+        gate.set()
+        assert isinstance(await cascade.settled(1), SettledWithLosses)
+
+
 # A journal that tells of what cannot have happened.
 
 
@@ -228,33 +249,6 @@ async def test_a_journal_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 # A journal that cannot be written.
-
-
-class Full:
-    """A disk that is full from some write on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-        """Count the writes to a journal."""
-        self.left: int | None = None
-        self.count = 0
-        self._path = path
-        self._write = Journal.write
-        full = self
-
-        def write(self: Journal, records: Any) -> None:
-            full.write(self, records)
-
-        monkeypatch.setattr(Journal, "write", write)
-
-    def write(self, kept: Journal, records: Any) -> None:
-        """Write, if there is room."""
-        if kept.path == self._path:
-            self.count += 1
-            if self.left is not None:
-                if not self.left:
-                    raise OSError(errno.ENOSPC, "no space left")
-                self.left -= 1
-        self._write(kept, records)
 
 
 async def three(world: World, ran: list[str]) -> Any:
@@ -291,7 +285,7 @@ async def test_what_cannot_be_written_is_not_done(
     async with World(tmp_path) as world:
         for name in "abc":
             await world.add(name)
-        full.left = room
+        full.left, full.count = room, 0
         ran: list[str] = []
         found = await three(world, ran)
         node = world.nodes["b"]

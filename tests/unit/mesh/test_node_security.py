@@ -169,7 +169,8 @@ async def test_who_is_told_nothing_for_sure_is_told_not_now(
     """In a flood, a message that was not taken, and not noted, may come again: that is not settled."""
     monkeypatch.setattr(exchange, "_UNKNOWN_AT_ONCE", 0)
     async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b", hops_max=0)
+        node, other = await world.add("a"), await world.add("b")
+        other._hops_max = 0
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(5)

@@ -80,6 +80,12 @@ def test_what_is_no_address_is_refused(value: object) -> None:
         address("peers", value)
 
 
+def test_what_is_wrong_with_an_address_is_said() -> None:
+    """It may be the password in it."""
+    with pytest.raises(ArgumentError, match="without a query or a password"):
+        address("url", "http://user:secret@a")
+
+
 def test_an_origin_is_scheme_host_and_port() -> None:
     """The port is the scheme's, if there is none."""
     assert origin("http://A.example/x") == ("http", "a.example", 80)

@@ -68,13 +68,26 @@ def test_it_is_told_as_a_tree() -> None:
     receipt = Receipt("done", 9, failed=1, lost=1, opaque=1, notes=NOTES)
     assert str(verdict(receipt)).splitlines() == [
         "cascade 'book-trip': unknown after 2.00 s, 9 hops, 1 failed, 1 lost, 1 opaque",
-        "  not known: when agents that take no part have ended (1 messages)",
+        "  not known: when agents that take no part have ended (1 message)",
         "└─ planner  done  0.50 s",
         "   ├─ flights  failed  1.25 s  (ValueError: no seat)",
         "   │  └─ payments  lost  (its process stopped before it was done)",
         "   └─ hotels  opaque  (it takes no part)",
         "… and 6 more that went well",
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "are", "messages"), [(1, "is", "1 message"), (2, "are", "2 messages")]
+)
+def test_what_is_missing_is_counted(count: int, are: str, messages: str) -> None:
+    """One, or more of them."""
+    found = verdict(Receipt("unknown", 9, opaque=count, unknown=count, volatile=count))
+    assert isinstance(found, Unknown)
+    unknown, opaque, volatile = found.missing
+    assert unknown == f"whether {count} of its messages {are} still worked on"
+    assert opaque == f"when agents that take no part have ended ({messages})"
+    assert volatile.startswith(f"whether a late copy of {messages} to agents without a journal")
 
 
 def test_notes_in_a_circle_are_told_all_the_same() -> None:
@@ -88,7 +101,7 @@ def test_it_is_told_to_machines() -> None:
     found = verdict(Receipt("done", 2, unknown=1, notes=NOTES[:1])).to_json()
     assert json.loads(json.dumps(found)) == found
     assert (found["verdict"], found["receipt"]["u"]) == ("unknown", 1)
-    assert found["missing"] == ["whether 1 of its messages are still worked on"]
+    assert found["missing"] == ["whether 1 of its messages is still worked on"]
 
 
 def test_a_wrong_requirement_is_told() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRAM = """
+import asyncio
 import sys
 import anyio
 from quiesce import Scope
@@ -39,6 +40,8 @@ async def numbers():
         print("cleaned up")
 
 async def main():
+    if BACKEND == "asyncio":  # a busy machine makes steps slow, and the debug mode tells of them
+        asyncio.get_running_loop().slow_callback_duration = 60
     async with Scope("a"):
         source = stream(numbers)
         if HOW == "kept":

@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import time
-from asyncio import CancelledError, Task, current_task
+from asyncio import BaseEventLoop, BaseTransport, CancelledError, Task, current_task
 from asyncio.events import _get_running_loop
 from contextvars import Context
 from dataclasses import replace
@@ -14,13 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.backends.tasks import foreign, start, task_of, unasked, watch
+from quiesce.core.node import current
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future, TimerHandle
-    from collections.abc import Callable, Coroutine
+    from asyncio import AbstractEventLoop, Future, Handle, TimerHandle
+    from collections import deque
+    from collections.abc import Callable, Coroutine, Iterable
     from types import CodeType
 
-    from quiesce.core.backends.base import Waiter
+    from quiesce.core.backends.base import Body, Waiter
     from quiesce.core.hold import Held
     from quiesce.core.job import Job
     from quiesce.core.node import Node
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 
 _TIMER_SECONDS_MIN = 0.001
+_READY_MAX = 64  # callbacks that are looked at each time
+_OF_SOCKETS = ("_read_ready", "_write_ready")
 
 
 class AsyncioBackend:
@@ -46,6 +50,13 @@ class AsyncioBackend:
         tasks: dict[object, object] = vars(asyncio.tasks).get("_current_tasks", {})
         old = sys.version_info < (3, 12)
         self.task: Callable[[], object] = partial(tasks.get, loop) if old else current_task
+        self.late_body: Callable[[Any], Body] | None = AsyncioBody
+        self._nowhere = Context()
+        # Nobody sees what uvloop has, nor what a loop has that sees to its callbacks by itself.
+        known = isinstance(loop, BaseEventLoop) and type(loop).call_soon is BaseEventLoop.call_soon
+        self._ready: deque[Any] | None = getattr(loop, "_ready", None) if known else None
+        self._seen: set[Node] | None = None
+        self._last: Handle | None = None
 
     @property
     def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -102,8 +113,37 @@ class AsyncioBackend:
         return AsyncioBody(self.task())
 
     def soon(self, fn: Callable[[], object]) -> bool:
-        self.loop.call_soon(fn)  # it runs here, so it is not closed
+        self.loop.call_soon(fn, context=self._nowhere)  # it runs here, so it is not closed
         return True
+
+    def about_to_run(self) -> set[Node] | None:
+        ready = self._ready
+        if ready is None:
+            return None
+        if len(ready) > _READY_MAX:
+            return self._about_to_run_of_many(ready)
+        # Of a copy: other threads leave callbacks, too. No tuple, for which on 3.11 the collector may be
+        # run in the midst of it, and what it drops leaves more.
+        return _add_left(set(), list(ready))
+
+    def _about_to_run_of_many(self, ready: deque[Any]) -> set[Node]:
+        """Give the same, and those that were to be called when this was asked first in a turn.
+
+        Each callback is looked at once: thousands may be ready, and thousands ask.
+        """
+        if self._seen is None:
+            self._seen = _add_left(set(), list(ready))
+            self._last = self.loop.call_soon(self._forget, context=self._nowhere)
+            return self._seen
+        newest, last, place = ready[-1], self._last, -1
+        while ready[place] is not last:  # which is not called before `_forget`
+            _add_left(self._seen, (ready[place],))
+            place -= 1
+        self._last = newest
+        return self._seen
+
+    def _forget(self) -> None:
+        self._seen = self._last = None
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:
@@ -129,6 +169,26 @@ class AsyncioBackend:
         from quiesce.core.adoption import install  # noqa: PLC0415 - only for those who adopt
 
         return install(self.loop, self.clock)
+
+
+def _add_left(found: set[Node], handles: Iterable[Any]) -> set[Node]:
+    """Add those whose code has left callbacks with the loop, and all around them.
+
+    Not of the next steps of tasks, which are held as such, or are services and never end; nor of what a
+    socket has for whoever has opened it.
+    """
+    for handle in handles:
+        node = handle._context.get(current)
+        if node is None or node in found or handle._cancelled:
+            continue
+        call = handle._callback
+        owner = getattr(call, "__self__", None)
+        of_socket = isinstance(owner, BaseTransport) and call.__name__ in _OF_SOCKETS
+        if not (of_socket or isinstance(owner, Task)):
+            while node is not None and node not in found:
+                found.add(node)
+                node = node._above()
+    return found
 
 
 def _raise(error: BaseException) -> None:

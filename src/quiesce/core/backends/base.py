@@ -71,6 +71,8 @@ class Backend(Protocol):
     """Make a waiter for the running task."""
     task: Callable[[], object]
     """Give the running task, whoever owns it."""
+    late_body: Callable[[Any], Body] | None
+    """Make the body that a task is in, when it is to be interrupted; None if it has to be made at its start."""
 
     @property
     def loop(self) -> object | None:
@@ -114,7 +116,16 @@ class Backend(Protocol):
     def body(self) -> Body: ...
 
     def soon(self, fn: Callable[[], object]) -> bool:
-        """Call `fn` in the loop's next turn, from the loop itself; False if the loop is gone."""
+        """Call `fn` in the loop's next turn, from the loop itself; False if the loop is gone.
+
+        In a context of nobody's: it is not what the running code has left with the loop.
+        """
+
+    def about_to_run(self) -> set[Node] | None:
+        """Give those whose code has left callbacks that the loop has yet to call, and all around them.
+
+        None if that cannot be told. There may be some whose callbacks were called in this turn.
+        """
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         """Call `fn` in the loop, from any thread; False if the loop is gone."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
     from types import CodeType
 
-    from quiesce.core.backends.base import Waiter
+    from quiesce.core.backends.base import Body, Waiter
     from quiesce.core.hold import Held
     from quiesce.core.node import Node
     from quiesce.core.report import Ended
@@ -241,6 +241,7 @@ class TrioBackend:
         self.clock: Callable[[], float] = trio.current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
         self.task: Callable[[], object] = trio.lowlevel.current_task
+        self.late_body: Callable[[Any], Body] | None = None
         self._watch = Watch()
 
     @property
@@ -293,6 +294,9 @@ class TrioBackend:
 
     def soon(self, fn: Callable[[], object]) -> bool:
         return self.post(fn)
+
+    def about_to_run(self) -> set[Node]:
+        return set()  # there are tasks, each in a nursery, and nothing else
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:

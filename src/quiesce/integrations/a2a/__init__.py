@@ -5,7 +5,7 @@
 - `DurablePushSender(outbox)`: push notifications that arrive, in order, after a crash too.
 - `quiesce_app(agent, card)`: a whole Starlette app of these.
 - `quiesce_client(node, agent)`: a client whose messages belong to a cascade. With `node=`, handler and
-  app take part in cascades as well; `CascadeFront` and `declare_cascades` are for apps of your own.
+  app take part in cascades as well; `declare_cascades` is for apps of your own.
 
 For a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
 """
@@ -14,7 +14,6 @@ from quiesce.integrations.a2a.app import quiesce_app
 from quiesce.integrations.a2a.handler import QuiescentRequestHandler
 from quiesce.integrations.a2a.mesh import CASCADE_EXTENSION, declare_cascades
 from quiesce.integrations.a2a.mesh_client import CascadeClient, quiesce_client
-from quiesce.integrations.a2a.mesh_front import CascadeFront
 from quiesce.integrations.a2a.outbox import DeadLetter, MemoryOutbox, Outbox
 from quiesce.integrations.a2a.pushing import DurablePushSender
 from quiesce.integrations.a2a.recovering import Recovery
@@ -24,7 +23,6 @@ from quiesce.integrations.a2a.sqlite_outbox import SqliteOutbox
 __all__ = [
     "CASCADE_EXTENSION",
     "CascadeClient",
-    "CascadeFront",
     "DeadLetter",
     "DurablePushSender",
     "HmacSigner",

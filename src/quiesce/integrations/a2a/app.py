@@ -95,7 +95,7 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
 
 def _join(app: Any, node: Node) -> None:
     """Have an app take part in the mesh: its innermost part opens hops, its outermost answers nodes."""
-    from quiesce.integrations.a2a.mesh_front import CascadeFront, CascadeInside  # noqa: PLC0415 - same
+    from quiesce.mesh.front import CascadeFront, CascadeInside  # noqa: PLC0415 - same
 
     app.add_middleware(CascadeInside, node=node)
     build = app.build_middleware_stack
@@ -188,7 +188,7 @@ def _watching(
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
             if node is not None and node._scope is not None:
-                node._exchange.end_polls()
+                node._exchange.told_to_end()
             if not draining:
                 draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
 

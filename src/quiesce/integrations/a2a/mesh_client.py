@@ -21,7 +21,7 @@ import httpx
 from quiesce.integrations.a2a import mesh, versions
 from quiesce.mesh import wire
 from quiesce.mesh.facts import WORKING
-from quiesce.mesh.hop import current_hop
+from quiesce.mesh.hop import hop_of
 from quiesce.mesh.http import Departure
 
 if TYPE_CHECKING:
@@ -233,8 +233,8 @@ class _Message:
 
     def _begin(self) -> Any:
         client, (request, options) = self._client, self._given
-        hop = current_hop()
-        if hop is None or hop._mesh is not client._node:
+        hop = hop_of(client._node)
+        if hop is None:
             return client._client.send_message(request, **options)
         return client._begin(self, request, options, hop)
 

@@ -322,14 +322,14 @@ class HopExecutor:
 
 def _bind(hop: Hop, scope: Scope) -> None:
     """Have the server's own scope hold a hop in which something was left running."""
-    plain = (held for held in hop._holds.values() if type(held) is not Hold)
+    plain = (held for held in list(hop._holds.values()) if type(held) is not Hold)
     left = [held for held in plain if not isinstance(held, Stay)]
     if left and not hop._ended:
         with suppress(ScopeClosed):  # it is closed: the node waits for them
             scope._admit()
             bond = Bond(scope, hop)
             scope._insert(bond, bond)
-            hop._bond = bond if hop._bond is None else _Both(hop._bond, bond)  # type: ignore[assignment]  # released, no more
+            hop._bond = bond if hop._bond is None else _Both(hop._bond, bond)  # type: ignore[assignment]  # ended, no more
 
 
 class _Both:
@@ -338,10 +338,10 @@ class _Both:
     def __init__(self, first: Any, second: Any) -> None:
         self._two = (first, second)
 
-    def release(self) -> None:
-        """Let go of it, both."""
+    def end(self) -> None:
+        """Let go of it, both; as a bond does when its scope is closed."""
         for one in self._two:
-            one.release()
+            one.end()
 
 
 def cancelled_status(task_id: str, context_id: str) -> Any:

@@ -157,6 +157,9 @@ class Request:
         del key
         return False
 
+    def _above(self) -> Scope | None:
+        return self._parent
+
     def enter(self) -> None:
         """Be the call that the running task makes."""
         request.set(self)

@@ -122,12 +122,11 @@ class MeshRequests(Requests):
         except BaseException as error:  # noqa: BLE001 - raised again below
             failure = error
         left = part.leave(failure)
+        await hop.turned()  # also of one that was cancelled: its answer is yet to be given
         if isinstance(left, CascadeCancelled):
             raise RequestError(REQUEST_CANCELLED, str(left)) from None
         if left is not None:
             raise left
-        if not hop._ended and not hop._holds:
-            await asyncio.sleep(0)  # what the handler has started has ended: so will the hop
         return result
 
     def _send(self, answer: dict[str, Any], number: object) -> None:

@@ -20,7 +20,7 @@ from quiesce.core.node import State
 from quiesce.errors import PeerLost
 from quiesce.integrations.acp.client_wire import CANCEL_REQUEST, Wire
 from quiesce.mesh import links
-from quiesce.mesh.hop import current_hop
+from quiesce.mesh.hop import hop_of
 
 if TYPE_CHECKING:
     from quiesce.core.scope import Scope
@@ -75,8 +75,8 @@ class MeshWire(Wire):
 
     async def request(self, method: str, params: Any = None, *, answered: bool = True) -> Any:
         """Send a request, as a message of the current hop if there is one, and wait for its answer."""
-        hop = current_hop() if answered and _hands_over(method) else None
-        if hop is not None and hop._mesh is self._node:
+        hop = hop_of(self._node) if answered and _hands_over(method) else None
+        if hop is not None:
             return await self._hand_over(hop, method, params)
         result = await super().request(method, params, answered=answered)
         if method == _INITIALIZE:

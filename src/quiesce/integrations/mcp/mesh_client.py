@@ -20,7 +20,7 @@ from quiesce.errors import PeerLost
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.connection import no_call
 from quiesce.mesh import links
-from quiesce.mesh.hop import current_hop
+from quiesce.mesh.hop import hop_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,8 +65,8 @@ class Handover:
         options: Mapping[str, Any],
     ) -> Any:
         """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
-        hop = current_hop() if method == _CALL_TOOL else None
-        if hop is None or hop._mesh is not self._node:
+        hop = hop_of(self._node) if method == _CALL_TOOL else None
+        if hop is None:
             return await connection.call(call, method, args, options)
         return await self._hand_over(hop, connection, call, args, options)
 

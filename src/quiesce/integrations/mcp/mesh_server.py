@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from anyio.lowlevel import checkpoint
 from mcp import types
 from mcp.shared.message import SessionMessage
 
@@ -112,8 +111,8 @@ class _Edge:
             failure = error
         left = part.leave(failure)
         try:
-            if left is None and not hop._ended and not hop._holds:
-                await checkpoint()  # what the tool has started has ended: so will the hop
+            if left is None or isinstance(left, Exception):
+                await hop.turned()
         finally:
             told = self._answer(hop)
         if isinstance(left, CascadeCancelled):

@@ -196,7 +196,7 @@ class SessionPool:
             calls=sum(
                 held.kind == "call"
                 for session in sessions
-                for held in session._scope._holds.values()
+                for held in list(session._scope._holds.values())
             ),
             started=started + sum(session._starts for session in sessions),
             failed=failed + sum(session._failed_starts for session in sessions),

@@ -1,4 +1,4 @@
-"""What stands before an A2A server that takes part in the mesh: the outermost of its ASGI apps.
+"""What stands before a server that takes part in the mesh: the outermost of its ASGI apps.
 
 1. Calls of other nodes are answered whatever the app does with its own requests: hops that are in flight
    while a server drains need their receipts.
@@ -31,10 +31,10 @@ _ERRORS = 400
 
 
 class CascadeFront:
-    """The outermost of the ASGI apps of an agent, if there are others around that of `quiesce_app`.
+    """The outermost of the ASGI apps of an agent, if there are others around that of `node.asgi()`.
 
     ```python
-    app = CascadeFront(node, Quiesce(quiesce_app(agent, card=card, node=node)))
+    app = CascadeFront(node, Quiesce(node.asgi(app)))
     ```
 
     Args:
@@ -90,7 +90,7 @@ class CascadeFront:
 
 
 class CascadeInside:
-    """The innermost of the ASGI apps around the SDK's: the mesh, unless it is around it already.
+    """The innermost of the ASGI apps around that of an SDK: the mesh, unless it is around it already.
 
     If it is, it has taken the message, and passes on no header of it.
     """

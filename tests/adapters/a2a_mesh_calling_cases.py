@@ -1,0 +1,147 @@
+"""Calls from node to node over HTTP, some to nodes that do not answer.
+
+It needs httpx, which the SDK brings along. Not collected by itself: tests/integration/test_adapters.py runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from quiesce.errors import JournalBroken
+from quiesce.mesh import Node
+from quiesce.mesh.http import _AT_ONCE, Http
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+PATH = "/quiesce/receipts"
+MANY = 120  # more than a client of httpx has connections, by default
+
+pytestmark = [
+    pytest.mark.backends("asyncio"),
+    pytest.mark.real_time,
+]
+
+
+class Nodes:
+    """Something that listens at many addresses, and answers at the last of them."""
+
+    def __init__(self) -> None:
+        """Hear nobody yet."""
+        self.urls: list[str] = []
+        self.connected = 0
+        self._here = asyncio.Event()
+        self._wanted = 0
+        self.tasks: set[asyncio.Task[None] | None] = set()
+
+    async def until(self, count: int) -> None:
+        """Wait for so many connections."""
+        self._wanted = count
+        if self.connected < count:
+            await asyncio.wait_for(self._here.wait(), 5)
+
+    async def hang(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take what comes, and say nothing."""
+        self.tasks.add(asyncio.current_task())
+        self.connected += 1
+        if self.connected == self._wanted:
+            self._here.set()
+        await reader.read()
+        writer.close()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer."""
+        self.tasks.add(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def listening(count: int) -> AsyncIterator[Nodes]:
+    """Have so many nodes that hang, and one that does not."""
+    nodes = Nodes()
+    kinds = [*[nodes.hang] * count, nodes.answer]
+    servers = [await asyncio.start_server(kind, "127.0.0.1", 0) for kind in kinds]
+    nodes.urls = [f"http://127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers]
+    try:
+        yield nodes
+    finally:
+        for server in servers:
+            server.close()
+        await asyncio.gather(*filter(None, nodes.tasks))
+
+
+async def test_nodes_that_take_long_do_not_keep_others_from_being_called() -> None:
+    """A question waits for as long as an agent works: and there may be many of those."""
+    async with listening(MANY) as nodes:
+        http = Http()
+        calls = [asyncio.create_task(http.call(url, PATH, b"{}")) for url in nodes.urls[:-1]]
+        await nodes.until(100)
+        try:
+            assert await asyncio.wait_for(http.call(nodes.urls[-1], PATH, b"{}"), 2) == b"{}"
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+            await http.aclose()
+        assert not http._lines
+
+
+async def test_a_node_that_hangs_does_not_have_ever_more_connections() -> None:
+    """Each receipt for it is a call: those that are too many wait, for as long as their callers do."""
+    async with listening(1) as nodes:
+        http = Http()
+        calls = [asyncio.create_task(http.call(nodes.urls[0], PATH, b"{}")) for _ in range(30)]
+        await nodes.until(_AT_ONCE)
+        assert await asyncio.wait_for(http.call(nodes.urls[-1], PATH, b"{}"), 2) == b"{}"
+        assert nodes.connected == _AT_ONCE
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await http.aclose()
+        assert not http._lines
+
+
+class Body(httpx.AsyncByteStream):  # type: ignore[misc]  # no types of it are installed
+    """The body of an answer, whose connection is let go when it is closed."""
+
+    def __init__(self) -> None:
+        """Be open."""
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Have one part."""
+        yield b"fine"
+
+    async def aclose(self) -> None:
+        """Let go."""
+        self.is_closed = True
+
+
+async def test_an_answer_that_cannot_be_noted_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is given it, so nobody else would let go of its connection."""
+    body = Body()
+
+    def full(_: bytes) -> None:
+        raise OSError
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        monkeypatch.setattr(node._journal, "_append", full)
+        return httpx.Response(200, stream=body)
+
+    async with Node("a", journal=tmp_path / "a.journal") as node:
+        async with node.client(transport=httpx.MockTransport(answer)) as client:
+            with pytest.raises(JournalBroken):
+                async with node.cascade("c"):
+                    await client.post("http://takes-no-part/")
+        assert body.is_closed

@@ -1,0 +1,82 @@
+"""Calls of other nodes, as an agent's HTTP server gets them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quiesce.mesh import CascadeFront
+from tests.unit.mesh.meshing import World, here
+from tests.unit.mesh.serving import Exchange, answers
+
+RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
+
+
+@pytest.mark.parametrize("url", ["http://b", "http://b/agents/x"])
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_calls_of_nodes_are_answered(url: str, mounted: bool) -> None:  # noqa: FBT001 - a case
+    """At the root, below the node's own address, and where the app is mounted."""
+    async with World() as world:
+        node = await world.add("b", url=url)
+        below = "/agents/x" if url.endswith("x") else ""
+        options = {"root_path": below} if mounted else {}
+        for path in (RECEIPTS, PROBE):
+            made = Exchange(node.asgi(answers), "POST", below + path, parts=[b'{"v"', b":0}"])
+            made.scope.update(options)
+            await made.run()
+            assert made.status == 200, made.body
+            assert json.loads(made.body)["v"] == 0
+            assert made.header(b"content-type") == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "parts", "status"),
+    [
+        ("GET", [b""], 405),
+        ("POST", [b"rubbish"], 400),
+        ("POST", [b"{}"], 400),
+        ("POST", [b"x" * (1 << 20)] * 5, 413),
+        ("POST", [b'{"v":0', None], 503),
+    ],
+)
+async def test_what_is_no_call_is_refused(
+    method: str, parts: list[bytes | None], status: int
+) -> None:
+    """Each in its way; the app never sees it."""
+
+    async def app(*_: Any) -> None:
+        raise AssertionError
+
+    async with World() as world:
+        node = await world.add("b")
+        made = Exchange(node.asgi(app), method, RECEIPTS, parts=list(parts))
+        await made.run()
+        assert made.status == status
+        assert "error" in json.loads(made.body)
+
+
+async def test_who_stands_in_front_says_what_the_app_does_not() -> None:
+    """A message that was refused on its way to the mesh was refused; calls of other nodes pass that by."""
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+        await send({"type": "http.response.body", "body": b"not now"})
+
+    async with World() as world:
+        node, other = await world.add("a"), await world.add("b")
+        front = CascadeFront(other, busy)
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(front, "POST", "/", headers=[header])
+                await made.run()
+                handing.answered(made.told)
+        found = await cascade.settled(5, require="participants")
+        assert made.status == 503
+        assert [note.status for note in found.receipt.notes] == ["done", "refused"]
+        called = Exchange(front, "POST", RECEIPTS, parts=[b'{"v":0}'])
+        await called.run()
+        assert called.status == 200

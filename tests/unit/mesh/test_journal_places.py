@@ -1,0 +1,143 @@
+"""Where a journal is, and for how long what it says is kept."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quiesce.errors import JournalBroken, JournalInUse
+from quiesce.mesh import SettledWithLosses, wire
+from quiesce.mesh.facts import Answer, Begun
+from quiesce.mesh.journal import Journal
+from quiesce.mesh.receipt import Note, Receipt, pack
+from tests.stress import lasting
+from tests.unit.mesh.meshing import World
+from tests.unit.mesh.test_exchange_keep import Late
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from quiesce.mesh.facts import Record
+
+EDGES = [bytes([number]) * 12 for number in range(3)]
+
+
+def begun(edge: bytes) -> Begun:
+    """Give a record."""
+    return Begun(edge, b"c" * 16, "", None)
+
+
+def compact(journal: Journal, edges: list[bytes]) -> None:
+    """Have a smaller journal with these, in one go."""
+    draft = journal.draft(lambda records: records)
+    draft.add(map(begun, edges))
+    draft.put(draft.take(), sync=False)
+    draft.replace()
+
+
+def test_a_journal_stays_where_it_is_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is relative, as in the documentation; a compaction comes after a `chdir`."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    journal = Journal("agent.journal")
+    os.chdir(tmp_path / "away")
+    journal.open()
+    os.chdir(tmp_path)
+    journal.write([begun(EDGES[0])])
+    os.chdir(tmp_path / "away")
+    compact(journal, EDGES[:1])
+    journal.write([begun(EDGES[1])])
+    journal.close()
+    os.chdir(tmp_path / "home")
+    again = Journal("agent.journal")
+    found = again.open()
+    again.close()
+    assert [one.edge for one in found if isinstance(one, Begun)] == EDGES[:2]
+    assert not list((tmp_path / "away").iterdir())
+
+
+def test_one_journal_has_one_lock_by_whatever_name(tmp_path: Path) -> None:
+    """A link to it is the same journal: two processes that have it would both run a message."""
+    (tmp_path / "link.journal").symlink_to(tmp_path / "real.journal")
+    journal, other = Journal(tmp_path / "real.journal"), Journal(tmp_path / "link.journal")
+    journal.open()
+    try:
+        with pytest.raises(JournalInUse):
+            other.open()
+    finally:
+        other.close()
+        journal.close()
+
+
+def test_a_compaction_of_a_linked_journal_is_found_by_its_own_name(tmp_path: Path) -> None:
+    """The link stays a link."""
+    (tmp_path / "link.journal").symlink_to(tmp_path / "real.journal")
+    journal = Journal(tmp_path / "link.journal")
+    journal.open()
+    compact(journal, EDGES[:1])
+    journal.write([begun(EDGES[1])])
+    journal.close()
+    assert (tmp_path / "link.journal").is_symlink()
+    again = Journal(tmp_path / "real.journal")
+    found = again.open()
+    again.close()
+    assert [one.edge for one in found if isinstance(one, Begun)] == EDGES[:2]
+
+
+@pytest.mark.parametrize("size", range(2000, 2049, 4))
+def test_a_header_that_is_written_can_be_read(size: int) -> None:
+    """However long the receipt is: what is over the limit is left out by the writer."""
+    edge = EDGES[0]
+    notes = tuple(Note("0" * 12, "0" * 12, "x" * 100, "done", None, "") for _ in range(8))
+    rest = Note("0" * 12, "0" * 12, "x" * 100, "failed", None, "")
+    receipt = Receipt("done", hops=9, notes=(*notes[:7], rest))
+    pad = size - len(pack(receipt))
+    assert pad >= 0
+    whys = [min(500, pad), max(0, pad - 500), max(0, pad - 1000)]
+    padded = [
+        Note(one.mark, one.parent, one.name, one.status, None, "y" * why)
+        for one, why in zip(receipt.notes, [*whys, *[0] * 5], strict=True)
+    ]
+    receipt = Receipt("done", hops=9, notes=tuple(padded))
+    header = wire.response_header(edge, Answer("closed", receipt))
+    assert wire.parse_response_header(header, edge).answer.receipt is not None
+
+
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("keep", [3600, 100])
+async def test_a_node_that_is_started_with_less_time_keeps_what_it_has_promised(
+    keep: float, tmp_path: Path
+) -> None:
+    """It was said of a message that it never will run: so it does not, as long as it may come."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        late = Late(world)
+        assert isinstance(await late.begin(node), SettledWithLosses)
+        await other.aclose()
+        again = await world.add("b", keep_seconds=keep)
+        for _ in range(33):
+            await lasting(100)
+            world.wall += 100
+        await late.arrive()
+        assert late.ran == []
+        assert again is not None
+
+
+def test_a_journal_that_is_not_taken_to_the_end_is_closed(tmp_path: Path) -> None:
+    """Also if all of it was read by then: it may be opened again."""
+    journal = Journal(tmp_path / "journal")
+
+    def take(records: Iterable[Record]) -> None:
+        assert list(records) == []
+        raise KeyError
+
+    with pytest.raises(JournalBroken):
+        journal.open_into(take)
+    assert journal.open() == []
+    journal.close()

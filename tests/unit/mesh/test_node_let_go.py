@@ -1,0 +1,101 @@
+"""What a node lets go of: cascades that nobody asks for, and the ids in an error."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from quiesce.errors import JournalBroken
+from quiesce.mesh.facts import EdgeClosed
+from quiesce.mesh.journal import Journal
+from quiesce.mesh.receipt import Receipt
+from tests.stress import turns
+from tests.unit.mesh.meshing import World, nothing, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.mesh import Hop
+
+EDGE = b"\xfesecret-id-\xff"
+
+
+async def test_a_journal_that_cannot_be_is_refused_without_an_id(tmp_path: Path) -> None:
+    """What is wrong with it is logged, with its causes."""
+    journal = Journal(tmp_path / "a.journal")
+    journal.open()
+    journal.write([EdgeClosed(EDGE, Receipt("done"))])
+    journal.close()
+    async with World(tmp_path) as world:
+        with pytest.raises(JournalBroken) as caught:
+            await world.add("a")
+    told = "".join(traceback.format_exception(caught.value))
+    assert repr(EDGE)[2:-1] not in told
+
+
+async def test_cascades_that_nobody_asks_for_are_not_kept_for_ever(tmp_path: Path) -> None:
+    """Whoever has begun them has dropped them."""
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        for _ in range(20):
+            async with node.cascade("c"):
+                pass
+        assert len(node._cascades) < 20
+
+
+async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_path: Path) -> None:
+    """Until then its edges are open, and are seen to."""
+    gate = anyio.Event()
+
+    async def work(hop: Hop) -> None:
+        hop.spawn(gate.wait)
+
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c"):
+            await world.hand("b", work)
+        gc.collect()
+        assert not node._cascades
+        assert node._engine.detector.roots()
+        gate.set()
+        await until(lambda: not node._engine.detector.roots())
+
+
+async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Path) -> None:
+    """It had settled, nobody was told, and now nobody can be; also in the journal it is over."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            await world.hand("b", nothing)
+        while cascade._receipt is None:
+            await anyio.lowlevel.checkpoint()
+        assert node._engine.detector.roots()
+        del cascade
+        gc.collect()
+        await until(lambda: not node._engine.detector.roots())
+        await node.aclose()
+        await node.open()
+        assert node.recovered == ()
+
+
+async def test_one_that_is_dropped_after_a_restart_does_not_take_the_other_along(
+    tmp_path: Path,
+) -> None:
+    """Whoever has the recovered one was not told yet."""
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            pass
+        await node.aclose()
+        await node.open()
+        (again,) = node.recovered
+        del cascade
+        gc.collect()
+        await turns(5)
+        assert node._engine.detector.roots()
+        assert (await again.settled(1)).ok
