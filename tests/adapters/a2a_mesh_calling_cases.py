@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -15,6 +15,8 @@ import pytest
 from quiesce.errors import JournalBroken
 from quiesce.mesh import Node
 from quiesce.mesh.http import _AT_ONCE, Http
+from quiesce.testing import sweep
+from tests.adapters.http_receiver import receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -108,6 +110,24 @@ async def test_a_node_that_hangs_does_not_have_ever_more_connections() -> None:
         await asyncio.wait(calls)
         await http.aclose()
         assert not http._lines
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
+def test_a_call_may_be_cancelled_anywhere(loop: Any) -> None:
+    """At every await, of the first one, of one with a connection that is kept, and of the close."""
+    with receiving() as url:
+
+        async def scenario() -> None:
+            http = Http()
+            try:
+                for _ in range(2):
+                    assert await http.call(url, PATH, b"{}") == b"{}"
+            finally:
+                await http.aclose()
+
+        found = sweep(scenario, backend=loop, allow=["thread:asyncio_*"])
+    assert found.ok, str(found)
+    assert found.points > 8
 
 
 class Body(httpx.AsyncByteStream):  # type: ignore[misc]  # no types of it are installed

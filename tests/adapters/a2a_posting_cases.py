@@ -11,8 +11,6 @@ import email.utils
 import ipaddress
 import logging
 import socket
-import subprocess
-import sys
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from quiesce.testing import sweep
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_house import House
 from tests.adapters.a2a_server import webhook
+from tests.adapters.http_receiver import receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -381,46 +380,18 @@ async def test_a_token_that_is_no_header_is_refused_and_not_repeated(
         assert not hook.requests
 
 
-RECEIVER = """
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-
-class Receiver(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-
-server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop"])
 def test_a_post_may_be_cancelled_anywhere(backend: Any) -> None:
     """At every await, of the first one, of one with a connection that is kept, and of the close."""
-    program = [sys.executable, "-c", RECEIVER]
-    silent = subprocess.DEVNULL
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=silent) as process:
-        assert process.stdout is not None
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}/"
+    with receiving() as url:
 
         async def scenario() -> None:
             async with posting(["127.0.0.0/8"]) as poster:
                 await poster.post(url, {}, b"{}")
                 await poster.post(url, {}, b"{}")
 
-        try:
-            found = sweep(
-                scenario, backend=backend, cancel=["native", "scope"], allow=["thread:asyncio_*"]
-            )
-        finally:
-            process.kill()
+        found = sweep(
+            scenario, backend=backend, cancel=["native", "scope"], allow=["thread:asyncio_*"]
+        )
     assert found.ok, str(found)
     assert found.points > 8

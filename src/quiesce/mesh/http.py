@@ -70,6 +70,7 @@ class Http:
         try:
             headers = {"Content-Type": "application/json"}
             request = client.build_request("POST", to + path, content=body, headers=headers)
+            request.stream = Body(body)
             async with self._line(to):
                 response = await client.send(request, stream=True, follow_redirects=False)
                 try:
@@ -102,6 +103,24 @@ class Http:
         client, self._client = self._client, self._given
         if client is not None and client is not self._given:
             await client.aclose()
+
+
+class Body(httpx.AsyncByteStream):  # type: ignore[misc]  # no types here
+    """What is posted, in one part. Of httpx's own, a cancellation would leave a generator half-read, for the loop."""
+
+    def __init__(self, body: bytes) -> None:
+        """Be sent as often as it is asked for."""
+        self._parts = [body]
+
+    def __aiter__(self) -> Body:
+        """Begin."""
+        return Body(*self._parts)
+
+    async def __anext__(self) -> bytes:
+        """Give it."""
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
 
 
 class _Line:

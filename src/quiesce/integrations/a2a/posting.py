@@ -20,6 +20,7 @@ import anyio
 import httpcore
 
 from quiesce.errors import ArgumentError
+from quiesce.mesh.http import Body
 
 if TYPE_CHECKING:
     import ssl
@@ -137,21 +138,6 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no
         await asyncio.sleep(seconds)
 
 
-class _Body:
-    """What is posted, in one part; httpcore's own would be left half-read by a cancellation."""
-
-    def __init__(self, body: bytes) -> None:
-        self._parts = [body]
-
-    def __aiter__(self) -> _Body:
-        return _Body(*self._parts)
-
-    async def __anext__(self) -> bytes:
-        if not self._parts:
-            raise StopAsyncIteration
-        return self._parts.pop()
-
-
 class Poster:
     """Posts pushes; one for each server."""
 
@@ -224,7 +210,7 @@ class Poster:
         pool = await self._pool(urlsplit(url).scheme)
         limits = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
         async with pool.stream(
-            "POST", url, headers=list(head), content=_Body(body), extensions={"timeout": limits}
+            "POST", url, headers=list(head), content=Body(body), extensions={"timeout": limits}
         ) as response:
             if hear is not None:
                 told = [value for name, value in response.headers if name.lower() == _EDGE]
