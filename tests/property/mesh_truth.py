@@ -143,7 +143,7 @@ class Truth:
                 self._edge_closed(self.facts[edge], receipt)
             case Ended(edge, status):
                 self._ended(self.facts[edge], status)
-            case Closed(edge, packed) | Over(edge, bytes(packed)):
+            case Closed(edge, packed) | Over(edge, bytes(packed)) if packed:
                 self._closed(node, self.facts[edge], unpack(packed))
             case _:
                 pass

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from quiesce.mesh.handing import RESULTS
 from quiesce.mesh.receipt import mark
 from tests.property.effort import effort
 from tests.property.mesh_truth import OPAQUE, Cascade, Crashed, Fact, Message, Node, Truth
@@ -34,12 +35,6 @@ if TYPE_CHECKING:
 
 ROUNDS_MAX = 40  # until it is quiet: a few for each level of the deepest cascade
 NAMES = ("a", "b", "c")
-ANSWERS: dict[str, Sending] = {
-    "working": "is taken",
-    "closed": "is taken",
-    "never": "is refused",
-    "not now": "is refused, for now",
-}
 
 which = st.integers(0, 63)  # of those that there are: taken modulo their number
 names = st.sampled_from(NAMES)
@@ -241,7 +236,7 @@ class Mesh(RuleBasedStateMachine):
         if answer.receipt is not None:
             node.detector.receive(message.edge, answer.receipt)
             node.commit()
-        self._resolve(node, message.edge, ANSWERS[answer.kind])
+        self._resolve(node, message.edge, RESULTS[answer.kind])
 
     def _ask(self, node: Node, message: Message) -> None:
         edge, fact = message.edge, self.truth.facts[message.edge]

@@ -11,6 +11,7 @@ from quiesce.mesh.courier import Call, Patience, Reply
 from quiesce.mesh.detector import Detector
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.facts import Answer, Settle, Stop
+from quiesce.mesh.handing import RESULTS
 from quiesce.mesh.receipt import mark
 from quiesce.mesh.wire import Handed
 from tests.simulation.memory import Memory
@@ -33,11 +34,6 @@ SLOW = Patience(retry_first=2.0, retry_most=300.0, ask_in_doubt=4.0, ask_every=2
 ANSWER_WITHIN = 12.0
 LOST = 0.7  # how probable it is that a journal which may be lost is
 COMPACTED = 0.1  # how probable it is that the journal is compacted after something was written
-ANSWERS: dict[str, Sending] = {
-    "working": "is taken",
-    "never": "is refused",
-    "not now": "is refused, for now",
-}
 
 
 class Crashed(Exception):  # noqa: N818 - it is no error of the simulation
@@ -201,7 +197,17 @@ class Agent:
 
     def answer_call(self, call: Call) -> Reply:
         """Give the answer to a call."""
-        return self.memory.answer(call, self.engine.called(call, self.world.now))
+        reply = self.memory.answer(call, self.engine.called(call, self.world.now))
+        for edge, answer in reply.answers:
+            self.saying(edge, answer)
+        return reply
+
+    def saying(self, edge: bytes, answer: Answer | None) -> None:
+        """Have the world know which edges are denied by one who cannot know better."""
+        if answer is not None and answer.kind == "never":
+            ran = any(work.edge == edge and work.agent is self for work in self.world.works)
+            if self.loses or not ran:
+                self.world.strange.add(edge)
 
     def replied(self, life: int, number: int, reply: Reply) -> None:
         """Take the answer to a call, the first time."""
@@ -292,6 +298,7 @@ class Agent:
 
     def answer(self, source: str, life: int, edge: bytes, answer: Answer | None) -> None:
         """Send the answer to a message."""
+        self.saying(edge, answer)
         self.world.carry(self.key, source, "answered", life, edge, answer)
 
     def run(self, edge: bytes, hop: Hop | None, *, is_root: bool = False) -> Task:
@@ -402,7 +409,7 @@ class Agent:
         else:
             if answer.kind == "never" and edge in self._sends:
                 self.world.denied.add(edge)
-            self.resolve(edge, self.memory.outcome(edge, answer) or ANSWERS[answer.kind])
+            self.resolve(edge, self.memory.outcome(edge, answer) or RESULTS[answer.kind])
 
     def resolve(self, edge: bytes, how: Sending) -> None:
         """Know what became of a message, the first time."""

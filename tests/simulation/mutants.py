@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import NEVER, Answer, Begun, Sent, Taken, Tallied, Watch
+from quiesce.mesh.facts import NEVER, UNKNOWN, Answer, Begun, Sent, Taken, Tallied, Watch
 from quiesce.mesh.policy import is_early
 from quiesce.mesh.receipt import Receipt, mark
 from quiesce.mesh.states import Edge, Hop, HopState
@@ -249,6 +249,14 @@ class DeniedIsLost(Detector):
         super().told(edge, answer)
 
 
+class TakenAndDenied(Detector):
+    """Whose receipt was taken is as if it had never been run."""
+
+    def _known(self, edge: bytes) -> Answer | None:
+        known = super()._known(edge)
+        return NEVER if known is UNKNOWN else known
+
+
 class TakenIsNotWritten(Detector):
     """That an edge was taken is known to this process alone."""
 
@@ -275,7 +283,7 @@ class NoJournalAndNever(Detector):
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Say so."""
         answer = super().ask(edge, cancel=cancel)
-        return NEVER if answer.kind == "unknown" else answer
+        return NEVER if answer.kind == "unknown" and not self._lasting else answer
 
 
 class NoJournalAndSilent(Detector):
@@ -398,7 +406,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     SnapshotWithoutEdges, SnapshotWithoutTally, Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
     OverAndForgotten, NoJournalAndNever, NoJournalAndSilent, SilenceIsDone, DoubtIsUnsent,
     WrittenTooLate, CopyIsRefused, ToldAndForgotten, CancelledAlone, CancelledBeforeItWasSent, OpaqueIsDone,
-    DeniedIsLost, TakenIsNotWritten, SnapshotWithoutTaken,
+    DeniedIsLost, TakenAndDenied, TakenIsNotWritten, SnapshotWithoutTaken,
 )  # fmt: skip
 AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, HastyAging, NoJournal)
 MEMORIES: tuple[type[Memory], ...] = (

@@ -134,6 +134,8 @@ class World:
         """Edges whose sender has also written that, while they were open."""
         self.denied: set[bytes] = set()
         """Edges whose sender was told that they never will run, while they were open."""
+        self.strange: set[bytes] = set()
+        """Edges of which that was said by one who has not run them, or has lost its journal."""
         self.doubted: set[bytes] = set()
         """Edges that are too old for those to know of who say that they never will run."""
         self.cancelled_at: float | None = None
@@ -253,12 +255,14 @@ class World:
         """Tell whether two have shared an address, or a journal was lost, so that nobody could know.
 
         Each of them has run an edge; or one was asked for what the other has run, and its sender was not told
-        before that it is worked on. Whoever was told does not believe it: that is what is promised.
+        before that it is worked on. Whoever was told does not believe it: that is what is promised. And whoever
+        has run an edge does not deny it.
         """
         if not (self.faults.replicas or self.faults.losing):
             return False
         run = [work.edge for work in self.works if work.agent.takes_part]
-        return len(set(run)) < len(run) or not self.known.issuperset(self.denied.intersection(run))
+        denied = self.denied & self.strange
+        return len(set(run)) < len(run) or not self.known.issuperset(denied.intersection(run))
 
     def _met_again(self, taking_part: list[Work]) -> bool:
         """Tell whether an agent without a journal has met an edge in two lives, and nobody could know."""

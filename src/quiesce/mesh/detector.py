@@ -16,8 +16,8 @@ What holds:
    from it. Who keeps no journal says that it cannot know.
 6. Who keeps no journal would also run, after a restart, a copy of a message that comes late. So its
    receipts say that they are volatile.
-7. Who has taken an edge does not say afterwards that it never will run. Whoever says so is another, at the
-   same address, or has lost what it wrote: then it is unknown.
+7. Who has taken an edge does not say afterwards that it never will run, also not when its receipt was taken.
+   Whoever says so is another, at the same address, or has lost what it wrote: then it is unknown.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quiesce.errors import UsageError
 from quiesce.mesh.facts import (
     NEVER,
     NOT_NOW,
+    RAN,
     RUN,
     UNKNOWN,
     WORKING,
@@ -121,7 +122,7 @@ class Detector:
         """Take no edge that has arrived, now or later; unless it runs here already."""
         known = self._known(edge)
         if known is None:
-            self._end(edge)
+            self._end(edge, None)
         return known or self._never()
 
     def _never(self) -> Answer:
@@ -134,12 +135,14 @@ class Detector:
         for over in (self._over, self._long_over, self._frozen):
             if edge in over:
                 packed = over[edge]
+                if packed == RAN:
+                    return UNKNOWN  # who has taken its receipt does not ask: this is another (7)
                 return self._never() if packed is None else Answer("closed", unpack(packed))
         return None
 
-    def _end(self, edge: bytes) -> None:
-        self._over[edge] = None
-        self.writes.append(Over(edge))
+    def _end(self, edge: bytes, packed: bytes | None) -> None:
+        self._over[edge] = packed
+        self.writes.append(Over(edge, packed))
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
@@ -147,7 +150,7 @@ class Detector:
         if known is None:
             if not self._lasting:
                 return UNKNOWN
-            self._end(edge)
+            self._end(edge, None)
             return NEVER
         if known is WORKING:
             self._hops[edge].is_answered = True  # who was told does not ask again soon
@@ -224,7 +227,7 @@ class Detector:
         if hop is not None and hop.state is HopState.CLOSED:
             hop.move("receipt is taken")
             del self._hops[edge]
-            self._end(edge)
+            self._end(edge, RAN)
 
     def ride(self, edge: bytes) -> Answer:
         """Give what the answer to an edge's message says; from then on, a receipt is posted.
@@ -314,7 +317,10 @@ class Detector:
             status: Status = "cancelled" if found.hop.is_cancelled else "lost"
             self._close_edge(edge, found, "never will run", status, "it never arrived")
         elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
-            why = "its agent has no journal, or remembers messages for less time than they may take"
+            why = (
+                "its agent has no journal, or remembers messages for less time than they may take,"
+                " or another node has taken its receipt"
+            )
             self._close_edge(edge, found, "is not known there", "unknown", why)
 
     def _is_taken(self, edge: bytes, found: Edge) -> None:
@@ -392,8 +398,7 @@ class Detector:
             if hop.receipt is not None and not hop.is_root:  # its sender asks, or is gone for good
                 hop.move("nobody takes its receipt")
                 del self._hops[edge]
-                self._over[edge] = packed = pack(hop.receipt)
-                self.writes.append(Over(edge, packed))
+                self._end(edge, pack(hop.receipt))
 
     def snapshot(self) -> Iterator[Record]:
         """Give records from which all that is known now can be restored, in place of those before."""

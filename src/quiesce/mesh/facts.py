@@ -89,10 +89,17 @@ class Closed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Over:
-    """An edge never runs here, or not again; its receipt is there, packed, if it may still be asked for."""
+    """An edge never runs here, or not again.
+
+    With its receipt, packed, if it was run and that may still be asked for; `RAN`, if the receipt was taken; None, if
+    it was never run.
+    """
 
     edge: bytes
     packed: bytes | None = None
+
+
+RAN = b""
 
 
 Record = Begun | Sent | Taken | Keep | EdgeClosed | Tallied | Ended | Closed | Over

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Handing"]
 
-_RESULTS: dict[str, Sending] = {
+RESULTS: dict[str, Sending] = {
     "run": "is taken",
     "working": "is taken",
     "closed": "is taken",
@@ -85,7 +85,7 @@ class Handing:
         """Know how the receiver has answered, where that came by other means than a header."""
         if not self._resolved:
             self._resolved = True
-            how = _RESULTS[answer.kind]
+            how = RESULTS[answer.kind]
             if answer.kind == "not now" and self._uses > 1:
                 how = "is in doubt"  # it may have been sent twice, and one before this was taken
             self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask)

@@ -12,6 +12,7 @@ from zlib import crc32 as _checksum
 
 from quiesce.mesh import wire
 from quiesce.mesh.facts import (
+    RAN,
     Begun,
     Closed,
     EdgeClosed,
@@ -63,6 +64,8 @@ def _packed(value: Any) -> bytes:
 
 
 def _packed_or_none(value: Any) -> bytes | None:
+    if value == "":
+        return RAN
     return None if value is None else _packed(value)
 
 
@@ -153,7 +156,7 @@ def _closed(record: Closed) -> bytes:
 
 
 def _over(record: Over) -> bytes:
-    packed = b"null" if record.packed is None else record.packed
+    packed = b"null" if record.packed is None else record.packed or b'""'
     return b'["over","%s",%s]\n' % (record.edge.hex().encode(), packed)
 
 
@@ -174,7 +177,7 @@ _TEXTS: dict[type, Callable[[Any], bytes]] = {
 
 _USUAL_OVER = re.compile(
     rb'\["over","([0-9a-f]{24})",'
-    rb'(\{"s":"done","n":1,"notes":\[\["[0-9a-f]{12}","[0-9a-f]{12}","[ !#-\[\]-~]{0,200}","done",[0-9]{1,15}e-6,""\]\]\})'
+    rb'(null|""|\{"s":"done","n":1,"notes":\[\["[0-9a-f]{12}","[0-9a-f]{12}","[ !#-\[\]-~]{0,200}","done",[0-9]{1,15}e-6,""\]\]\})'
     rb"\]\n"
 )
 _USUAL_BEGUN = re.compile(
@@ -182,11 +185,14 @@ _USUAL_BEGUN = re.compile(
 )
 
 
+_NO_RECEIPTS: dict[bytes, bytes | None] = {b"null": None, b'""': RAN}
+
+
 def _usual(text: bytes) -> Record | None:
-    """Read a record of a hop that handed nothing on, if it is one: what `_decode` would give."""
+    """Read a record of a hop that handed nothing on, or is over, if it is one: what `_decode` would give."""
     over = _USUAL_OVER.fullmatch(text)
     if over is not None:
-        return Over(unhexlify(over[1]), over[2])
+        return Over(unhexlify(over[1]), _NO_RECEIPTS.get(over[2], over[2]))
     begun = _USUAL_BEGUN.fullmatch(text)
     if begun is not None:
         edge, cascade, parent, reply = begun.groups()

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import JournalBroken, QuiesceError, RemoteProtocolError
 from quiesce.mesh import journal, records, wire
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
+from quiesce.mesh.facts import (
+    RAN,
+    Begun,
+    Closed,
+    EdgeClosed,
+    Ended,
+    Keep,
+    Over,
+    Sent,
+    Taken,
+    Tallied,
+)
 from quiesce.mesh.receipt import Alone, pack
 
 if TYPE_CHECKING:
@@ -211,6 +222,7 @@ def _records() -> list[Record]:
         Ended(EDGE, "failed", 1.5, "why"),
         Closed(EDGE, pack(receipt)),
         Over(EDGE),
+        Over(EDGE, RAN),
         Over(EDGE, pack(receipt)),
         Over(EDGE, Alone("here").packed(EDGE, "0123456789ab", 1234)),
     ]

@@ -81,7 +81,24 @@ def test_an_edge_is_run_once_ever() -> None:
     assert answer.receipt is not None
     assert (answer.receipt.status, answer.receipt.failed) == ("failed", 1)
     detector.taken(ONE)
-    assert detector.arrive(ONE, CASCADE, "", "a") is NEVER
+    assert detector.arrive(ONE, CASCADE, "", "a") is UNKNOWN
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_one_whose_receipt_was_taken_is_not_denied(*, is_compacted: bool) -> None:
+    """Whoever has taken it does not ask: one who does would believe that it never ran, now and after a restart."""
+    detector = new()
+    detector.arrive(ONE, CASCADE, "", "a")
+    detector.ride(ONE)
+    detector.end(detector.hop(ONE), "failed")
+    detector.taken(ONE)
+    written = [effect.record for effect in detector.take() if isinstance(effect, Write)]
+    again = new()
+    again.restore(list(detector.snapshot()) if is_compacted else written)
+    for one in (detector, again):
+        assert one.ask(ONE) is UNKNOWN
+        assert one.refuse(ONE) is UNKNOWN
+        assert one.ride(ONE) is UNKNOWN
 
 
 def test_a_receipt_rides_on_the_answer_or_is_posted_and_not_both() -> None:

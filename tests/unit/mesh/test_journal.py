@@ -21,7 +21,18 @@ from hypothesis import strategies as st
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageError
 from quiesce.mesh import records as forms
 from quiesce.mesh import wire
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
+from quiesce.mesh.facts import (
+    RAN,
+    Begun,
+    Closed,
+    EdgeClosed,
+    Ended,
+    Keep,
+    Over,
+    Sent,
+    Taken,
+    Tallied,
+)
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import ENDS, Alone, Note, Receipt, Status, mark, pack, unpack
 
@@ -43,6 +54,7 @@ RECORDS: list[Record] = [
     Ended(EDGE, "failed", None, "é"),
     Closed(EDGE, pack(LOST)),
     Over(EDGE),
+    Over(EDGE, RAN),
     Over(OTHER, pack(LOST)),
 ]  # fmt: skip
 

@@ -355,7 +355,7 @@ async def test_a_message_is_worked_on_once(tmp_path: Path) -> None:
         gate.set()
         assert (await cascade.settled(1)).ok
         again = await world.deliver("b", handing.header, handler)
-        assert again == f"00-{handing.mark};s=never"
+        assert again == f"00-{handing.mark};s=unknown"
         assert ran == [handing.mark]
 
 
