@@ -23,9 +23,17 @@ LOSSES_READY := $(VENV_LOSSES)/.ready
 SUBJECTS := $(patsubst requirements/subjects/%.lock,$(VENV)/subjects/%/.ready,\
 	$(sort $(wildcard requirements/subjects/*.lock)))
 
+subjects = $(patsubst %,$(VENV)/subjects/%/.ready,$(1))
 # The newest of each SDK, whose types the adapters' interfaces name.
-SDKS := $(patsubst %,$(VENV)/subjects/%/.ready,\
-	agent-client-protocol-0.12.1 claude-agent-sdk-0.2.182 mcp-2.3.0 a2a-sdk-1.3.0)
+SDKS := $(call subjects,agent-client-protocol-0.12.1 claude-agent-sdk-0.2.182 mcp-2.3.0 a2a-sdk-1.3.0)
+# What is tried with each Python; the rest is the same with all of them, and tried with one.
+NEWEST := $(SDKS) $(call subjects,hypercorn-0.18.0 granian-2.8.7 \
+	pytest-asyncio-1.4.1.post1 pytest-trio-0.8.0)
+# Versions between the oldest and the newest, for `make test-versions` and `make mutants` alone.
+BETWEEN := $(call subjects,agent-client-protocol-0.10.1 agent-client-protocol-0.11.0 \
+	claude-agent-sdk-0.1.51 claude-agent-sdk-0.1.66 claude-agent-sdk-0.1.68 \
+	a2a-sdk-1.0.0 a2a-sdk-1.1.0 a2a-sdk-1.2.3)
+TESTED := $(filter-out $(BETWEEN),$(SUBJECTS))
 empty :=
 space := $(empty) $(empty)
 
@@ -55,7 +63,7 @@ demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with 
 	@PYTHONPATH=src $(VENV_LOSSES)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: $(READY) $(SUBJECTS) ## The whole test suite (ARGS="-k idle" goes to pytest)
+test: $(READY) $(TESTED) ## The whole test suite (ARGS="-k idle" goes to pytest)
 	$(PY) -m pytest $(ARGS)
 
 .PHONY: test-versions
@@ -63,7 +71,7 @@ test-versions: $(READY) $(SUBJECTS) ## The adapters with every version of their 
 	$(PY) -m pytest tests/integration/test_adapters.py -m every_version $(ARGS)
 
 .PHONY: subjects
-subjects: $(READY) $(SUBJECTS)
+subjects: $(READY) $(TESTED)
 
 .PHONY: environment
 environment: subjects $(DEV_PACKAGES) ## All that the tests and the gates need

@@ -43,20 +43,25 @@ venv_of() {
     fi
 }
 
-# The programs of the documentation and the examples, the benchmarks' own tests, the type checker's and
-# what is asked of the source and of settings are the same with every interpreter, and take long:
-# where there is a usual one, it alone runs them, and the tests that are marked so.
+# The programs of the documentation and the examples, the benchmarks' own tests, the type checker's, what the
+# core and the guard make of old SDKs, and what is asked of the source and of settings are the same with every
+# interpreter, and take long: where there is a usual one, it alone runs them, and the tests that are marked so.
 left_out() {
     if [ -n "${USUAL:-}" ] && [ "$1" != "$USUAL" ]; then
         for path in test_readme.py test_tidy.py typing integration/test_demo.py \
-            integration/test_mesh_demo.py integration/test_examples.py integration/test_pytest_plugin_settings.py; do
+            integration/test_mesh_demo.py integration/test_examples.py integration/test_pytest_plugin_settings.py \
+            integration/test_guard_packages.py integration/test_claude_stream.py; do
             printf '%s ' "--ignore=tests/$path"
         done
         echo "--ignore-glob=tests/test_benchmarks* -m 'not usual and not every_version'"
     fi
 }
 
+# Where there is a usual one, the others need the newest SDKs alone.
 make_it() {
+    if [ -n "${USUAL:-}" ] && [ "$version" != "$USUAL" ]; then
+        set -- TESTED='$(NEWEST)' "$@"
+    fi
     "$MAKE" --no-print-directory PYTHON="$python" VENV="$(venv_of "$version")" "$@"
 }
 
