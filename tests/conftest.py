@@ -8,7 +8,7 @@ import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import hypothesis  # noqa: F401 - it looks for referrers of trio's random, so before we freeze
+import hypothesis  # it looks for referrers of trio's random, so it is imported before we freeze
 import pytest
 
 from tests import loops
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)
+# How long an example takes is up to the machine, and decides nothing. The guard against hangs is pytest's.
+hypothesis.settings.register_profile(
+    "quiesce",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("quiesce")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,7 @@ from quiesce.mesh import journal, records, wire
 from quiesce.mesh.facts import (
     RAN,
     Begun,
+    Cancelled,
     Closed,
     EdgeClosed,
     Ended,
@@ -221,6 +222,7 @@ def _records() -> list[Record]:
         Tallied(EDGE, receipt),
         Ended(EDGE, "failed", 1.5, "why"),
         Closed(EDGE, pack(receipt)),
+        Cancelled(EDGE),
         Over(EDGE),
         Over(EDGE, RAN),
         Over(EDGE, pack(receipt)),

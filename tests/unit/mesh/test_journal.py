@@ -24,6 +24,7 @@ from quiesce.mesh import wire
 from quiesce.mesh.facts import (
     RAN,
     Begun,
+    Cancelled,
     Closed,
     EdgeClosed,
     Ended,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.facts import Record
 
 EDGE, OTHER = bytes(12), bytes(range(12))
+SLOW_AND_SHARED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 LOST = Receipt("lost", 2, lost=1, notes=(Note(mark(EDGE), "", "n", "lost", 0.25, "why"),))
 RECORDS: list[Record] = [
     Begun(EDGE, bytes(16), "0123456789ab", "http://a"),
@@ -52,6 +54,7 @@ RECORDS: list[Record] = [
     EdgeClosed(OTHER, Receipt("opaque", 0, opaque=1)),
     Tallied(EDGE, Receipt("done", 0)),
     Ended(EDGE, "failed", None, "é"),
+    Cancelled(EDGE),
     Closed(EDGE, pack(LOST)),
     Over(EDGE),
     Over(EDGE, RAN),
@@ -109,7 +112,7 @@ def any_records() -> st.SearchStrategy[Record]:
     )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=300)
 @given(records=st.lists(any_records(), max_size=4))
 def test_any_record_is_there_again(journal: Journal, records: list[Record]) -> None:
     """Whatever is in its texts; and a line has what it would have on the wire."""
@@ -271,7 +274,7 @@ def test_what_is_no_journal_is_left_alone(journal: Journal, data: bytes) -> None
     assert journal.path.read_bytes() == data
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=200)
 @given(data=st.data())
 def test_what_was_changed_is_refused_or_was_the_end(journal: Journal, data: st.DataObject) -> None:
     """A byte is another, or gone: nobody takes it for what was written, and the line is named."""
