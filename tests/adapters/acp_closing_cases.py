@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -221,6 +223,7 @@ async def test_what_is_sent_after_the_end_is_dropped() -> None:
 
 
 STUBBORN = """
+import os
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
@@ -269,6 +272,34 @@ async def test_a_process_that_ignores_sigterm_is_killed() -> None:
         async with asyncio.timeout(10):
             await task
         assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.backends("asyncio")  # uvloop sees to it by itself
+async def test_the_exit_status_of_a_process_that_is_ended_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asyncio's, which may be late to ask for it: whoever waits for the process would be told another."""
+    waits, is_dead = os.waitpid, threading.Event()
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        if threading.current_thread() is not threading.main_thread():
+            is_dead.wait(5)
+        return waits(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", late)
+    async with quiesce.Scope("session") as scope:
+        end = children.watch(scope)
+        process = await starts(sys.executable, "-c", STUBBORN)
+        await process.stdout.readline()
+        (child,) = scope._services.values()
+        child._stop()
+        child._stop(force=True)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - asyncio must not see it first
+        child._stop(force=True)  # as a close does, again and again
+        is_dead.set()
+        assert await process.wait() == -signal.SIGKILL
+        child._stop(force=True)
+        end()
 
 
 async def test_a_process_that_has_ended_is_forgotten() -> None:
@@ -364,6 +395,7 @@ async def test_many_sessions_leave_nothing() -> None:
 
 PROGRAM = """
 import sys
+import threading
 import acp, quiesce
 from quiesce.integrations.acp import run_agent
 

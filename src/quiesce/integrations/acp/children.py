@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core.hold import Described
 from quiesce.core.node import Node, State, current, logger
+from quiesce.resources.reaping import has_exited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,18 +134,28 @@ class Child(Described):
 
     def _stop(self, *, force: bool = False) -> float | None:
         now = self._node._backend.clock()
-        with suppress(ProcessLookupError):
-            if force or now >= self._kill_at:
-                self._kill_at = now
-                self._transport.kill()
-            elif self._kill_at == math.inf:
-                self._kill_at = now + _TERM_SECONDS
-                logger.warning(
-                    "process %s (%d) was left by a handler, and is ended with the session",
-                    self._name, self._pid,
-                )  # fmt: skip
-                self._transport.terminate()
+        if force or now >= self._kill_at:
+            self._kill_at = now
+            self._send(signal.SIGKILL)
+        elif self._kill_at == math.inf:
+            self._kill_at = now + _TERM_SECONDS
+            logger.warning(
+                "process %s (%d) was left by a handler, and is ended with the session",
+                self._name, self._pid,
+            )  # fmt: skip
+            self._send(signal.SIGTERM)
         return _DYING_SECONDS if force else None
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal, and no more: the transport's own way takes the exit status, if there is one by then.
+
+        asyncio would not find it then, and whoever waits for the process would be told 255.
+        """
+        with suppress(ProcessLookupError):
+            if not hasattr(os, "waitid"):  # macOS
+                self._transport.send_signal(number)
+            elif not has_exited(self._pid, None):
+                os.kill(self._pid, number)
 
     def _swallowed(self) -> bool:
         return self._node._backend.clock() >= self._kill_at
