@@ -32,10 +32,13 @@ def name(what: str, value: object) -> str:
     return str(value)
 
 
-def seconds(what: str, value: object) -> float:
-    """Check a number of seconds."""
+def seconds(what: str, value: object, *, some: bool = False) -> float:
+    """Check a number of seconds; with `some`, there must be some."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         message = f"{what} must be a number of seconds, 0 or more, not {value!r}"
+        raise ArgumentError(message)
+    if some and value == 0:
+        message = f"{what} must be more than 0 seconds"
         raise ArgumentError(message)
     try:
         return float(value)

@@ -56,9 +56,13 @@ class Patience:
     """How many receipts and questions go into one call."""
 
     def __post_init__(self) -> None:
-        """Refuse what are no times: they would be found out when something fails, and later."""
-        for name in ("retry_first", "retry_most", "ask_in_doubt", "ask_every", "give_up"):
-            arguments.seconds(name, getattr(self, name))
+        """Refuse what are no times: they would be found out when something fails, and later.
+
+        Without a pause between calls, a node that is not there would be called without end.
+        """
+        for name in ("retry_first", "retry_most", "ask_in_doubt", "ask_every"):
+            arguments.seconds(name, getattr(self, name), some=True)
+        arguments.seconds("give_up", self.give_up)
         arguments.size("batch_max", self.batch_max)
 
 

@@ -34,6 +34,7 @@ from quiesce.mesh.facts import (
     WORKING,
     Answer,
     Begun,
+    Cancelled,
     Closed,
     EdgeClosed,
     Ended,
@@ -377,6 +378,7 @@ class Detector:
         if hop.is_cancelled or hop.receipt is not None:
             return
         hop.is_cancelled = True
+        self.writes.append(Cancelled(hop.edge))  # the next process is to go on with it
         if hop.state is HopState.RUNNING:
             self.acts.append(Stop(hop.edge))
         for edge, found in hop.edges.items():
@@ -427,6 +429,8 @@ class Detector:
         records: list[Record] = [begun]
         if hop.tally is not NOTHING:
             records.append(Tallied(hop.edge, hop.tally.sum()))
+        if hop.is_cancelled:
+            records.append(Cancelled(hop.edge))
         if hop.receipt is not None:
             records.append(Closed(hop.edge, pack(hop.receipt)))
         elif hop.state is HopState.WAITING:
@@ -450,33 +454,40 @@ class Detector:
         for edge, found in self._edges.items():
             if found.state is EdgeState.SENDING:
                 found.state = EDGE_MOVES[found.state, "is in doubt"]
-            self.acts.append(Watch(edge, found.to, in_doubt=True))
+            self.acts.append(Watch(edge, found.to, in_doubt=True, cancel=found.hop.is_cancelled))
 
     def _replay(self, record: Record) -> None:
         match record:
             case Begun():
                 begun = self._hops[record.edge] = Hop(record)
                 begun.is_answered = True  # or nobody is there to be answered
-            case Sent(hop, edge, to, by):
-                sender = self._hops[hop]
-                self._edges[edge] = sender.edges[edge] = Edge(sender, to, by)
-            case Taken(edge):
-                self._edges[edge].is_taken = True
+            case Sent() | Taken() | EdgeClosed():
+                self._replay_sent(record)
             case Keep(seconds):
                 self.keep = seconds
             case Over(edge, over_with):
                 self._hops.pop(edge, None)
                 self._over[edge] = over_with
-            case EdgeClosed(edge, receipt):
-                found = self._edges.pop(edge)
-                del found.hop.edges[edge]
-                found.hop.add(receipt)
             case Tallied(edge, receipt):
                 self._hops[edge].add(receipt)
             case Ended(edge, status, seconds, why):
                 ended = self._hops[edge]
                 ended.status, ended.seconds, ended.why = status, seconds, why
                 ended.state = HopState.WAITING
+            case Cancelled(edge):
+                self._hops[edge].is_cancelled = True
             case Closed(edge, packed):
                 closed = self._hops[edge]
                 closed.receipt, closed.state = unpack(packed), HopState.CLOSED
+
+    def _replay_sent(self, record: Sent | Taken | EdgeClosed) -> None:
+        match record:
+            case Sent(hop, edge, to, by):
+                sender = self._hops[hop]
+                self._edges[edge] = sender.edges[edge] = Edge(sender, to, by)
+            case Taken(edge):
+                self._edges[edge].is_taken = True
+            case EdgeClosed(edge, receipt):
+                found = self._edges.pop(edge)
+                del found.hop.edges[edge]
+                found.hop.add(receipt)

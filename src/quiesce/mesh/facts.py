@@ -80,6 +80,13 @@ class Ended:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class Cancelled:
+    """A hop was told to end, with all that was handed on from it."""
+
+    edge: bytes
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Closed:
     """A hop has its receipt, which is packed."""
 
@@ -102,7 +109,7 @@ class Over:
 RAN = b""
 
 
-Record = Begun | Sent | Taken | Keep | EdgeClosed | Tallied | Ended | Closed | Over
+Record = Begun | Sent | Taken | Keep | EdgeClosed | Tallied | Ended | Cancelled | Closed | Over
 
 
 # What is to be done.

@@ -14,6 +14,7 @@ from quiesce.mesh import wire
 from quiesce.mesh.facts import (
     RAN,
     Begun,
+    Cancelled,
     Closed,
     EdgeClosed,
     Ended,
@@ -87,6 +88,7 @@ _FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
     "edge closed": (EdgeClosed, (bytes.fromhex, wire.receipt_of)),
     "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
     "ended": (Ended, (bytes.fromhex, _status, _time, _one_of(str))),
+    "cancelled": (Cancelled, (bytes.fromhex,)),
     "closed": (Closed, (bytes.fromhex, _packed)),
     "over": (Over, (bytes.fromhex, _packed_or_none)),
 }
@@ -132,8 +134,9 @@ def _sent(record: Sent) -> bytes:
     return f'["sent",{ids},{quoted(record.to)},{record.by:d}]\n'.encode()
 
 
-def _taken(record: Taken) -> bytes:
-    return b'["taken","%s"]\n' % record.edge.hex().encode()
+def _alone(name: str) -> Callable[[Any], bytes]:
+    form = b'["%s","%%s"]\n' % name.encode()
+    return lambda record: form % record.edge.hex().encode()
 
 
 def _keep(record: Keep) -> bytes:
@@ -163,11 +166,12 @@ def _over(record: Over) -> bytes:
 _TEXTS: dict[type, Callable[[Any], bytes]] = {
     Begun: _begun,
     Sent: _sent,
-    Taken: _taken,
+    Taken: _alone("taken"),
     Keep: _keep,
     EdgeClosed: _with_receipt("edge closed"),
     Tallied: _with_receipt("tallied"),
     Ended: _ended,
+    Cancelled: _alone("cancelled"),
     Closed: _closed,
     Over: _over,
 }

@@ -30,6 +30,10 @@ def new() -> tuple[Courier, list[tuple[bytes, str]]]:
     [
         {"retry_first": "1"},
         {"retry_most": None},
+        {"retry_first": 0},
+        {"retry_most": 0.0},
+        {"ask_in_doubt": 0},
+        {"ask_every": 0},
         {"ask_in_doubt": -1},
         {"ask_every": float("nan")},
         {"give_up": "600"},

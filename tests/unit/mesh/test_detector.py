@@ -14,6 +14,7 @@ from quiesce.mesh.facts import (
     WORKING,
     Answer,
     Begun,
+    Cancelled,
     Closed,
     EdgeClosed,
     Effect,
@@ -297,7 +298,8 @@ def test_a_cancellation_goes_down_the_tree() -> None:
     detector.send(hop, TWO, "there")
     detector.take()
     detector.cancel(hop)
-    assert detector.take() == [Stop(ROOT), Watch(ONE, "there", cancel=True)]
+    written = Write(Cancelled(ROOT))
+    assert detector.take() == [written, Stop(ROOT), Watch(ONE, "there", cancel=True)]
     detector.sent(TWO, "is in doubt")
     assert detector.take() == [Watch(TWO, "there", in_doubt=True, cancel=True)]
     detector.cancel(hop)
@@ -332,8 +334,24 @@ def test_asked_to_cancel_a_hop_stops() -> None:
     detector.arrive(ONE, CASCADE, "", "a")
     detector.take()
     assert detector.ask(ONE, cancel=True) is WORKING
-    assert detector.take() == [Stop(ONE)]
+    assert detector.take() == [Write(Cancelled(ONE)), Stop(ONE)]
     assert detector.ask(TWO, cancel=True) is NEVER
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_after_a_restart_a_cancellation_goes_on(*, is_compacted: bool) -> None:
+    """Those who were not told before are told then."""
+    detector = new()
+    hop = detector.begin(ROOT, CASCADE)
+    detector.send(hop, ONE, "there")
+    detector.sent(ONE, "is taken")
+    detector.cancel(hop)
+    detector.end(hop, "cancelled")
+    written = [effect.record for effect in detector.take() if isinstance(effect, Write)]
+    again = new()
+    again.restore(list(detector.snapshot()) if is_compacted else written)
+    assert again.hop(ROOT).is_cancelled
+    assert again.take() == [Watch(ONE, "there", in_doubt=True, cancel=True)]
 
 
 def test_a_receipt_has_so_many_notes_and_those_of_losses_first() -> None:
