@@ -165,11 +165,11 @@ async def test_a_folder_that_may_not_be_entered(tmp_path: Path, census: Census) 
 
 async def test_a_descriptor_that_was_just_closed_is_not_anothers(census: Census) -> None:
     """Its number may be given to the next file that is opened, which is not for the child."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.close(writing)
     async with Scope("a") as scope:
-        await watched(scope)
+        await watched(scope)  # which may open some
+        reading, writing = os.pipe()
+        os.close(reading)
+        os.close(writing)
         with nothing_left(scope, census):
             cases: list[dict[str, Any]] = [{"stdin": reading}, {"pass_fds": [writing]}]
             for options in cases:
