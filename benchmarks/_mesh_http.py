@@ -33,6 +33,11 @@ WAYS = ("bare", "mesh", "mesh without a journal", *LEAST)
 WAYS_A2A = ("a2a", "a2a mesh")
 _PLAIN = ("bare", "a2a")  # of these ways; the others take part
 _SECONDS_MAX = 30.0
+_CLOCKS = (  # the end of the name, what it is, the clock, and how many clients there are at once
+    ("", "of the server's processor time, one after the other", "cpu", 1),
+    ("_busy", "of the server's processor time, 32 at once", "cpu", 32),
+    ("_wall", "as one client sees it", "wall", 1),
+)
 _BODY = b'{"text":"a message to an agent"}'
 _SEND = {
     "jsonrpc": "2.0",
@@ -57,10 +62,18 @@ class Server:
 
     def request(self, method: str, path: str, header: str = "", body: bytes = b"") -> bytes:
         """Make a request, and give the body of the answer."""
+        self.send(method, path, header, body)
+        return self.receive(path, is_message=bool(header))
+
+    def send(self, method: str, path: str, header: str, body: bytes) -> None:
+        """Begin a request."""
         extra = f"{wire.REQUEST_HEADER}: {header}\r\n" if header else ""
         extra += "a2a-version: 1.0\r\n"
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
+
+    def receive(self, path: str, *, is_message: bool) -> bytes:
+        """End the request that was begun last, and give the body of the answer."""
         found = b""
         while b"\r\n\r\n" not in found:
             found += self._more()
@@ -72,7 +85,7 @@ class Server:
         if not 200 <= status < 300:
             message = f"{path} answered {status}: {rest!r}"
             raise ConnectionError(message)
-        if header and (wire.RESPONSE_HEADER.lower().encode() in lines) != self.takes_part:
+        if is_message and (wire.RESPONSE_HEADER.lower().encode() in lines) != self.takes_part:
             message = f"{path} took no part, or took part"
             raise ConnectionError(message)
         return rest
@@ -83,6 +96,10 @@ class Server:
             message = "the server has ended"
             raise ConnectionError(message)
         return more
+
+    def another(self) -> Server:
+        """Connect once more."""
+        return Server(self.url, _connected(self.socket.getpeername()), self.way)
 
     def json(self, path: str) -> Any:  # noqa: ANN401 - whatever it says
         """Get a path, and read its JSON."""
@@ -114,7 +131,7 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
                 "listener": listeners[name].fileno(),
             }
             stack.enter_context(_process(options))
-            connection = stack.enter_context(_connected(listeners[name]))
+            connection = stack.enter_context(_connected(listeners[name].getsockname()))
             made[name] = Server(urls[name], connection, way)
         yield made
 
@@ -139,8 +156,8 @@ def _process(options: dict[str, Any]) -> Iterator[None]:
             process.terminate()
 
 
-def _connected(listener: socket.socket) -> socket.socket:
-    connection = socket.create_connection(listener.getsockname(), _SECONDS_MAX)
+def _connected(address: tuple[str, int]) -> socket.socket:
+    connection = socket.create_connection(address, _SECONDS_MAX)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -153,8 +170,8 @@ class Cost:
     cpu_seconds: float
 
 
-def measure_requests(server: Server, requests: int) -> Cost:
-    """Make requests, one after the other, each a new message."""
+def measure_requests(server: Server, requests: int, at_once: int = 1) -> Cost:
+    """Make requests, so many at once, each a new message."""
     begin_by = int(time.time()) + 3000
     headers = [  # a plain server gets them, too, and does not look at them
         wire.request_header(
@@ -162,16 +179,25 @@ def measure_requests(server: Server, requests: int) -> Cost:
         )
         for _ in range(requests)
     ]
-    cpu = float(server.request("GET", "/cpu"))
     path, body = ("/", json.dumps(_SEND).encode()) if "a2a" in server.way else ("/work", _BODY)
-    began = time.perf_counter()
-    for header in headers:
-        answer = server.request("POST", path, header, body)
-    seconds = time.perf_counter() - began
-    if b'"error"' in answer:
-        message = f"the last answer is {answer!r}"
-        raise ConnectionError(message)
-    return Cost(seconds, float(server.request("GET", "/cpu")) - cpu)
+    with ExitStack() as stack:
+        lines = [server.another() for _ in range(at_once)]
+        for line in lines:
+            stack.enter_context(line.socket)
+        cpu = float(server.request("GET", "/cpu"))
+        began = time.perf_counter()
+        for number, header in enumerate(headers):
+            line = lines[number % at_once]
+            if number >= at_once:
+                answer = line.receive(path, is_message=True)
+            line.send("POST", path, header, body)
+        for line in lines[:requests]:
+            answer = line.receive(path, is_message=True)
+        seconds = time.perf_counter() - began
+        if b'"error"' in answer:
+            message = f"the last answer is {answer!r}"
+            raise ConnectionError(message)
+        return Cost(seconds, float(server.request("GET", "/cpu")) - cpu)
 
 
 @dataclass(frozen=True)
@@ -222,20 +248,19 @@ def _overhead(name: str, ways: tuple[str, ...], note: str, sizes: MeshSizes) -> 
     named = dict(zip(ways, (BARE, OURS), strict=False))
     with serving({way: way for way in ways}, {}) as servers:
         results = []
-        for clock in ("cpu", "wall"):
+        for ending, about, clock, at_once in _CLOCKS:
             pieces = {
-                named.get(way, way): partial(_piece, server, sizes.requests, clock)
+                named.get(way, way): partial(_piece, server, sizes.requests, clock, at_once)
                 for way, server in servers.items()
             }
-            interleave(f"requests, {clock}", pieces, 1)  # to warm up
-            about = "of the server's processor time" if clock == "cpu" else "as one client sees it"
+            interleave(f"requests, {about}", pieces, 1)  # to warm up
             results.append(
                 compare(
-                    name if clock == "cpu" else f"{name}_wall",
+                    f"{name}{ending}",
                     f"requests a second, {about}: with a journal, over a server that takes no part",
-                    interleave(f"requests, {clock}", pieces, sizes.rounds),
+                    interleave(f"requests, {about}", pieces, sizes.rounds),
                     unit="us a request",
-                    limit=0.9 if clock == "cpu" else None,
+                    limit=None if ending else 0.9,
                     at_least=True,
                     notes=(note,),
                 )
@@ -243,8 +268,8 @@ def _overhead(name: str, ways: tuple[str, ...], note: str, sizes: MeshSizes) -> 
     return results
 
 
-def _piece(server: Server, requests: int, clock: str) -> float:
-    cost = measure_requests(server, requests)
+def _piece(server: Server, requests: int, clock: str, at_once: int) -> float:
+    cost = measure_requests(server, requests, at_once)
     return (cost.cpu_seconds if clock == "cpu" else cost.seconds) / requests * 1e6
 
 
