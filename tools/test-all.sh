@@ -1,8 +1,8 @@
 #!/bin/sh
 # Run the tests with each supported Python that is found, each in an environment of its own.
 # Called by `make test-all`, which sets MAKE; EXCEPT names versions to leave out, USUAL the one whose
-# environment is .venv. GATES=yes runs the other gates beside the tests, in that environment, which has to be
-# there. make itself hands ARGS on to the make that is started here.
+# environment is .venv. GATES=yes runs the other gates beside the tests, in that environment. make itself hands
+# ARGS on to the make that is started here.
 set -u
 
 VERSIONS="3.11 3.12 3.13"
@@ -87,15 +87,21 @@ failures() {
     done
 }
 
-# The adapters' tests wait a lot, for SDKs that hang: beside the others they cost little. So do those of
-# programs and pages. Where all of them are run, each part is one of its own.
+# Tests of adapters and of programs wait a lot, for SDKs that hang and for processes: beside the others they cost
+# little. Where all of them are run, each part is one of its own.
 in_parts() {
     echo "--- $python"
-    make_it subjects || return
+    if [ "$version" = "${USUAL:-}" ] && [ "${GATES:-}" = yes ]; then
+        make_it environment || return
+        made gates gates "" &
+    else
+        make_it subjects || return
+    fi
     less=$(left_out "$version")
     others="--ignore=$ADAPTERS $less"
     if [ -n "$less" ]; then
-        made "$version, adapters" test "$ADAPTERS $less" &
+        made "$version, programs" test "tests/integration $less" &
+        others="--ignore=tests/integration $less"
     else
         made "$version, adapters" test "$ADAPTERS -k 'not test_cases'" &
         made "$version, cases" test "$ADAPTERS -k test_cases" &
@@ -112,10 +118,15 @@ outcomes=$work/outcomes printed=$work/printed
 mkdir "$outcomes" "$printed"
 trap 'rm -rf "$work"' EXIT
 ran=0
-if [ "${GATES:-}" = yes ]; then
-    version=${USUAL:-} python=${PYTHON:-python3}
-    made gates gates "" &
-fi
+case " $VERSIONS " in
+*" ${USUAL:-} "*) ;;
+*)
+    if [ "${GATES:-}" = yes ]; then # of a Python that the tests are not run with
+        version=${USUAL:-} python=${PYTHON:-python3}
+        made gates gates "" &
+    fi
+    ;;
+esac
 for version in $VERSIONS; do
     outcome=$outcomes/$version
     case " ${EXCEPT:-} " in
