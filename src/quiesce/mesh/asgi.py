@@ -50,6 +50,7 @@ _HEADER = wire.REQUEST_HEADER.lower().encode()
 _ANSWER = wire.RESPONSE_HEADER.lower().encode()
 _CONFLICT, _UNAVAILABLE, _BAD, _TOO_LARGE, _NO_METHOD, _FAILED = 409, 503, 400, 413, 405, 500
 _WITH_CONNECTIONS = ("1.0", "1.1")
+_CLOSE = (b"connection", b"close")
 
 
 class Mesh:
@@ -66,6 +67,7 @@ class Mesh:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or the whole life of the app."""
         kind = scope["type"]
+        send = leaving(self._node, scope, send)
         if kind == "lifespan":
             await self._live(scope, receive, send)
         elif kind != "http":
@@ -222,7 +224,7 @@ class _Exchange(Visit):
         if scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
             # Servers close a connection on which an app has failed, without a word if it has answered:
             # what the client sends next on it would be lost.
-            self._last = ((b"connection", b"close"),)
+            self._last = (_CLOSE,)
         if isinstance(left, Exception):
             await self._hop.turned()
             await self._end_badly(left)
@@ -306,6 +308,27 @@ class _Exchange(Visit):
                 lines += ((_ANSWER, self.header()), *self._last)
                 message = {**message, "headers": lines}
             await send(message)
+
+
+def leaving(node: Node, scope: Message, send: Send) -> Send:
+    """Have the connection be closed after the response, if the server was told to end.
+
+    It tells those connections that it has by then. On one that was made in that moment it would wait for another
+    request, for as long as clients may be silent.
+    """
+    if node._scope is None or not node._exchange.is_told_to_end:
+        return send
+    if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
+        return send
+
+    async def leave(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            lines = list(message.get("headers", ()))
+            if all(name.lower() != _CLOSE[0] for name, _ in lines):
+                message = {**message, "headers": [*lines, _CLOSE]}
+        await send(message)
+
+    return leave
 
 
 async def _refuse(send: Send, error: QuiesceError) -> None:

@@ -349,11 +349,11 @@ class Exchange:
     async def _change(self, edges: list[bytes], seconds: float) -> None:
         until = self._clock() + seconds
         while not self._is_over:
-            by = self._ending_by if self._is_ending else math.inf
+            by = self._ending_by if self.is_told_to_end else math.inf
             if not await self._change_by(edges, min(until, by)):
                 return
             # Who asks a server that is told to end cannot come back: he is told of all of it at once.
-            if not self._is_ending or not any(map(self._is_at_work, edges)):
+            if not self.is_told_to_end or not any(map(self._is_at_work, edges)):
                 return
 
     async def _change_by(self, edges: list[bytes], until: float) -> bool:
@@ -376,7 +376,8 @@ class Exchange:
         return not limit.cancelled_caught
 
     @property
-    def _is_ending(self) -> bool:
+    def is_told_to_end(self) -> bool:
+        """Whether the server was told to end, a while ago at most."""
         return self._clock() < self._ending_by
 
     def _is_at_work(self, edge: bytes) -> bool:

@@ -50,6 +50,7 @@ class CascadeFront:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or let the app live."""
+        send = asgi.leaving(self._node, scope, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif asgi._path(scope) in self._mesh._paths:

@@ -359,10 +359,21 @@ KINDS: dict[str, Callable[[Agent], Any]] = {
 """By kind of agent, how its app is made."""
 
 
-def _tell_tasks() -> None:
+def _tell_all(server: Any) -> None:
     """Write what is still to be done, for whoever wonders why this process does not end."""
     for task in asyncio.all_tasks():
-        task.print_stack()
+        task.print_stack(file=sys.stderr)  # by itself, its first line goes to stdout: it is no fact
+    for connection in server.server_state.connections:
+        transport, cycle = connection.transport, connection.cycle
+        told = {} if cycle is None else {
+            name: value for name, value in vars(cycle).items() if isinstance(value, bool | bytes)
+        }  # fmt: skip
+        scope = None if cycle is None else cycle.scope
+        sys.stderr.write(
+            f"connection {transport} closing={transport.is_closing()}"
+            f" unsent={transport.get_write_buffer_size()} cycle={told} scope={scope}\n"
+        )
+    sys.stderr.flush()
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]  # no types here
@@ -398,7 +409,7 @@ async def main(config: Config) -> None:
     server = _Server(made)
     server.tell = tell
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, _tell_tasks)
+    loop.add_signal_handler(signal.SIGUSR1, _tell_all, server)
     loop.add_reader(0, lambda: os._exit(3))  # nothing is ever written there: it has ended
     await server.serve(sockets=[listener])
 

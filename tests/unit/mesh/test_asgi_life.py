@@ -10,7 +10,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import JournalInUse
-from quiesce.mesh import Patience, exchange, wire
+from quiesce.mesh import CascadeFront, Patience, exchange, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.transport import RECEIPTS
 from tests.stress import turns
@@ -163,6 +163,34 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize("is_front", [False, True])
+async def test_after_the_signal_connections_are_not_used_again(*, is_front: bool) -> None:
+    """A server that waits for them does not know those that were made in that moment; HTTP/2 has another way."""
+    async with World() as world:
+        root, node = await world.add("a"), await world.add("b")
+        app = CascadeFront(node, answers) if is_front else node.asgi(answers)
+
+        async def connections(**options: Any) -> list[str | None]:
+            call = wire.call_body(Call("", (), ()))
+            async with root.cascade("c"):
+                with here().delegate("http://b") as handing:
+                    header = (b"cascade", handing.header.encode())
+                    message = Exchange(app, "POST", "/", headers=[header], **options)
+                    await message.run()
+                    handing.answered(message.told)
+            plain = Exchange(app, "GET", "/", **options)
+            question = Exchange(app, "POST", RECEIPTS, parts=[call], **options)
+            for one in (plain, question):
+                await one.run()
+            return [one.header(b"connection") for one in (message, plain, question)]
+
+        assert await connections() == [None] * 3
+        node._exchange.told_to_end()
+        assert await connections() == ["close"] * 3
+        assert await connections(http_version="1.0") == ["close"] * 3
+        assert await connections(http_version="2") == [None] * 3
 
 
 async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None:
