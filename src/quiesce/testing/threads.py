@@ -24,6 +24,7 @@ _POOLED = re.compile(r"(?P<pool>ThreadPoolExecutor)-\d+_\d+|(?P<prefix>.*)_\d+")
 _ANYIO = "anyio._backends._asyncio"
 _TRIO = "trio._core._thread_cache"
 _TO_THREAD = "run_in_thread.<locals>.call"
+_RETURNED = object()
 _PAUSE_SECONDS = 0.001
 _PAUSES_MAX = 50  # to begin takes a moment, or more on a busy machine
 
@@ -37,7 +38,9 @@ def _is_kept(thread: threading.Thread) -> bool:
     """Tell whether a thread is not its starter's to end."""
     if isinstance(thread, threading._DummyThread):
         return True  # not started by Python
-    target: Any = getattr(thread, "_target", None)
+    target: Any = getattr(thread, "_target", _RETURNED)
+    if target is _RETURNED:
+        return True  # Python lets go of the function when that has returned: the thread is all but gone
     module = getattr(getattr(target, "__func__", target), "__module__", None)
     if module == "asyncio.unix_events":
         return True  # it waits for a process, and ends with it: the process is what is left

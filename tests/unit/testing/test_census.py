@@ -96,6 +96,28 @@ async def test_a_worker_in_a_function_without_frames_is_found() -> None:
     assert set(threads.present()) <= before
 
 
+def test_a_thread_whose_function_has_returned_is_not_left() -> None:
+    """It is still on Python's list for a moment, as one of trio's is that had no work for long, and ends."""
+    is_seen, is_listed = threading.Event(), threading.Event()
+    thread = threading.Thread(target=bool)
+    remove = thread._delete  # type: ignore[attr-defined]  # private, and the last thing it does
+
+    def late() -> None:
+        is_listed.set()
+        is_seen.wait()
+        remove()
+
+    thread._delete = late  # type: ignore[attr-defined]  # the same
+    thread.start()
+    is_listed.wait()
+    try:
+        assert thread in threading.enumerate()
+        assert thread not in threads.present()
+    finally:
+        is_seen.set()
+        thread.join()
+
+
 def test_a_worker_of_trio_that_tells_its_result_is_idle() -> None:
     """A thread of trio's that has done its work, and still wakes the event loop, is not left."""
     told, go_on = threading.Event(), threading.Event()
