@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -332,3 +333,10 @@ async def work_in_the_default_executor() -> None:
         await future  # here: executor await
     finally:
         timer.cancel()
+
+
+def hold_up(seconds: float) -> None:
+    """Let nothing run for a while, as a machine does that has other things to do."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass

@@ -20,7 +20,7 @@ from quiesce.testing import sweep
 from quiesce.testing.guarding import guard
 from quiesce.testing.watching import watch
 from tests.unit.testing import sweep_scenarios as scenarios
-from tests.unit.testing.sweep_scenarios import line
+from tests.unit.testing.sweep_scenarios import hold_up, line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +107,18 @@ def test_a_started_task_is_cancelled_on_its_own(backend: Backend) -> None:
     assert failure.hits[0].task == waiting.__qualname__ + ".<locals>.tell"
     assert "alone, was cancelled" in str(failure)
     assert sweep(waiting, backend=backend, where="all", cancel=("native", "scope")).ok
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
+def test_a_machine_that_is_held_up_makes_no_hang(backend: Backend) -> None:
+    """A run is given up after a time in which it could run, not after one in which nothing could."""
+
+    async def held_up() -> None:
+        hold_up(0.15)
+        for _ in range(5):
+            await turn()
+
+    assert sweep(held_up, backend=backend, hang_seconds=0.1, runs_max=1).ok
 
 
 @pytest.mark.parametrize("backend", ON_ASYNCIO)

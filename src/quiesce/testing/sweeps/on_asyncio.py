@@ -39,6 +39,7 @@ _VIRTUAL_SECONDS_MAX = 86_400.0  # of mock time: what is not done after a day is
 _GIVING_UP_TURNS = 50  # of the loop, for tasks to end once they are cancelled
 _TURNS_AFTER = 3  # of the loop, for what is scheduled already when a scenario ends
 _CLOSING_SECONDS_MAX = 1.0  # for async generators to end
+_PARTS = 10  # of the time that a run may take
 
 
 @cache
@@ -214,7 +215,14 @@ class AsyncioRun:
             self._deadline = time.monotonic() + seconds
             self._loop.on_turn = self._watch_busy
         else:
-            self._loop.call_later(seconds, self._give_up)
+            self._wait(_PARTS)
+
+    def _wait(self, parts: int) -> None:
+        """Give up after so many parts of the time, and not at once when a machine was held up for all of it."""
+        if parts:
+            self._loop.call_later(self._settings.hang_seconds / _PARTS, self._wait, parts - 1)
+        else:
+            self._give_up()
 
     def _watch_busy(self) -> None:
         """End a run that is busy for ever, in whose virtual time no timer comes."""

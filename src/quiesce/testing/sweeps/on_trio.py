@@ -34,6 +34,7 @@ __all__: list[str] = []
 _REASON = "quiesce.testing.sweep"
 # Before trio 0.31 nobody can tell whose cancellation has reached the scenario.
 TELLS_WHOSE: bool = "reason" in inspect.signature(trio.CancelScope.cancel).parameters
+_PARTS = 10  # of the time that a run may take
 _GIVING_UP_SECONDS = 0.2  # for tasks to end once they are cancelled, shields or not
 _BLOCKED_SECONDS_MAX = 0.05  # of mock time: nothing can run, and no timer is set
 _SEED = 0
@@ -47,13 +48,18 @@ class Bound:
     """Sees to it that a run ends: it knows what trio asks its clock, which is once a turn at least."""
 
     def __init__(self, on_deadline: Callable[[], None], seconds: float) -> None:
-        self.deadline: float = time.monotonic() + seconds
+        self.part: float = seconds / _PARTS
+        self._checked = time.monotonic()
+        self.deadline: float = self._checked + seconds
         self._on_deadline = on_deadline
         self._blocked_since: float | None = None
 
     def check(self) -> float:
         """See whether the time is over; trio asks for it in a turn, tasks ask, too."""
         now = time.monotonic()
+        # A machine that was held up has not let anybody run meanwhile: that is a part of the time, at most.
+        self.deadline += max(0.0, now - self._checked - self.part)
+        self._checked = now
         if now > self.deadline and not _in_task():
             self._on_deadline()
         return now
@@ -86,7 +92,7 @@ class RealClock(trio.abc.Clock):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Give the time to wait for something to happen: not longer than the run may take."""
         now = self._bound.check()
-        return min(deadline, self._bound.deadline) - now
+        return min(deadline, self._bound.deadline, now + self._bound.part) - now
 
 
 def mock_clock(bound: Bound) -> trio.abc.Clock:

@@ -97,32 +97,29 @@ class Oracle:
 
     async def settled(self, pause: Callable[[float], Awaitable[None]]) -> list[Finding]:
         """Give what is left some time, and tell what has ended then from what has not."""
-        begun = time.monotonic()
-        swept_up = begun + _SWEEPING_UP_SECONDS
-        deadline = max(swept_up, begun + self._settings.settle_seconds)
-        # Of the loop's own time no more than that: in time that jumps, an hour would be moments.
-        seconds = passed = 0.0
+        # What was waited is counted, and no clock is asked: while a machine is held up, nothing ends. And it is
+        # the loop's own time: in time that jumps, an hour would be moments.
+        most = self._settings.settle_seconds
+        is_mock = self._settings.clock == "mock"
+        seconds = passed = slept = 0.0
         turns = 0
-        while self._last and (
-            turns < _TURNS
-            or (time.monotonic() < deadline and passed < self._settings.settle_seconds)
-        ):
+        while self._last and (turns < _TURNS or passed < most):
             await pause(seconds)
             passed += seconds
             turns += 1
             if turns < _TURNS:
                 continue
-            looked = time.monotonic()
             self._last = self._look()
-            if looked < swept_up:
+            if (slept if is_mock else passed) < _SWEEPING_UP_SECONDS:
                 self._first = {
                     key: finding
                     for key, finding in self._first.items()
                     if key in self._last or finding.kind not in _SWEPT_UP
                 }
-            seconds = _PAUSE_SECONDS if not seconds else 2 * seconds
-            if self._settings.clock == "mock":
+            seconds = min(2 * seconds or _PAUSE_SECONDS, most - passed)
+            if is_mock:
                 time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - the loop's time is not that of others
+                slept += _PAUSE_SECONDS
         return verdict(self._first, self._last)
 
     def left(self) -> list[Finding]:
