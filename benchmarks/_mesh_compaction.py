@@ -16,7 +16,7 @@ from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
 from quiesce.mesh.compaction import Compaction
 from quiesce.mesh.facts import Over, Record
 from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt, pack
+from quiesce.mesh.receipt import Alone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,10 +45,9 @@ async def in_slices(journal: Journal, engine: Engine) -> None:
 
 def remembering(count: int) -> Engine:
     """Make an engine that remembers so many messages, each with its receipt."""
-    engine, records = new_engine(), list[Record]()
-    for number in range(count):
-        note = Note(f"{number:012x}", _PARENT, "there", "done", 0.01234567)
-        records.append(Over(os.urandom(12), pack(Receipt("done", notes=(note,)))))
+    engine, records, alone = new_engine(), list[Record](), Alone("there")
+    for edge in (os.urandom(12) for _ in range(count)):
+        records.append(Over(edge, alone.packed(edge, _PARENT, 12_346)))
     engine.restore(records, 0.0)
     return engine
 
@@ -83,7 +82,7 @@ class Pauses:
             if make is in_slices:
                 journal.close()
                 begin = time.perf_counter()
-                new_engine().restore(journal.open(), 0.0)
+                journal.open_into(new_engine().detector.restore)
                 self.read_seconds.append(time.perf_counter() - begin)
         return pause * 1e3
 
