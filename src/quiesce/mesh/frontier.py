@@ -6,7 +6,6 @@ arrives, and what is not reached is named, not left out.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ _ENTRIES_MAX = 256
 _SHARE = 0.8  # of the time that is left, for those below: the answer has to come back
 _SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
 _NAMES_MAX = 3
+_SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # of the texts in an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +118,13 @@ def _own(node: Node, hop: Hop) -> Busy:
 
 
 async def _ask(transport: Transport, to: str, edges: list[bytes], within: float) -> list[Busy]:
-    body = wire.dumps(
-        {"v": wire.VERSION, "edges": [edge.hex() for edge in edges], "within": within}
-    )
     with anyio.fail_after(max(within, _SECONDS_MIN)):
-        answer = await transport.call(to, PROBE, body)
-    found = wire.versioned("frontier", answer)
-    return [_busy(one) for one in wire.items(found, "busy")[:_ENTRIES_MAX]]
+        return parse_answer(await transport.call(to, PROBE, probe_body(edges, within)))
 
 
 async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
     """Answer who is busy with some edges, for whoever knows their ids."""
-    found = wire.versioned("probe", body)
-    edges = list(dict.fromkeys(map(wire.edge_of, wire.items(found, "edges"))))[:_ENTRIES_MAX]
-    within = found.get("within", 1.0)
-    if type(within) not in {int, float} or not math.isfinite(within):
-        message = "probe: within is not a number of seconds"
-        raise RemoteProtocolError(message)
-    within = min(max(0.0, within), _SECONDS_MAX)
+    edges, within = parse_probe(body)
     try:
         node._check()
     except QuiesceError as error:
@@ -155,8 +144,44 @@ async def serve(node: Node, transport: Transport, body: bytes) -> bytes:
     async with anyio.create_task_group() as group:
         for hop in hops:
             group.start_soon(gather, hop)
+    return answer_body(busy)
+
+
+def probe_body(edges: list[bytes], within: float) -> bytes:
+    """Write a question."""
+    asked = {"v": wire.VERSION, "edges": [edge.hex() for edge in edges], "within": within}
+    return wire.dumps(asked)
+
+
+def parse_probe(body: bytes) -> tuple[list[bytes], float]:
+    """Read a question: the edges that it is about, and how many seconds there are for it.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    found = wire.versioned("probe", body)
+    edges = list(dict.fromkeys(map(wire.edge_of, wire.items(found, "edges"))))[:_ENTRIES_MAX]
+    within = found.get("within", 1.0)
+    if not wire.is_time(within):
+        message = "probe: within is not a number of seconds"
+        raise RemoteProtocolError(message)
+    return edges, min(within, _SECONDS_MAX)
+
+
+def answer_body(busy: list[Busy]) -> bytes:
+    """Write an answer."""
     plain = [_plain(entry) for entry in busy[:_ENTRIES_MAX]]
     return wire.dumps({"v": wire.VERSION, "busy": plain})
+
+
+def parse_answer(body: bytes) -> list[Busy]:
+    """Read an answer.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    found = wire.versioned("frontier", body)
+    return [_busy(one) for one in wire.items(found, "busy")[:_ENTRIES_MAX]]
 
 
 def _plain(entry: Busy) -> list[Any]:
@@ -165,13 +190,15 @@ def _plain(entry: Busy) -> list[Any]:
 
 
 def _busy(found: Any) -> Busy:
-    texts = (str, str, str, str, object, str)
     if (
         not isinstance(found, list)
-        or len(found) != len(texts)
-        or not all(isinstance(one, kind) for one, kind in zip(found, texts, strict=True))
+        or len(found) != len(_SIZES)
         or (found[4] is not None and not wire.is_time(found[4]))
-        or sum(len(one) for one in found if isinstance(one, str)) > NAME_MAX + WHY_MAX * 2
+        or any(
+            not isinstance(one, str) or len(one) > most
+            for one, most in zip(found, _SIZES, strict=True)
+            if most is not None
+        )
     ):
         message = "frontier: an entry that is none"
         raise RemoteProtocolError(message)

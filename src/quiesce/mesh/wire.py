@@ -7,7 +7,6 @@ id. Everything has a limit. What a later version adds is ignored, what it change
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
@@ -410,4 +409,4 @@ def _parse_note(found: Any) -> Note:
 
 def is_time(value: Any) -> bool:
     """Tell whether it is a number of seconds."""
-    return type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _COUNT_MAX
+    return type(value) in {int, float} and 0 <= value <= _COUNT_MAX  # no infinity is, nor what is no number

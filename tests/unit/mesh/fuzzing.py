@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import JournalBroken, QuiesceError, RemoteProtocolError
-from quiesce.mesh import journal, records, wire
+from quiesce.mesh import frontier, journal, records, wire
 from quiesce.mesh.facts import (
     RAN,
     Begun,
@@ -55,7 +55,7 @@ FIELDS = [
     b"s=closed", b"wait=1",
 ]  # fmt: skip
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 1000, 1001, 2**53 - 1, 2**53, -(2**63), 10**30, 0.0, -0.5, 1.5, 1e308,
+    None, True, False, 0, 1, -1, 1000, 1001, 2**53 - 1, 2**53, -(2**63), 10**30, 10**400, 0.0, -0.5, 1.5, 1e308,
     "", "0" * 12, "f" * 12, "0" * 24, "F" * 24, "0" * 32, "0" * 25, "done", "failed", "cancelled", "lost",
     "refused", "unsent", "opaque", "unknown", "working", "never", "not now", "closed", "run", "x" * 200,
     "x" * 201, "y" * 501, "\ud800", "\x00", "é",
@@ -235,6 +235,10 @@ def _record_again(record: Record) -> bool:
     return records.line_of(_JOURNAL._record(2, line)) == line
 
 
+_BUSY = [
+    frontier.Busy("0123456789ab", "", "planner", "at work", 1.5, "a task"),
+    frontier.Busy("ba9876543210", "0123456789ab", "hotel", "not reached", None, ""),
+]
 _JOURNAL = journal.Journal("a journal")  # never opened
 TARGETS: dict[str, Target] = {
     "request header": Target(
@@ -263,6 +267,23 @@ TARGETS: dict[str, Target] = {
         RemoteProtocolError,
         lambda reply: wire.parse_reply(wire.reply_body(reply)) == reply,
         _bodies("replies"),
+        body_changed,
+    ),
+    "probe": Target(
+        frontier.parse_probe,
+        RemoteProtocolError,
+        lambda found: frontier.parse_probe(frontier.probe_body(*found)) == found,
+        (
+            frontier.probe_body([EDGE, bytes(12)], 1.5),
+            b'{"v":0,"edges":["%s"]}' % EDGE.hex().encode(),
+        ),
+        body_changed,
+    ),
+    "frontier": Target(
+        frontier.parse_answer,
+        RemoteProtocolError,
+        lambda busy: frontier.parse_answer(frontier.answer_body(busy)) == busy,
+        (frontier.answer_body(_BUSY), frontier.answer_body([])),
         body_changed,
     ),
     "journal line": Target(

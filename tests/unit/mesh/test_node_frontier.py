@@ -237,6 +237,9 @@ async def test_watching_ends_when_it_has_settled() -> None:
         b'{"v":0,"edges":[],"within":"1"}',
         b'{"v":0,"edges":[],"within":true}',
         b'{"v":0,"edges":[],"within":NaN}',
+        b'{"v":0,"edges":[],"within":Infinity}',
+        b'{"v":0,"edges":[],"within":-1}',
+        b'{"v":0,"edges":[],"within":1%s}' % (b"0" * 400),
     ],
 )
 async def test_what_is_no_question_is_refused(body: bytes) -> None:

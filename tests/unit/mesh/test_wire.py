@@ -188,7 +188,8 @@ def test_what_is_no_receipt_is_refused(receipt: object) -> None:
         b"", b"\xff", b"[]", b"{}", b'{"v":1}', b'{"v":false}', b'{"v":0,"asks":{}}',
         b'{"v":0,"asks":[1]}', b'{"v":0,"asks":[["%s",1]]}' % EDGE.hex().encode(),
         b'{"v":0,"asks":[["AB",true]]}', b'{"v":NaN}', b"[" * 100_000, b"1" * 10_000,
-        b'{"v":0,"wait":-1,"answers":1}', b'{"v":0,"wait":"1","answers":1}',
+        b'{"v":0,"wait":1%s,"answers":1}' % (b"0" * 400), b'{"v":0,"keep":1%s,"answers":1}' % (b"0" * 400),
+        b'{"v":0,"wait":Infinity,"answers":1}', b'{"v":0,"wait":-1,"answers":1}', b'{"v":0,"wait":"1","answers":1}',
         b'{"v":0,"asks":[%s]}' % b",".join([b"[]"] * 1001), b" " * (wire.BODY_BYTES_MAX + 1),
     ],
 )  # fmt: skip
