@@ -360,14 +360,15 @@ async def test_receipts_are_taken_while_the_server_drains(tmp_path: Path) -> Non
             assert (await draining).ok
 
 
+@pytest.mark.parametrize("is_open", [False, True])
 async def test_who_waits_for_receipts_does_not_hold_up_a_server_that_is_told_to_end(
-    tmp_path: Path,
+    tmp_path: Path, *, is_open: bool
 ) -> None:
     """Servers wait for open requests, and such a question is one, for up to half a minute."""
     with mesh.told_by_signal() as ending:
         async with mesh.town(tmp_path) as town, mesh.script() as node:
             town.plan("a", "b")
-            place = await town.build("a", ending=ending, watch_signals=True)
+            place = await town.build("a", ending=ending, is_open=is_open)
             other = await town.build("b")
             async with await quiesce_client(node, place.url, config=mesh.polling()) as client:
                 async with node.cascade("one"):

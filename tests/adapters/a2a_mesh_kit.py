@@ -291,9 +291,10 @@ class Town:
         ending: Ending | None = None,
         *,
         also_old: bool = False,
+        is_open: bool = False,
         **options: Any,
     ) -> Place:
-        """Serve an agent that takes part."""
+        """Serve an agent that takes part; its node may be open before."""
         self.plan(name)
         url = self.urls[name]
         node = Node(
@@ -311,6 +312,8 @@ class Town:
             **{"watch_signals": False, **options},
         )  # fmt: skip
         place = self.places[name] = Place(name, url, node, agent, app)
+        if is_open:
+            await self._stack.enter_async_context(node)
         await self.serve(name, around(place) if around else app, ending)
         return place
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.signals import heard
 from quiesce.errors import QuiesceError
 from quiesce.mesh import asgi, links, wire
 
@@ -107,9 +108,14 @@ class CascadeInside:
         if scope["type"] != "lifespan":
             await self._mesh(scope, receive, send)
             return
-        first = [await receive()]  # a mesh that is around it has opened the node by then
+        first = [await receive()]  # a mesh that is around it has opened the node by then, or the program itself
 
         async def hear() -> Message:
             return first.pop() if first else await receive()
 
-        await (self._mesh if self._node._scope is None else self._app)(scope, hear, send)
+        opened = self._node._scope
+        if opened is None:
+            await self._mesh(scope, hear, send)
+        else:
+            with heard(opened._backend.post, self._mesh._told_to_end):
+                await self._app(scope, hear, send)

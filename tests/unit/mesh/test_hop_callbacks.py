@@ -69,9 +69,12 @@ async def _step() -> None:
     await asyncio.sleep(0)
 
 
-def _of_callback(start: Callable[..., object]) -> None:
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.call_soon, start)
+def _of_callback(start: Callable[..., object], turns: int = 6) -> None:
+    """Have it called some turns later: more than a hop waits for where it cannot know."""
+    if turns:
+        asyncio.get_running_loop().call_soon(_of_callback, start, turns - 1)
+    else:
+        start()
 
 
 def _of_gather(start: Callable[..., object]) -> None:

@@ -82,7 +82,7 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         async with handler:
-            with _watching(handler, drain, cleanup, node, wanted=watch_signals):
+            with _watching(handler, drain, cleanup, wanted=watch_signals):
                 yield
 
     app = _starlette()(routes=[*routes, *_routes(handler, card, rpc, rest)], lifespan=lifespan)
@@ -174,7 +174,6 @@ def _watching(
     handler: QuiescentRequestHandler,
     drain: float,
     cleanup: float,
-    node: Node | None,
     *,
     wanted: bool,
 ) -> Iterator[None]:
@@ -187,8 +186,6 @@ def _watching(
 
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
-            if node is not None and node._scope is not None:
-                node._exchange.told_to_end()
             if not draining:
                 draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
 
