@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -115,6 +116,28 @@ def test_every_mutant_has_its_place() -> None:
             for path in sorted((ROOT / "tests" / "mutants").glob("*.toml"))
             for mutant in tomllib.loads(path.read_text())["mutant"]
             if (ROOT / mutant["file"]).read_text().count(mutant["old"]) != 1
+        ]
+    )
+
+
+def test_every_mutant_has_its_tests() -> None:
+    """The tests that are to notice a mutant are there, so that a run of them does not begin in vain."""
+
+    def is_there(test: str) -> bool:
+        file, _, name = test.partition("::")
+        path = ROOT / file
+        text = path.read_text() if path.is_file() else ""
+        for other in re.findall(r"^from (tests\.[\w.]+) import \*", text, re.MULTILINE):
+            text += (ROOT / f"{other.replace('.', '/')}.py").read_text()
+        return f"def {name.partition('[')[0]}(" in text if name else path.exists()
+
+    nothing(
+        [
+            f"{path.name}: {mutant['guarantee']}: there is no {test}"
+            for path in sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+            for mutant in tomllib.loads(path.read_text())["mutant"]
+            for test in mutant["tests"]
+            if not is_there(test)
         ]
     )
 

@@ -119,7 +119,7 @@ def run_tests(
     failed = tuple(
         line.split(" ", 1)[1].split(" - ")[0]
         for line in output.splitlines()
-        if line.startswith(("FAILED ", "ERROR "))
+        if line.startswith(("FAILED ", "ERROR ", "ERROR: "))
     )
     return Result(code, failed, time.monotonic() - started)
 
@@ -140,7 +140,7 @@ def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             result = run_tests(tests, subject, copy_of_src(folder), seconds_max * len(own))
         if result.code not in {0, 1}:
-            say(f"the tests cannot be run as they are (pytest: {result.code}): {tests}")
+            say(f"the tests cannot be run as they are (pytest: {result.code}): {result.failed or tests}")
             raise SystemExit(2)
         failed += result.failed
     return tuple(failed)
