@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quiesce.errors import JournalBroken
-from quiesce.mesh import Node
+from quiesce.mesh import Memory, Node, Patience, SettledWithLosses, Unknown
 from quiesce.mesh.http import _AT_ONCE, Http
 from quiesce.testing import sweep
 from tests.adapters.http_receiver import receiving
@@ -165,3 +165,38 @@ async def test_an_answer_that_cannot_be_noted_is_closed(
                 async with node.cascade("c"):
                     await client.post("http://takes-no-part/")
         assert body.is_closed
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        (200, Unknown),
+        (202, Unknown),
+        (302, SettledWithLosses),
+        (404, SettledWithLosses),
+        (502, SettledWithLosses),
+    ],
+)
+async def test_a_peer_that_answers_without_a_word_has_the_message(
+    tmp_path: Path, status: int, verdict: type
+) -> None:
+    """Its node does not know of it: what came along was dropped, unless something else has answered."""
+    memory = Memory()
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, headers={"location": "/there"} if status == 302 else {})
+
+    def member(name: str) -> Node:
+        url, others = f"http://{name}", ["http://a", "http://b"]
+        journal = tmp_path / f"{name}.journal"
+        soon = Patience(ask_in_doubt=0.01)
+        return Node(name, url=url, journal=journal, peers=others, transport=memory, patience=soon)
+
+    async with (
+        member("a") as node,
+        member("b"),
+        node.client(transport=httpx.MockTransport(answer)) as client,
+    ):
+        async with node.cascade("c") as cascade:
+            await client.post("http://b/")
+        assert type(await cascade.settled(5)) is verdict

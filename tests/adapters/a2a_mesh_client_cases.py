@@ -123,3 +123,13 @@ async def test_a_card_cannot_make_a_client_ask_an_address_of_its_choice() -> Non
     for peers in ((), ("http://10.0.0.1:9",)):
         async with mesh.script(peers=peers) as node, await quiesce_client(node, card) as client:
             assert client.takes_part == bool(peers)
+
+
+@pytest.mark.parametrize("url", ["http://[", "[::1"])
+async def test_a_card_with_an_address_that_is_none_leaves_nothing_open(url: str) -> None:
+    """The client is made, or it is not: its connections are closed then."""
+    card = mesh.declared(url, receipts="http://127.0.0.1:9")
+    async with mesh.script() as node:
+        client = await quiesce_client(node, card)
+        assert not client.takes_part
+        await client.close()

@@ -160,6 +160,7 @@ async def test_what_is_no_message_is_passed_over() -> None:
     """Neither noise nor an id that cannot be one ends the session."""
     async with quick(Agent()) as (task, peer):
         peer.writer.write(b"\n  \nhello\n[1]\n3\n{broken\n")
+        peer.writer.write(b'{"a":' + b"[" * 100_000 + b"\n")
         peer.send({"id": [1], "method": "_echo", "params": {}})
         answer = await peer.receive()
         assert answer is not None

@@ -256,7 +256,18 @@ async def test_an_answer_is_not_lost_when_the_agent_hangs_up_after_it() -> None:
         assert (await asking).stop_reason == "end_turn"
 
 
-@pytest.mark.parametrize("data", [b"not json\n", b"[1, 2]\n", b"17\n", b"\n", b'{"id": 99}\n'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not json\n",
+        b"[1, 2]\n",
+        b"17\n",
+        b"\n",
+        b'{"id": 99}\n',
+        b'{"a":' + b"[" * 100_000 + b"\n",
+    ],
+    ids=["text", "list", "number", "nothing", "no question", "deep"],
+)
 async def test_what_is_no_message_is_ignored(data: bytes) -> None:
     """An agent that prints to its standard output does not end the connection."""
     async with connected() as (agent, connection):

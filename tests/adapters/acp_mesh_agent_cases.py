@@ -193,6 +193,27 @@ async def test_a_draining_agent_refuses_and_answers_questions(tmp_path: Path) ->
         await closing
 
 
+async def test_a_node_that_is_drained_answers_questions(tmp_path: Path) -> None:
+    """Whoever drains it: the program, with all that is in it. Those who wait have no other way to hear."""
+    gate = asyncio.Event()
+
+    async def prompt(agent: Agent) -> None:
+        await gate.wait()
+
+    async with lone_agent(tmp_path, prompt) as (peer, agent, node):
+        first = Told()
+        first.prompt(peer)
+        await agent.begun.wait()
+        scope = node._opened()
+        closing = asyncio.create_task(node.drain(5))
+        await scope.closing()
+        first.ask(peer)
+        assert (await peer.result(7))["answers"] == [[first.edge.hex(), "working"]]
+        gate.set()
+        assert first.answer(await peer.answer(1)).kind == "closed"
+        await closing
+
+
 async def test_the_last_receipt_is_sent_before_a_drain_ends(tmp_path: Path) -> None:
     """Work that has outlived its prompt ends in the drain: who waits for it is answered."""
     gate = asyncio.Event()

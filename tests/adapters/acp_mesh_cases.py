@@ -21,6 +21,7 @@ from quiesce.integrations.acp import (
 from quiesce.mesh import (
     Memory,
     Node,
+    Patience,
     Settled,
     Unknown,
     current_hop,
@@ -246,10 +247,44 @@ async def test_an_answer_that_says_nothing_leaves_its_edge_in_doubt(
         assert settled.receipt.hops == 2
 
 
+async def test_what_was_answered_and_is_not_known_there_is_unknown(tmp_path: Path) -> None:
+    """Something between the two drops what comes along with a prompt: the agent may be at work on it."""
+    async with lone_client(tmp_path, OFFER) as (agent, connection, node):
+        async with node.cascade("work") as cascade:
+            asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
+            request = await agent.hear()
+            await agent.say(id=request["id"], result=DONE)
+            await asking
+        call = await agent.hear()
+        answers = [[edge, "never"] for edge, _ in call["params"]["asks"]]
+        await agent.say(id=call["id"], result={"v": 0, "answers": answers})
+        settled = await cascade.settled(within=5)
+        assert isinstance(settled, Unknown), settled
+        assert "drops what comes along" in str(settled)
+
+
+async def test_a_prompt_that_was_handed_nothing_stays_opaque(tmp_path: Path) -> None:
+    """Also if another handshake says meanwhile that the agent takes part."""
+    async with lone_client(tmp_path, {"protocolVersion": 1}) as (agent, connection, node):
+        async with node.cascade("work") as cascade:
+            asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
+            request = await agent.hear()
+            assert REQUEST_KEY not in request["params"].get("_meta", {})
+            again = asyncio.create_task(connection.initialize(protocol_version=1))
+            await agent.say(id=(await agent.hear())["id"], result=OFFER)
+            await again
+            await agent.say(id=request["id"], result=DONE)
+            await asking
+        settled = await cascade.settled(within=5)
+        assert settled.receipt.opaque == 1
+        assert settled.receipt.lost == 0
+
+
 @pytest.mark.parametrize("answer", [{"error": {}}, {"result": 3}, {"result": {"v": 1}}, {}])
 async def test_a_call_that_is_not_answered_decides_nothing(tmp_path: Path, answer: Any) -> None:
     """It is made again."""
-    async with lone_client(tmp_path, OFFER) as (agent, connection, node):
+    soon = Patience(retry_most=0.2)  # of what is no node, too
+    async with lone_client(tmp_path, OFFER, patience=soon) as (agent, connection, node):
         async with node.cascade("work") as cascade:
             asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
             request = await agent.hear()

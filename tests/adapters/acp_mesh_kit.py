@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import quiesce
 from quiesce.integrations.acp import connect_to_agent, run_agent
-from quiesce.mesh import Node, wire
+from quiesce.mesh import Node, Patience, wire
 from quiesce.mesh.links import REQUEST_KEY, RESPONSE_KEY
 from tests.adapters.acp_agents import PROMPT, Agent, Peer
 from tests.adapters.acp_agents import wire as streams
@@ -109,13 +109,17 @@ async def lone_agent(
 
 @asynccontextmanager
 async def lone_client(
-    folder: Path, greeting: dict[str, Any] | None, **options: Any
+    folder: Path,
+    greeting: dict[str, Any] | None,
+    *,
+    patience: Patience | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[FakeAgent, Any, Node]]:
     """Have a client that takes part, and an agent that the test plays; None: they shake no hands."""
     async with (
         asyncio.timeout(10),
         FakeAgent() as agent,
-        Node("editor", journal=folder / "editor") as node,
+        Node("editor", journal=folder / "editor", patience=patience) as node,
     ):
         connection: Any = connect_to_agent(
             Client(), agent.writer, agent.reader, node=node, **options

@@ -118,6 +118,7 @@ async def test_a_message_may_have_newlines() -> None:
     """JSON that was written for people is understood."""
     async with serving() as server:
         client = await connect(f"ws://127.0.0.1:{server.port}")
+        await client.send('{"a":\n' + "[" * 100_000)  # and what is none is passed over
         await client.send(json.dumps(json.loads(INITIALIZE), indent=2))
         assert json.loads(await client.recv())["result"]["protocolVersion"] == 1
 

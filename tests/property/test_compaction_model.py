@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from quiesce.mesh.compaction import Compaction
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Write
+from quiesce.mesh.facts import WORKING, Write
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, mark
 from quiesce.mesh.states import HopState
@@ -52,8 +52,8 @@ def of_hops(detector: Detector) -> dict[bytes, Any]:
         hop.edge: (
             (hop.cascade, hop.parent, hop.reply, hop.is_root, hop.state, hop.receipt),
             hop.receipt  # all that it is made of is in it
-            or (hop.status, hop.seconds, hop.why, hop.tally.sum()),
-            {edge: sent.to for edge, sent in hop.edges.items()},
+            or (hop.status, hop.seconds, hop.why, hop.tally.sum(), hop.is_cancelled),
+            {edge: (sent.to, sent.by, sent.is_taken) for edge, sent in hop.edges.items()},
         )
         for hop in detector._hops.values()
         if hop.is_root or hop.receipt is None
@@ -63,6 +63,7 @@ def of_hops(detector: Detector) -> dict[bytes, Any]:
 def assert_same(found: Detector, truth: Detector, live: Detector, edges: Iterable[bytes]) -> None:
     """See that the next process knows what was written, unless the one that died had forgotten it."""
     assert of_hops(found) == of_hops(truth)
+    assert found.keep == truth.keep
     assert {edge: sent.hop.edge for edge, sent in found._edges.items()} == {
         edge: sent.hop.edge for edge, sent in truth._edges.items()
     }
@@ -137,8 +138,34 @@ class Life(RuleBasedStateMachine):
         """Hand something on."""
         hop = self.pick(number, HopState.RUNNING)
         if hop is not None:
-            self.detector.send(hop, self.new_edge(), f"http://{number}")
+            self.detector.send(hop, self.new_edge(), f"http://{number}", number)
             self.commit()
+
+    @rule(number=which, answer=st.sampled_from(["is taken", "is in doubt", None]))
+    def hear(self, number: int, answer: Any) -> None:
+        """Hear of an edge that it was taken: by the answer to its message, or to a question."""
+        edges = list(self.detector._edges)
+        if edges:
+            edge = edges[number % len(edges)]
+            if answer is None:
+                self.detector.told(edge, WORKING)
+            else:
+                self.detector.sent(edge, answer)
+            self.commit()
+
+    @rule(number=which)
+    def cancel(self, number: int) -> None:
+        """Have a hop end, with all that was handed on from it."""
+        hop = self.pick(number, HopState.RUNNING, HopState.WAITING)
+        if hop is not None:
+            self.detector.cancel(hop)
+            self.commit()
+
+    @rule(seconds=st.sampled_from([60.0, 3600.0]))
+    def promise(self, seconds: float) -> None:
+        """Remember what comes for another time than before."""
+        self.detector.promise(seconds)
+        self.commit()
 
     @rule(number=which, status=statuses, how=st.sampled_from(["is opaque", "is not sent", None]))
     def close_edge(self, number: int, status: Any, how: Any) -> None:
@@ -263,9 +290,12 @@ COURSE: tuple[Callable[[Detector], object], ...] = (
     lambda node: node.begin(ROOT, bytes(16)),
     lambda node: node.arrive(OTHER, bytes(16), "0123456789ab", "http://there"),
     lambda node: node.send(node.hop(ROOT), FIRST, "http://first"),
-    lambda node: node.send(node.hop(ROOT), SECOND, "http://second"),
+    lambda node: node.send(node.hop(ROOT), SECOND, "http://second", 1_800_000_000),
+    lambda node: node.told(SECOND, WORKING),
     lambda node: node.receive(FIRST, DONE),
     lambda node: node.send(node.hop(ROOT), THIRD, "http://third"),
+    lambda node: node.promise(60.0),
+    lambda node: node.cancel(node.hop(ROOT)),
     lambda node: node.end(node.hop(ROOT), "failed", seconds=0.25, why="so"),
     lambda node: node.sent(SECOND, "is opaque"),
     lambda node: node.end(node.hop(OTHER), "done"),

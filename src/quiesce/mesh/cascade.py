@@ -200,8 +200,18 @@ class Cascade:
         """Have all of it end, everywhere: `settled()` tells when it has.
 
         *Cancel safety*: there is nothing to wait for.
+
+        *Raises*: `UsageError` if its node was closed and opened again since: `Node.recovered` has it then.
         """
-        self._node._cancel(self._begun())
+        record, node = self._begun(), self._node
+        node._check()
+        if record.receipt is None and node._engine.detector.find_root(record.edge) is not record:
+            message = (
+                f"cascade {self.name!r} was begun before node {node.name!r} was opened again: what is left of it "
+                "is in `node.recovered`"
+            )
+            raise UsageError(message)
+        node._cancel(record)
 
     def __repr__(self) -> str:
         """Name it, and say whether it has settled."""

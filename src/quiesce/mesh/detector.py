@@ -312,7 +312,10 @@ class Detector:
         elif answer.kind == "working":
             self._is_taken(edge, found)
         elif answer.kind == "never" and found.is_taken:  # nobody says so who has taken it (7)
-            why = "it was taken, and is not known there: others have this address, or a journal is gone"
+            why = (
+                "it was taken, and is not known there: others have this address, a journal is gone,"
+                " or a proxy drops what comes along with messages"
+            )
             self._close_edge(edge, found, "is not known there", "unknown", why)
         elif answer.kind == "never":
             status: Status = "cancelled" if found.hop.is_cancelled else "lost"

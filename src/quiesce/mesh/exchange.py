@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from quiesce.core.backends import Waiter
+    from quiesce.core.job import Job
     from quiesce.core.scope import Scope
     from quiesce.mesh.engine import Engine
     from quiesce.mesh.facts import Answer
@@ -108,23 +109,27 @@ class Exchange:
 
     def start(self) -> None:
         """Begin to call others, and to be called."""
-        self._serve("exchange", self._make_calls)
-        self._serve("end of the polls", self._end_polls)
+        self.service("exchange", self._make_calls)
+        self.service("end of the polls", self._end_polls)
         if self._node.url is None:  # nobody tells it of what the process before has sent
             for edge, to in self._engine.detector.open_edges():
                 self.pull(edge, to)
         if self._scope._state is not State.OPEN:
             self.closing()
 
-    def _serve(
+    def service(
         self, name: str, fn: Callable[..., Coroutine[Any, Any, None]], *args: object
-    ) -> None:
-        """Start a service of the node; also while it is drained, which needs them to end well."""
+    ) -> Job[None] | None:
+        """Start a service of the node; also while it is drained, which needs them to end well.
+
+        Gives None if the node is closed.
+        """
         scope = self._scope
         if scope._state is State.CLOSED:
-            return
-        job = scope._start(scope, fn(*args), name, fn.__code__, 0)
+            return None
+        job: Job[None] = scope._start(scope, fn(*args), name, fn.__code__, 0)
         scope._services[job] = job  # type: ignore[assignment]  # a job is Held
+        return job
 
     # The end.
 
@@ -196,7 +201,7 @@ class Exchange:
             calls = engine.due(now)
             node._commit()
             for call in calls:
-                self._serve(f"call {call.to}", self._make_call, call)
+                self.service(f"call {call.to}", self._make_call, call)
             node._tidy()
             self._awake_at = min(engine.next_at(), self._age_at, self._flush_by)
             if self._awake_at <= now:
@@ -272,7 +277,7 @@ class Exchange:
         pull = self._pulls.get(to)
         if pull is None:
             pull = self._pulls[to] = Pull(to, self._node._patience)
-            self._serve(f"poll {to}", self._pull_from, pull)
+            self.service(f"poll {to}", self._pull_from, pull)
         pull.add(edge)
 
     async def _pull_from(self, pull: Pull) -> None:

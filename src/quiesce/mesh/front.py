@@ -82,9 +82,11 @@ class CascadeFront:
             if hop is not None:
                 return node.answer(hop).encode()
             if node._engine.detector.knows(edge):
+                known = node._engine.detector.find(edge)
                 answer = node._engine.ride(edge, node._clock())
                 node._commit()
-                return wire.response_header(edge, answer).encode()
+                must_ask = known is not None and known.reply is None
+                return wire.response_header(edge, answer, must_ask=must_ask).encode()
         except QuiesceError:
             return None  # it is not of the protocol, or the node is not there
         told = links.refuse(node, header) if is_error else None
@@ -108,7 +110,9 @@ class CascadeInside:
         if scope["type"] != "lifespan":
             await self._mesh(scope, receive, send)
             return
-        first = [await receive()]  # a mesh that is around it has opened the node by then, or the program itself
+        first = [
+            await receive()
+        ]  # a mesh that is around it has opened the node by then, or the program itself
 
         async def hear() -> Message:
             return first.pop() if first else await receive()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 from quiesce.core.node import logger
 from quiesce.errors import RemoteProtocolError
 from quiesce.mesh import wire
+from quiesce.mesh.facts import WORKING
 from quiesce.mesh.receipt import mark
 
 if TYPE_CHECKING:
@@ -62,16 +63,23 @@ class Handing:
         """The header, to be sent with the message."""
         return {wire.REQUEST_HEADER: self.header}
 
-    def answered(self, header: str | bytes | None) -> None:
+    def answered(self, header: str | bytes | None, *, is_error: bool = False) -> None:
         """Know how the receiver has answered.
 
         Args:
             header: the value of `Cascade-Receipt`; None: there was none, and the agent takes no part. If it
-                is one of the node's peers, something else has answered in its place, and it is asked.
+                is one of the node's peers, it is asked.
+            is_error: whether it was an error. One without a header, of a peer, is of something else, like a
+                proxy, and the message may not have arrived. Anything else is of the agent, which has it: if it
+                does not know of it, what came along with the message was lost on the way.
         """
         if header is None:
-            is_peer = self._node._policy.allows(self.to)
-            self._resolve("is in doubt" if is_peer else "is opaque")
+            if not self._node._policy.allows(self.to):
+                self._resolve("is opaque")
+            elif is_error:
+                self._resolve("is in doubt")
+            else:
+                self.told(WORKING, must_ask=True)
             return
         try:
             told = wire.parse_response_header(header, self._edge)

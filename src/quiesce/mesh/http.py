@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CascadeTransport", "Http"]
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
-_OK = 200
+_OK, _ERRORS = 200, 400
 _NOT_SENT = (  # raised before a byte of the request has left; of this attempt, if there were others
     httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol,
     httpx.InvalidURL, httpx.ProxyError, httpx.LocalProtocolError,
@@ -232,7 +232,8 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
                 request.headers.pop(wire.REQUEST_HEADER, None)
                 request.extensions = extensions
             try:
-                handing.answered(response.headers.get(wire.RESPONSE_HEADER))
+                is_error = response.status_code >= _ERRORS or response.has_redirect_location
+                handing.answered(response.headers.get(wire.RESPONSE_HEADER), is_error=is_error)
             except BaseException:  # nobody is given it: nobody else lets go of its connection
                 with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await response.aclose()

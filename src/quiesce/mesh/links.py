@@ -25,11 +25,13 @@ from quiesce.core import arguments
 from quiesce.core.node import logger
 from quiesce.errors import EdgeRefused, PeerLost, QuiesceError, UsageError
 from quiesce.mesh import wire
+from quiesce.mesh.facts import WORKING
 from quiesce.mesh.transport import PROBE, RECEIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 
+    from quiesce.core.job import Job
     from quiesce.mesh.handing import Handing
     from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
@@ -146,8 +148,6 @@ class Link:
         try:
             yield handing
         finally:
-            if self.takes_part is False:
-                self.opaque(handing)
             handing.in_doubt()
 
     def opaque(self, handing: Handing) -> None:
@@ -160,11 +160,15 @@ class Link:
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
         """Know what the answer to a message has in its `_meta`; an error may have none (3)."""
         told = meta.get(RESPONSE_KEY) if isinstance(meta, dict) else None
-        if self.takes_part is False:
-            pass  # whatever it says, it was handed nothing
-        elif isinstance(told, str):
+        if isinstance(told, str):
             handing.answered(told)
-        elif self.takes_part is None and not failed:
+        elif failed:
+            pass
+        elif (
+            self.takes_part is True
+        ):  # it has the message: who then does not know of it has lost what came along
+            handing.told(WORKING, must_ask=True)
+        else:
             self.opaque(handing)
 
     def _keep(self, edge: bytes) -> None:
@@ -257,6 +261,21 @@ def with_answer(error: object, told: str) -> Any:
     if error is None or isinstance(error, dict):
         return with_meta(error, RESPONSE_KEY, told)
     return error
+
+
+def start(
+    node: Node, name: str, fn: Callable[..., Coroutine[Any, Any, None]], *args: object
+) -> Job[None]:
+    """Start what answers a call; also while the node is drained, for those who wait hear by that alone.
+
+    *Raises*: `UsageError` or `PeerLost` if the node is not open.
+    """
+    node._opened()
+    job = node._exchange.service(name, fn, *args)
+    if job is None:
+        message = f"node {node.name!r} is closed"
+        raise PeerLost(message)
+    return job
 
 
 async def serve(node: Node, method: str, params: object) -> Any:

@@ -465,7 +465,7 @@ class Node:
     def _tidy(self) -> None:
         """Have a smaller journal made, if it has grown; not at the end, which would wait for it."""
         if self._journal is not None and not self._exchange.is_ending and self._tidying.is_due():
-            self._exchange._serve("compaction", self._tidying.run)
+            self._exchange.service("compaction", self._tidying.run)
 
     def __repr__(self) -> str:
         """Name it, and say whether it is open."""

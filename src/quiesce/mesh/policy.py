@@ -120,7 +120,10 @@ class Policy:
         for peer in self._by_length:
             if url.startswith(peer) and url[len(peer) : len(peer) + 1] in {"", "/", "?"}:
                 return peer
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # nobody is there, whoever has named it
+            return "what is no address"
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 __all__ = ["Note", "Receipt"]
 
 NAME_MAX, WHY_MAX = 200, 500
+COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly; more are as many
 NOTES_MAX = 64
 """How many notes a receipt carries; the counts are exact beyond it."""
 
@@ -146,9 +147,18 @@ class Tally:
         self.opaque += receipt.opaque
         self.unknown += receipt.unknown
         self.volatile += receipt.volatile
+        troubles = self.failed | self.cancelled | self.lost | self.opaque | self.unknown
+        if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:  # as each is, at most
+            self._bound()
         notes = receipt.notes
         if notes and (len(self.notes) < NOTES_MAX or any(one.status != "done" for one in notes)):
             self.notes = foremost((*self.notes, *notes))
+
+    def _bound(self) -> None:
+        """Count no further than can be told: somebody has said that there were so many, and one more is to come."""
+        for name in self.__slots__:
+            if name != "notes":
+                setattr(self, name, min(getattr(self, name), COUNT_MAX - 1))
 
     def sum(self) -> Receipt:
         """Give all of it as one receipt, of the status of no hop."""

@@ -15,6 +15,7 @@ from quiesce.errors import LocalProtocolError, RemoteProtocolError
 from quiesce.mesh.courier import Call, Reply
 from quiesce.mesh.facts import Answer
 from quiesce.mesh.receipt import (
+    COUNT_MAX,
     ENDS,
     NAME_MAX,
     WHY_MAX,
@@ -45,7 +46,6 @@ _PACKED_ON_HEADER = (
     HEADER_BYTES_MAX - len("00-0123456789ab;s=closed;r=")
 ) // 2  # it is in hexadecimal
 HOME_MAX = 512
-_COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly
 
 _STATUSES = frozenset(get_args(Status))
 _KINDS = frozenset(("working", "never", "not now", "unknown"))
@@ -386,7 +386,7 @@ def receipt_of(found: Any) -> Receipt:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _COUNT_MAX:
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
         _refuse("receipt", "a count that is none")
     return value
 
@@ -409,4 +409,6 @@ def _parse_note(found: Any) -> Note:
 
 def is_time(value: Any) -> bool:
     """Tell whether it is a number of seconds."""
-    return type(value) in {int, float} and 0 <= value <= _COUNT_MAX  # no infinity is, nor what is no number
+    return (
+        type(value) in {int, float} and 0 <= value <= COUNT_MAX
+    )  # no infinity is, nor what is no number

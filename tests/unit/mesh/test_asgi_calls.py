@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 import pytest
 
-from quiesce.mesh import CascadeFront
+from quiesce.mesh import CascadeFront, wire
 from tests.unit.mesh.meshing import World, here
 from tests.unit.mesh.serving import Exchange, answers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
 
@@ -55,6 +59,39 @@ async def test_what_is_no_call_is_refused(
         await made.run()
         assert made.status == status
         assert "error" in json.loads(made.body)
+
+
+async def test_who_stands_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_path: Path) -> None:
+    """The hop waits for others, an app around the mesh has answered, and nobody may be told of its end."""
+    others: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        others.append(here().delegate("http://c"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def around(scope: Any, receive: Any, send: Any) -> None:
+        async def drop(message: Any) -> None:
+            pass
+
+        await inner(scope, receive, drop)
+        while other._hops:
+            await anyio.lowlevel.checkpoint()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"another"})
+
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b", peers=())
+        inner = other.asgi(app)
+        async with node.cascade("c"):
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(CascadeFront(other, around), "POST", "/", headers=[header])
+                await made.run()
+        assert made.told is not None
+        assert wire.parse_response_header(made.told, handing._edge).must_ask
+        others[0].not_sent()
 
 
 async def test_who_stands_in_front_says_what_the_app_does_not() -> None:

@@ -200,6 +200,21 @@ async def test_what_answers_in_the_place_of_a_peer_does_not_speak_for_it() -> No
         assert not found.receipt.opaque
 
 
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_peer_that_has_answered_and_knows_nothing_of_it_has_it_all_the_same(
+    tmp_path: Path, *, is_error: bool
+) -> None:
+    """What came along was dropped by a proxy, say, and the message is worked on; an error may be the proxy's own."""
+    async with World(tmp_path) as world:
+        node, _ = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                handing.answered(None, is_error=is_error)
+        found = await cascade.settled(5)
+        assert type(found) is (SettledWithLosses if is_error else Unknown)
+        assert ("a proxy drops" in str(found)) == (not is_error)
+
+
 @pytest.mark.real_time
 async def test_nothing_is_sent_from_another_event_loop() -> None:
     """Its end would be asked for there, and that ends: nobody would ask any more."""

@@ -10,12 +10,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce.errors import JournalBroken
+from quiesce.errors import JournalBroken, UsageError
+from quiesce.mesh import Unknown
 from quiesce.mesh.facts import EdgeClosed
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Receipt
 from tests.stress import turns
-from tests.unit.mesh.meshing import World, nothing, until
+from tests.unit.mesh.meshing import World, here, nothing, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,26 @@ async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Pa
         await node.aclose()
         await node.open()
         assert node.recovered == ()
+
+
+async def test_one_that_was_begun_before_a_restart_cannot_be_cancelled(tmp_path: Path) -> None:
+    """It has another in its place; what was written of it then would be of something that is over."""
+    async with World(tmp_path) as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            here().delegate("http://nobody")
+        await node.aclose()
+        await node.open()
+        (again,) = node.recovered
+        with pytest.raises(UsageError, match="recovered"):
+            await cascade.cancel()
+        await again.cancel()
+        assert isinstance(await again.settled(5), Unknown)
+        with pytest.raises(UsageError, match="recovered"):
+            await cascade.cancel()
+        await again.cancel()  # it is over: there is nothing to end
+        await node.aclose()
+        await node.open()  # and its journal is in order
 
 
 async def test_one_that_is_dropped_after_a_restart_does_not_take_the_other_along(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quiesce.mesh import wire
 from quiesce.mesh.receipt import (
+    COUNT_MAX,
     ENDS,
     NAME_MAX,
     NOTES_MAX,
@@ -84,6 +85,16 @@ def test_a_hop_counts_itself(status: Status) -> None:
     counts = {name: getattr(receipt, name) for name in ("failed", "cancelled", "lost")}
     assert receipt.hops == 1
     assert counts == {name: int(name == status) for name in counts}
+
+
+def test_counts_have_a_bound_that_can_be_told() -> None:
+    """Whatever others say: what is made of it is a receipt that everybody takes."""
+    own, tally = note(EDGE, mark(EDGE), "name", "done", 0.5, ""), Tally()
+    for _ in range(3):
+        tally.add(Receipt("done", *(COUNT_MAX,) * 7))
+    for status in ENDS:
+        for receipt in (tally.sum(), tally.close(status, own, volatile=True)):
+            assert wire.receipt_of(json.loads(pack(receipt))) == receipt
 
 
 def test_one_that_could_not_be_sent_is_not_noted() -> None:

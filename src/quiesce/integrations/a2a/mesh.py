@@ -101,9 +101,16 @@ def _is_near(base: str, urls: list[str]) -> bool:
         found = origin(url)
         if found == own:
             return True
-        if found is None and "://" not in url and urlsplit(f"//{url}").hostname == own[1]:
+        if found is None and "://" not in url and _host(url) == own[1]:
             return True
     return False
+
+
+def _host(address: str) -> str | None:
+    try:
+        return urlsplit(f"//{address}").hostname
+    except ValueError:  # whatever a card may have
+        return None
 
 
 # The message.

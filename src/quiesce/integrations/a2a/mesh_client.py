@@ -83,6 +83,7 @@ async def quiesce_client(
             resolver = A2ACardResolver(http, agent)
             agent = await resolver.get_agent_card(relative_card_path, resolver_http_kwargs)
         client = ClientFactory(config).create(agent, **options)
+        made = CascadeClient(node, client, agent, config, own)
     except BaseException:
         if own is not None:
             await own.aclose()
@@ -92,7 +93,7 @@ async def quiesce_client(
             "request": [*http.event_hooks["request"], _leaves],
             "response": [_heard, *http.event_hooks["response"]],  # others may raise
         }
-    return CascadeClient(node, client, agent, config, own)
+    return made
 
 
 def _version_header() -> dict[str, str]:
@@ -288,7 +289,7 @@ class _Message:
         if self._departure.is_prevented(error):
             handing.not_sent()
         elif not self._declared:
-            handing.answered(None)
+            handing.answered(None, is_error=error is not None)
         elif error is None:
             handing.told(WORKING, must_ask=True)
         else:

@@ -170,7 +170,7 @@ async def serve(
 def _decoded(data: bytes) -> dict[str, Any] | None:
     try:
         message = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
     if isinstance(message, dict):
         return message

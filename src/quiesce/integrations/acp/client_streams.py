@@ -210,7 +210,7 @@ def _parsed(line: bytes) -> Message | None:
         return None
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         logger.warning("an agent has sent what is no JSON, which is ignored: %.200r", line)
         return None
     if not isinstance(message, dict):

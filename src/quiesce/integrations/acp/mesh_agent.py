@@ -154,8 +154,8 @@ class MeshRequests(Requests):
     def _take_call(self, number: str | int, method: str, params: Any) -> None:
         try:
             self._check_number(number)
-            self._calls[number] = self._mesh._opened().spawn(
-                self._call, number, method, params, name=method, service=True
+            self._calls[number] = links.start(
+                self._mesh, method, self._call, number, method, params
             )
         except QuiesceError as error:
             self._refuse_call(number, error)

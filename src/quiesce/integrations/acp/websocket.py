@@ -106,7 +106,7 @@ def _one_line(frame: str) -> bytes | None:
     if "\n" in text:
         try:
             text = json.dumps(json.loads(text), separators=(",", ":"))
-        except ValueError:
+        except (ValueError, RecursionError):
             text = text.replace("\n", " ")  # the SDK complains of it
     return text.encode()
 

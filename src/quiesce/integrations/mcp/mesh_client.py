@@ -80,7 +80,9 @@ class Handover:
     ) -> Any:
         link = self._link_of(connection)
         with link.delegate(hop) as handing:
-            if link.takes_part is not False:
+            if link.takes_part is False:
+                link.opaque(handing)  # at once: another handshake may say otherwise meanwhile
+            else:
                 meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
                 options = {**options, "meta": meta}
             try:

@@ -316,8 +316,7 @@ class _Sifted:
             return False
         if isinstance(message, types.JSONRPCRequest):
             try:
-                scope = self._node._opened()
-                call = scope.spawn(self._answer, message, name=message.method, service=True)
+                call = links.start(self._node, message.method, self._answer, message)
             except QuiesceError:
                 return False  # which the SDK refuses
             self._calls.add(call)
