@@ -140,7 +140,9 @@ def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             result = run_tests(tests, subject, copy_of_src(folder), seconds_max * len(own))
         if result.code not in {0, 1}:
-            say(f"the tests cannot be run as they are (pytest: {result.code}): {result.failed or tests}")
+            say(
+                f"the tests cannot be run as they are (pytest: {result.code}): {result.failed or tests}"
+            )
             raise SystemExit(2)
         failed += result.failed
     return tuple(failed)

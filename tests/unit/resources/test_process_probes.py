@@ -136,11 +136,11 @@ async def watched() -> set[str]:
     return open_descriptors()
 
 
-def variable_of(pid: int, name: bytes) -> bytes:
-    """Look into the environment of a process."""
+def variable_of(pid: int, name: bytes) -> bytes | None:
+    """Look into the environment of a process; there is none in some moments of its start."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    (value,) = (word.removeprefix(name + b"=") for word in words if word.startswith(name + b"="))
-    return value
+    values = (word.removeprefix(name + b"=") for word in words if word.startswith(name + b"="))
+    return next(values, None)
 
 
 def check_nothing_left(folder: Path, before: set[str], census: Census) -> None:
@@ -225,7 +225,8 @@ async def test_a_stranger_who_sends_the_message(tmp_path: Path, census: Census) 
     async def forge(scope: Scope) -> None:
         while not scope.frontier():
             await anyio.lowlevel.checkpoint()
-        name = variable_of(census.pids[-1], b"NOTIFY_SOCKET")
+        while (name := variable_of(census.pids[-1], b"NOTIFY_SOCKET")) is None:
+            await anyio.lowlevel.checkpoint()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"READY=1", name.replace(b"@", b"\0", 1))
 
