@@ -71,7 +71,7 @@ async def handling(way: str, folder: Path) -> AsyncIterator[Any]:
     """Have a handler of a way in this process."""
     logging.disable(logging.CRITICAL)
     if way != BARE:
-        async with QuiescentRequestHandler(**_made(way, folder), drain_seconds=1.0) as handler:
+        async with QuiescentRequestHandler(**_made(way, folder), grace=1.0) as handler:
             yield handler
         return
     handler = DefaultRequestHandler(**_made(way, folder))
@@ -89,7 +89,7 @@ def application(way: str, folder: Path) -> Starlette:
         return Starlette(routes=[*routes, *sdk_routes(handler, kit.card(), "/", None)])
     sender = made["push_sender"]
     app: Starlette = quiesce_app(
-        made["agent_executor"], card=kit.card(), outbox=sender, drain=0.0, routes=routes
+        made["agent_executor"], card=kit.card(), outbox=sender, grace=0.0, routes=routes
     )
     return app
 

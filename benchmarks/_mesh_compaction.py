@@ -55,7 +55,7 @@ def remembering(count: int) -> Engine:
 def _take(journal: Journal, engine: Engine) -> None:
     """Take a message, as a node does that is at work meanwhile."""
     edge = os.urandom(12)
-    engine.arrive(edge, CASCADE, _PARENT, NAMES[1], 0.0)
+    engine.detector.arrive(edge, CASCADE, _PARENT, NAMES[1])
     journal.write(engine.take_writes())
     engine.end(engine.detector.hop(edge), "done", 0.0, seconds=0.01234567)
     journal.write(engine.take_writes())

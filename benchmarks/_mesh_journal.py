@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from benchmarks._harness import OURS, Result, Row, compare, interleave, row
 from benchmarks._mesh_compaction import compaction
 from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
+from quiesce.mesh.facts import Answer
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt
 
@@ -31,6 +32,7 @@ _SQLITE = "SQLite, WAL"
 _POWER = "quiesce, power"
 _PARENT = "0123456789ab"
 _DONE = Receipt("done", notes=(Note("ba9876543210", _PARENT, "there", "done", 0.01234567),))
+_ANSWER = Answer("closed", _DONE)
 
 
 def receive(count: int, keep: Keep) -> float:
@@ -39,7 +41,7 @@ def receive(count: int, keep: Keep) -> float:
     gc.collect()
     begin = time.process_time()
     for edge in edges:
-        engine.arrive(edge, CASCADE, _PARENT, NAMES[1], 0.0)
+        engine.detector.arrive(edge, CASCADE, _PARENT, NAMES[1])
         keep(engine.take_writes())
         engine.end(engine.detector.hop(edge), "done", 0.0, seconds=0.01234567)
         keep(engine.take_writes())
@@ -57,8 +59,7 @@ def send(count: int, keep: Keep) -> float:
     for edge in edges:
         engine.send(hop, edge, NAMES[1], 0.0)
         keep(engine.take_writes())
-        engine.receive(edge, _DONE, 0.0)
-        engine.sent(edge, "is taken", 0.0)
+        engine.answered(edge, _ANSWER, "is taken", 0.0)
         keep(engine.take_writes())
     return (time.process_time() - begin) / count
 

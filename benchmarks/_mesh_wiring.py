@@ -66,16 +66,14 @@ class Mesh:
     def take(self, edge: bytes, parent: str, by: str, reply: str) -> Hop:
         """Have an edge arrive; its hop runs."""
         engine = self.engines[by]
-        assert engine.arrive(edge, CASCADE, parent, reply, 0.0).kind == "run"
+        assert engine.detector.arrive(edge, CASCADE, parent, reply).kind == "run"
         engine.take_writes()
         return engine.detector.hop(edge)
 
     def answer(self, edge: bytes, by: Engine, sender: Engine) -> None:
         """Answer an edge's message: the receipt is on it, or comes later."""
         answer = by.ride(edge, 0.0)
-        if answer.receipt is not None:
-            sender.receive(edge, answer.receipt, 0.0)
-        sender.sent(edge, "is taken", 0.0)
+        sender.answered(edge, answer, "is taken", 0.0)
         sender.take_writes()
 
     def end(self, engine: Engine, hop: Hop) -> None:

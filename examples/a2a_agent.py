@@ -84,7 +84,7 @@ def serve(port: int, folder: Path) -> None:
         ],
     )
     pushes = DurablePushSender(folder / "pushes.db", allow_private=["127.0.0.0/8"])
-    app = quiesce_app(Counter(), card=card, outbox=pushes, drain=DRAIN_SECONDS)
+    app = quiesce_app(Counter(), card=card, outbox=pushes, grace=DRAIN_SECONDS)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 

@@ -39,7 +39,7 @@ async def bare(scope: dict[str, object], _receive: object, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"accepted"})
 
 
-app = Quiesce(bare, drain=10)
+app = Quiesce(bare, grace=10)
 
 
 def get(port: int, path: str) -> tuple[int, str]:

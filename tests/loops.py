@@ -19,6 +19,7 @@ import uvloop
 
 from quiesce.core import node
 from quiesce.core.backends import asyncio as asyncio_backend
+from quiesce.core.known import is_process_wide
 from quiesce.core.roots import roots
 from quiesce.testing import VirtualLoop, processes
 
@@ -89,7 +90,8 @@ def run_asyncio(
         try:
             await fn()
         finally:
-            left.extend(repr(task) for task in asyncio.all_tasks() if task is not me)
+            others = [task for task in asyncio.all_tasks() if task is not me]
+            left.extend(repr(one) for one in others if not is_process_wide(one.get_coro()))
             left.extend(["a task factory"] if loop.get_task_factory() is not None else [])
             left.extend(["another create_task"] if "create_task" in vars(loop) else [])
 

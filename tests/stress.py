@@ -192,7 +192,7 @@ def unclosed() -> list[str]:
     """Give the complaints about scopes that ended programs never closed, and forget them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        roots.difference_update([root for root in roots if not root._backend.alive()])
+        roots.prune()
         gc.collect()
     graveyards.clear()
     return [str(warning.message) for warning in caught]

@@ -133,7 +133,7 @@ def main(path: str, name: str, listener: int) -> None:
         Worker(truth, client, urls, urls[name]),
         card=_card(name, urls[name]),
         outbox=DurablePushSender(folder / f"{name}.pushes", allow_private=["127.0.0.0/8"]),
-        drain=10,
+        grace=10,
         routes=[Route("/pushed/{act}", pushed, methods=["POST"])],
         node=None if legacy else node,
     )

@@ -166,10 +166,12 @@ class RemoteProtocolError(ProtocolError):
 class EdgeRefused(QuiesceError):
     """A message must not be worked on; `header` is what its sender is to be told, as `Cascade-Receipt`."""
 
-    def __init__(self, message: str, header: str) -> None:
+    def __init__(self, message: str, header: str, *, is_busy: bool = False) -> None:
         """Carry the answer."""
         super().__init__(message)
         self.header: str = header
+        self.is_busy: bool = is_busy
+        """Whether the agent takes no messages now; else it is this message that is refused, as a copy is."""
 
 
 class CascadeCancelled(QuiesceError):

@@ -450,8 +450,8 @@ async def test_wrong_arguments_are_refused_with_the_names_of_the_sdk() -> None:
         QuiescentRequestHandler()
     with pytest.raises(ArgumentError, match="no_such_option"):
         House(no_such_option=1)
-    with pytest.raises(ArgumentError, match="drain_seconds"):
-        House(drain_seconds=-1)
+    with pytest.raises(ArgumentError, match="grace"):
+        House(grace=-1)
 
 
 async def test_a_handler_that_was_never_used_closes_at_once() -> None:
@@ -465,7 +465,7 @@ async def test_a_handler_that_was_never_used_closes_at_once() -> None:
 
 async def test_as_a_context_manager_it_opens_and_drains() -> None:
     """With the seconds that it was made with."""
-    house = House(drain_seconds=0.05, cleanup_seconds=1)
+    house = House(grace=0.05, cleanup=1)
     async with house.handler:
         task = await house.busy()
     assert await house.state(task.id) == "failed"

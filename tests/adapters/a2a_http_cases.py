@@ -49,7 +49,7 @@ async def test_json_rpc_serves_what_the_sdk_serves(tmp_path: Path) -> None:
 
 async def test_rest_serves_what_the_sdk_serves(tmp_path: Path) -> None:
     """A send, the question for its task, and a drain that answers who waits."""
-    async with webhook() as hook, serving("quiesce", tmp_path, "drain=0.3") as server:
+    async with webhook() as hook, serving("quiesce", tmp_path, "grace=0.3") as server:
         path = "/rest/message:send" if kit.FIRST else "/rest/v1/message:send"
         body = rest_body(kit.sending("complete", webhook=hook.url))
         answer = (await server.client.post(path, json=body)).json()
@@ -129,7 +129,7 @@ async def test_a_blocking_send_does_not_hold_up_a_server_that_is_told_to_end(
     tmp_path: Path,
 ) -> None:
     """The server waits for its requests, and this one for its task: the drain begins before."""
-    async with serving("quiesce", tmp_path, "drain=0.2") as server:
+    async with serving("quiesce", tmp_path, "grace=0.2") as server:
         sending = asyncio.ensure_future(server.send("wait k complete"))
         await server.waits("k")
         async with asyncio.timeout(5):
@@ -139,7 +139,7 @@ async def test_a_blocking_send_does_not_hold_up_a_server_that_is_told_to_end(
 
 async def test_a_new_server_waits_for_the_outbox_of_the_one_before(tmp_path: Path) -> None:
     """It starts while the old one drains, and goes on with what that one leaves."""
-    async with webhook() as hook, serving("quiesce", tmp_path, "drain=1") as old:
+    async with webhook() as hook, serving("quiesce", tmp_path, "grace=1") as old:
         await old.send("wait k complete", blocking=False, webhook=hook.url)
         await old.waits("k")
         old.process.send_signal(signal.SIGTERM)

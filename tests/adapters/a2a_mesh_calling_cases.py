@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from quiesce.errors import JournalBroken
-from quiesce.mesh import Memory, Node, Patience, SettledWithLosses, Unknown
+from quiesce.mesh import Handing, Memory, Node, Patience, Settled, Unknown
 from quiesce.mesh.http import _AT_ONCE, Http
 from quiesce.testing import sweep
 from tests.adapters.http_receiver import receiving
@@ -152,19 +151,39 @@ async def test_an_answer_that_cannot_be_noted_is_closed(
     """Nobody is given it, so nobody else would let go of its connection."""
     body = Body()
 
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=body)
+
+    monkeypatch.setattr(Handing, "answered", fail)
+    async with Node("a", journal=tmp_path / "a.journal") as node:
+        async with node.client(transport=httpx.MockTransport(answer)) as client:
+            with pytest.raises(ZeroDivisionError):
+                async with node.cascade("c"):
+                    await client.post("http://takes-no-part/")
+        assert body.is_closed
+
+
+async def test_an_answer_is_given_though_the_journal_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message was worked on: what is known of it is written when there is room."""
+
     def full(_: bytes) -> None:
         raise OSError
 
     def answer(_: httpx.Request) -> httpx.Response:
         monkeypatch.setattr(node._journal, "_append", full)
-        return httpx.Response(200, stream=body)
+        return httpx.Response(200, text="done")
 
     async with Node("a", journal=tmp_path / "a.journal") as node:
         async with node.client(transport=httpx.MockTransport(answer)) as client:
-            with pytest.raises(JournalBroken):
-                async with node.cascade("c"):
-                    await client.post("http://takes-no-part/")
-        assert body.is_closed
+            async with node.cascade("c"):
+                assert (await client.post("http://takes-no-part/")).text == "done"
+            assert node.health.state == "refusing"
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -172,9 +191,9 @@ async def test_an_answer_that_cannot_be_noted_is_closed(
     [
         (200, Unknown),
         (202, Unknown),
-        (302, SettledWithLosses),
-        (404, SettledWithLosses),
-        (502, SettledWithLosses),
+        (302, Settled),
+        (404, Settled),
+        (502, Settled),
     ],
 )
 async def test_a_peer_that_answers_without_a_word_has_the_message(

@@ -5,12 +5,13 @@ Not collected by itself: tests/integration/test_adapters.py runs it with version
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.integrations.a2a import CASCADE_EXTENSION, quiesce_client
-from quiesce.mesh import Node, Settled, SettledWithLosses, Unknown
+from quiesce.errors import ArgumentError
+from quiesce.integrations.a2a import CASCADE_EXTENSION, quiesce_app, quiesce_client
+from quiesce.mesh import Node, Settled, Unknown
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 
@@ -112,9 +113,32 @@ async def test_an_answer_that_says_nothing_of_the_message_leaves_it_in_doubt(
                 with pytest.raises(Exception, match="500"):
                     await mesh.send(client, "complete")
             settled = await cascade.settled(5)
-            assert isinstance(settled, SettledWithLosses), str(settled)
-            assert settled.receipt.lost == 1
+            assert isinstance(settled, Settled), str(settled)
+            assert settled.receipt.undelivered == 1
         assert not place.agent.executed
+
+
+async def test_what_is_asked_of_a_task_inside_of_a_hop_is_no_work(tmp_path: Path) -> None:
+    """To poll a task is no message, and nothing untracked."""
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            (event,) = await mesh.send(client, "wait k complete")
+            task_id = mesh.task_of(event).id
+            assert (await client.get_task(_query(task_id))).id == task_id
+            place.agent.release("k")
+        settled = await cascade.settled(5)
+        assert isinstance(settled, Settled), str(settled)
+        assert settled.receipt.hops == 2
+
+
+def _query(task_id: str) -> Any:
+    if kit.FIRST:
+        from a2a.types import GetTaskRequest  # noqa: PLC0415 - not in 0.3
+
+        return GetTaskRequest(id=task_id)
+    from a2a.types import TaskQueryParams  # noqa: PLC0415 - not in 1.x
+
+    return TaskQueryParams(id=task_id)
 
 
 async def test_a_card_cannot_make_a_client_ask_an_address_of_its_choice() -> None:
@@ -123,6 +147,50 @@ async def test_a_card_cannot_make_a_client_ask_an_address_of_its_choice() -> Non
     for peers in ((), ("http://10.0.0.1:9",)):
         async with mesh.script(peers=peers) as node, await quiesce_client(node, card) as client:
             assert client.takes_part == bool(peers)
+
+
+async def test_a_second_interface_does_not_make_an_address_one_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    """The receipts are to be where this message is sent, not where another could be."""
+    victim = "http://127.0.0.1:9"
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        town.plan("a")
+        place = await town.build("a", around=mesh.failing)
+        card = mesh.declared(place.url, receipts=victim)
+        if hasattr(card, "supported_interfaces"):
+            more = {"url": f"{victim}/x", "protocol_binding": "HTTP+JSON"}
+            card.supported_interfaces.add(protocol_version="1.0", **more)
+        else:
+            from a2a.types import AgentInterface  # noqa: PLC0415 - of 0.3
+
+            card.additional_interfaces = [AgentInterface(url=f"{victim}/x", transport="HTTP+JSON")]
+        asked: list[str] = []
+        call = node._exchange._transport.call
+
+        async def listen(to: str, path: str, body: bytes) -> bytes:
+            asked.append(to)
+            return await call(to, path, body)
+
+        node._exchange._transport.call = listen  # type: ignore[method-assign]  # for the test
+        async with await quiesce_client(node, card, config=mesh.blocking()) as client:
+            async with node.cascade("one") as cascade:
+                with pytest.raises(Exception, match="500"):
+                    await mesh.send(client, "complete")
+            await cascade.settled(3)
+        assert asked
+        assert victim not in asked
+
+
+async def test_what_is_no_node_is_refused() -> None:
+    """The error says what to write, and not that a string has no such attribute."""
+    hotel: Any = "hotel"
+    for make in (
+        lambda: quiesce_client(hotel, "http://127.0.0.1:9"),
+        lambda: quiesce_app(kit.Agent(), card=kit.card("http://127.0.0.1:9/"), node=hotel),
+    ):
+        with pytest.raises(ArgumentError, match=r"node must be a .*Node"):
+            await make()
 
 
 @pytest.mark.parametrize("url", ["http://[", "[::1"])

@@ -140,7 +140,7 @@ async def test_a_request_that_is_redirected_to_the_same_agent_is_taken(tmp_path:
 
 
 async def test_a_request_that_is_sent_again_with_credentials_is_awaited(tmp_path: Path) -> None:
-    """Whoever has asked for them takes no part; the agent behind does."""
+    """The first was turned away before the agent, which says that it never came; the second is worked on."""
     busy = Busy()
     async with two(tmp_path, busy, lambda app: asking(app, "/quiesce")) as (_, node, url):
         async with node.client(auth=Again()) as client, node.cascade("one") as cascade:
@@ -148,7 +148,7 @@ async def test_a_request_that_is_sent_again_with_credentials_is_awaited(tmp_path
             assert "Cascade" not in answer.request.headers
         settled = await busy.is_awaited(cascade)
         assert settled.receipt.hops == 2
-        assert settled.receipt.opaque == 1
+        assert settled.receipt.undelivered == 1
 
 
 async def test_headers_that_are_passed_on_do_not_pass_on_the_message(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ async def test_what_a_transport_says_is_believed_if_it_has_sent_nothing(tmp_path
                     await client.post(f"{to}/run")
             settled = await cascade.settled(5)
             assert settled.receipt.hops == 1
-            assert settled.receipt.lost == lost, str(settled)
+            assert settled.receipt.undelivered == lost, str(settled)
 
 
 @pytest.mark.parametrize("way", ["mounts", "proxy"])

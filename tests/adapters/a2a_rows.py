@@ -179,7 +179,7 @@ async def _raised(way: Way) -> str | None:
 
 @rows("4. SIGTERM, a task that would take too long: a terminal state", seconds=_SERVED_SECONDS)
 async def _terminated(way: Way) -> str | None:
-    async with served(way, "drain=0.3") as (server, hook):
+    async with served(way, "grace=0.3") as (server, hook):
         await server.send("wait k complete", blocking=False, webhook=hook.url)
         await server.waits("k")
         await server.stop()
@@ -188,7 +188,7 @@ async def _terminated(way: Way) -> str | None:
 
 @rows("4. SIGTERM, a task that soon ends: it does", seconds=_SERVED_SECONDS)
 async def _finished(way: Way) -> str | None:
-    async with served(way, "drain=5") as (server, hook):
+    async with served(way, "grace=5") as (server, hook):
         await server.send("wait k sleep 0.3 complete", blocking=False, webhook=hook.url)
         await server.waits("k")
         await server.release("k")
@@ -198,7 +198,7 @@ async def _finished(way: Way) -> str | None:
 
 @rows("4. SIGTERM and timeout_graceful_shutdown, a blocking send", seconds=_SERVED_SECONDS)
 async def _graceful(way: Way) -> str | None:
-    async with served(way, "drain=0.2", "graceful=1") as (server, hook):
+    async with served(way, "grace=0.2", "graceful=1") as (server, hook):
         send = asyncio.create_task(server.send("wait k complete", webhook=hook.url))
         await server.waits("k")
         await server.stop()

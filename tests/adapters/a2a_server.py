@@ -380,10 +380,35 @@ def control_routes(agent: kit.Agent) -> list[Any]:
     ]
 
 
+def wrapped(agent: kit.Agent, store: Any) -> Any:
+    """Give an app whose lifespan has the handler, inside of `Quiesce`; a test may steer it in a drain."""
+    from quiesce.integrations.a2a import QuiescentRequestHandler  # noqa: PLC0415 - of this way alone
+    from quiesce.integrations.asgi import Quiesce  # noqa: PLC0415 - likewise
+
+    more = {"agent_card": kit.card()} if kit.FIRST else {}
+    handler = QuiescentRequestHandler(agent_executor=agent, task_store=store, **more)
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        async with handler:
+            yield
+
+    app = Quiesce(Starlette(routes=bare_routes(handler), lifespan=lifespan))
+    control = Starlette(routes=control_routes(agent))
+
+    async def front(scope: Any, receive: Any, send: Any) -> None:
+        steers = scope.get("path", "").startswith(("/release/", "/waits/"))
+        await (control if steers else app)(scope, receive, send)
+
+    return front
+
+
 def application(way: str, folder: Path, options: dict[str, str]) -> Any:
     """Give the app of a way."""
     agent = kit.Agent()
     store = kit.FileStore(folder / "tasks")
+    if way == "wrapped":
+        return wrapped(agent, store)
     if way == "bare":
         from a2a.server.tasks import InMemoryPushNotificationConfigStore  # noqa: PLC0415 - of this way, or version, alone
 
@@ -406,7 +431,7 @@ def application(way: str, folder: Path, options: dict[str, str]) -> Any:
         card=kit.card(),
         store=store,
         outbox=DurablePushSender(folder / "outbox.db", allow_private=["127.0.0.0/8"]),
-        drain=float(options.get("drain", "5")),
+        grace=float(options.get("grace", "5")),
         cleanup=float(options.get("cleanup", "1")),
         routes=control_routes(agent),
         rest="/rest",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.adapters.a2a_server import Server, Webhook
 
 DRAIN, CLEANUP, GRACEFUL = 1.0, 1.0, 3
-_OPTIONS = (f"drain={DRAIN}", f"cleanup={CLEANUP}", f"graceful={GRACEFUL}")
+_OPTIONS = (f"grace={DRAIN}", f"cleanup={CLEANUP}", f"graceful={GRACEFUL}")
 _SETTLE_SECONDS = 20.0  # without a push; one may have to wait so long for its next attempt
 _HEARD_AT_A_TIME = 100  # pushes, before all is judged again
 _ANSWER_SECONDS = 60.0

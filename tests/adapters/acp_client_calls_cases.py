@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from typing import Any
 
@@ -403,3 +404,34 @@ async def cycle() -> None:
 async def test_many_connections_leave_nothing() -> None:
     """Tasks, files and memory are what they were."""
     await stays_flat(cycle)
+
+
+@pytest.mark.parametrize("around", [False, True])
+async def test_a_connection_that_is_dropped_is_closed(around: bool) -> None:  # noqa: FBT001 - a case
+    """Nobody can close it any more: it ends when it is collected, with no scope around it as well."""
+    before = asyncio.all_tasks()
+    scope = await quiesce.Scope.open("program") if around else None
+    async with FakeAgent() as agent:
+        await _ask_once(agent)
+        gc.collect()
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(0)
+    if scope is not None:
+        assert not scope.frontier()
+        await scope.aclose()
+
+
+async def _ask_once(agent: FakeAgent) -> None:
+    """Connect, ask something, and forget the connection."""
+    connection: Any = connect_to_agent(Forgetful(), agent.writer, agent.reader)
+    asking = asyncio.create_task(connection.ext_method("echo", {}))
+    request = await agent.hear()
+    await agent.say(id=request["id"], result={})
+    await asking
+
+
+class Forgetful(Client):
+    """A client that does not keep its connection."""
+
+    def on_connect(self, connection: Any) -> None:
+        """Keep nothing."""

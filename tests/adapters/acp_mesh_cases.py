@@ -19,6 +19,7 @@ from quiesce.integrations.acp import (
     scope_of,
 )
 from quiesce.mesh import (
+    Cascade,
     Memory,
     Node,
     Patience,
@@ -247,15 +248,20 @@ async def test_an_answer_that_says_nothing_leaves_its_edge_in_doubt(
         assert settled.receipt.hops == 2
 
 
+async def asked_for(agent: FakeAgent, connection: Any, node: Node) -> tuple[Cascade, Any]:
+    """Have a prompt answered without a word of its edge; gives the question that comes of it."""
+    async with node.cascade("work") as cascade:
+        asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
+        request = await agent.hear()
+        await agent.say(id=request["id"], result=DONE)
+        await asking
+    return cascade, await agent.hear()
+
+
 async def test_what_was_answered_and_is_not_known_there_is_unknown(tmp_path: Path) -> None:
     """Something between the two drops what comes along with a prompt: the agent may be at work on it."""
     async with lone_client(tmp_path, OFFER) as (agent, connection, node):
-        async with node.cascade("work") as cascade:
-            asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
-            request = await agent.hear()
-            await agent.say(id=request["id"], result=DONE)
-            await asking
-        call = await agent.hear()
+        cascade, call = await asked_for(agent, connection, node)
         answers = [[edge, "never"] for edge, _ in call["params"]["asks"]]
         await agent.say(id=call["id"], result={"v": 0, "answers": answers})
         settled = await cascade.settled(within=5)
@@ -285,12 +291,7 @@ async def test_a_call_that_is_not_answered_decides_nothing(tmp_path: Path, answe
     """It is made again."""
     soon = Patience(retry_most=0.2)  # of what is no node, too
     async with lone_client(tmp_path, OFFER, patience=soon) as (agent, connection, node):
-        async with node.cascade("work") as cascade:
-            asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
-            request = await agent.hear()
-            await agent.say(id=request["id"], result=DONE)
-            await asking
-        call = await agent.hear()
+        cascade, call = await asked_for(agent, connection, node)
         await agent.say(id=call["id"], **answer)
         again = await agent.hear()
         assert again["method"] == call["method"]
@@ -298,10 +299,13 @@ async def test_a_call_that_is_not_answered_decides_nothing(tmp_path: Path, answe
         assert isinstance(await cascade.settled(within=0), Unknown)
 
 
-async def test_what_is_not_sent_is_known_not_to_have_been(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "greeting", [OFFER, {"protocolVersion": 1}], ids=["takes part", "does not"]
+)
+async def test_what_is_not_sent_is_known_not_to_have_been(tmp_path: Path, greeting: Any) -> None:
     """A connection that is lost, or closed, takes no message."""
     async with (
-        lone_client(tmp_path, OFFER) as (agent, connection, node),
+        lone_client(tmp_path, greeting) as (agent, connection, node),
         node.cascade("work") as cascade,
     ):
         await agent.leave()

@@ -19,7 +19,8 @@ import quiesce
 from quiesce.integrations.asgi import Quiesce
 
 _EVENTS = [(b"content-type", b"text/event-stream")]
-logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+if "ASGI_NO_LOGS" not in os.environ:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
 
 
 def note(text: str) -> None:

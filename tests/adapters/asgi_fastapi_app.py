@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,12 @@ async def stream(_: str = needed) -> Any:
     return StreamingResponse(parts())
 
 
-for handler in (dependency, tasks, thread, stream):
+def blocking() -> None:
+    """Block a thread, which nothing can stop."""
+    note("blocking began")
+    threading.Event().wait(5)
+
+
+for handler in (dependency, tasks, thread, stream, blocking):
     api.add_api_route(f"/{handler.__name__}", handler)
 app = Quiesce(api, **json.loads(os.environ["ASGI_QUIESCE"]))

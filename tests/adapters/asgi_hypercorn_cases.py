@@ -16,7 +16,7 @@ from tests.adapters.asgi_shared import *  # noqa: F403 - the tests are the same 
 @pytest.mark.real_time
 async def test_in_a_worker_process_background_work_is_drained() -> None:
     """With `-w 1` only the parent hears of SIGTERM; the app drains when its lifespan ends."""
-    async with serve("hypercorn-worker", "quiesce", drain=5) as server:
+    async with serve("hypercorn-worker", "quiesce", grace=5) as server:
         await server.get("/background")
         work = await server.begun("background")
         server.terminate()
@@ -36,7 +36,7 @@ async def test_in_a_worker_process_the_loss_is_reported() -> None:
     """What hypercorn cuts, before it tells its app of the shutdown, is in the report."""
     arguments = ("--graceful-timeout", "1")
     async with (
-        serve("hypercorn-worker", "quiesce", *arguments, drain=5) as server,
+        serve("hypercorn-worker", "quiesce", *arguments, grace=5) as server,
         server.connect() as client,
     ):
         await client.ask("/endless")
@@ -93,7 +93,7 @@ class Http2:
 @pytest.mark.real_time
 async def test_requests_of_one_connection_of_http2_are_each_ended() -> None:
     """One goes on, a new one is refused without closing the connection, and a stream is ended."""
-    async with serve("hypercorn", "quiesce", drain=600) as server, server.connect() as client:
+    async with serve("hypercorn", "quiesce", grace=600) as server, server.connect() as client:
         http2 = Http2(client)
         slow, endless = await http2.ask("/slow"), await http2.ask("/polite")
         work = await server.begun("slow")

@@ -298,6 +298,8 @@ def _start(
         "ASGI_STAGE": str(Path(folder, "stage")),
         "PYTHONUNBUFFERED": "1",
     }
+    if not options.pop("logs", True):
+        env["ASGI_NO_LOGS"] = "1"
     if way == "quiesce":
         env["ASGI_QUIESCE"] = json.dumps(options)
     shared = [] if subject is None else subjects.folders(subject)
@@ -316,7 +318,7 @@ async def serve(kind: str, way: Way, *arguments: str, **options: Any) -> AsyncIt
     """Run a server; it is killed in the end if it still runs, with all that it has started.
 
     The options are those of `Quiesce`; `app` names another app than the usual, and `subject` the one that
-    has its packages.
+    has its packages; without `logs` nothing configures logging, but the server its own.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.mkfifo(Path(folder, "notes"))

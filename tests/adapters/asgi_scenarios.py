@@ -43,7 +43,7 @@ async def _terminated(server: asgi_kit.Server, way: Way) -> None:
 
 async def background(kind: str, way: Way) -> str | None:
     """A task that a request has started runs on."""
-    async with serve(kind, way, drain=5) as server:
+    async with serve(kind, way, grace=5) as server:
         assert (await server.get("/background")).status == 202
         work = await server.begun("background")
         await _terminated(server, way)
@@ -58,7 +58,7 @@ async def background(kind: str, way: Way) -> str | None:
 
 async def websocket(kind: str, way: Way) -> str | None:
     """A WebSocket's app is in the middle of an answer."""
-    async with serve(kind, way, drain=8, hang_up=0.8) as server, server.connect() as client:
+    async with serve(kind, way, grace=8, hang_up=0.8) as server, server.connect() as client:
         assert await client.upgrade("/ws") == 101
         await client.say("answer")
         work = await server.begun("answer")
@@ -76,7 +76,7 @@ async def websocket(kind: str, way: Way) -> str | None:
 async def events(kind: str, way: Way) -> str | None:
     """A stream of events never ends by itself."""
     arguments = _SHORT_ARGUMENTS["hypercorn"] if _server(kind) == "hypercorn" else ()
-    async with serve(kind, way, *arguments, drain=0.4) as server, server.connect() as client:
+    async with serve(kind, way, *arguments, grace=0.4) as server, server.connect() as client:
         await client.ask("/endless")
         _, headers = await client.head()
         await server.noted("endless began")
@@ -96,7 +96,7 @@ async def events(kind: str, way: Way) -> str | None:
 async def refused(kind: str, way: Way) -> str | None:
     """A client goes on using its connection while a slow request is served."""
     async with (
-        serve(kind, way, drain=8) as server,
+        serve(kind, way, grace=8) as server,
         server.connect() as kept,
         server.connect() as slow,
     ):
@@ -115,7 +115,7 @@ async def refused(kind: str, way: Way) -> str | None:
 
 async def grace(kind: str, way: Way) -> str | None:
     """The load balancer has not found out yet, and sends a new request."""
-    async with serve(kind, way, drain=8, grace=5) as server, server.connect() as slow:
+    async with serve(kind, way, grace=8, notice=5) as server, server.connect() as slow:
         await slow.ask("/slow")
         await server.begun("slow")
         await _terminated(server, way)
@@ -129,7 +129,7 @@ async def grace(kind: str, way: Way) -> str | None:
 async def longer(kind: str, way: Way) -> str | None:
     """A request takes longer than the server itself would wait."""
     arguments = _SHORT_ARGUMENTS[_server(kind)]
-    async with serve(kind, way, *arguments, drain=5) as server, server.connect() as client:
+    async with serve(kind, way, *arguments, grace=5) as server, server.connect() as client:
         await client.ask("/slow")
         work = await server.begun("slow")
         server.terminate()

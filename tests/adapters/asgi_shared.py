@@ -14,6 +14,7 @@ from tests.adapters import asgi_kit
 from tests.adapters.asgi_kit import serve
 
 __all__ = [
+    "test_a_drain_is_seen_once_with_and_without_logging",
     "test_a_drain_with_nothing_in_flight_is_over_at_once",
     "test_a_second_sigterm_cancels_what_is_left",
     "test_a_stream_may_end_by_itself",
@@ -37,7 +38,7 @@ here = pytest.mark.backends("asyncio")
 @every_kind
 async def test_a_drain_with_nothing_in_flight_is_over_at_once(kind: str) -> None:
     """An idle server exits with 0 right away, its app's own shutdown done."""
-    async with serve(kind, "quiesce", drain=600) as server:
+    async with serve(kind, "quiesce", grace=600) as server:
         assert (await server.get("/pid")).status == 200
         server.terminate()
         with anyio.fail_after(5):
@@ -49,9 +50,25 @@ async def test_a_drain_with_nothing_in_flight_is_over_at_once(kind: str) -> None
 @here
 @pytest.mark.real_time
 @one_kind
+@pytest.mark.parametrize("logs", [False, True])
+async def test_a_drain_is_seen_once_with_and_without_logging(kind: str, *, logs: bool) -> None:
+    """Its beginning and its end, on standard error: if there is none, the process was killed."""
+    async with serve(kind, "quiesce", grace=600, logs=logs) as server:
+        assert (await server.get("/pid")).status == 200
+        server.terminate()
+        await server.exit_code()
+        told = server.errors()
+    assert told.count("SIGTERM: draining, grace 600 s: nothing in flight") == 1
+    assert len(re.findall("scope 'requests' closed in .* s, nothing lost", told)) == 1
+    assert ("quiesce: SIGTERM" in told) is not logs
+
+
+@here
+@pytest.mark.real_time
+@one_kind
 async def test_a_second_sigterm_cancels_what_is_left(kind: str) -> None:
     """Whoever is in a hurry sends the signal again; the stream still gets its end."""
-    async with serve(kind, "quiesce", drain=600) as server, server.connect() as client:
+    async with serve(kind, "quiesce", grace=600) as server, server.connect() as client:
         pid = int((await server.get("/pid")).body)  # granian's worker, not its main process
         await client.ask("/endless")
         _, headers = await client.head()
@@ -67,7 +84,7 @@ async def test_a_second_sigterm_cancels_what_is_left(kind: str) -> None:
 @one_kind
 async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
     """SIGINT is the server's: it stops in its own way, and its lifespan's end drains the rest."""
-    async with serve(kind, "quiesce", drain=5) as server:
+    async with serve(kind, "quiesce", grace=5) as server:
         await server.get("/background")
         work = await server.begun("background")
         server.process.send_signal(signal.SIGINT)
@@ -83,7 +100,7 @@ async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
 async def test_a_websocket_is_refused_in_a_drain(kind: str) -> None:
     """A handshake gets 503 while another request runs to its end."""
     async with (
-        serve(kind, "quiesce", drain=5) as server,
+        serve(kind, "quiesce", grace=5) as server,
         server.connect() as slow,
         server.connect() as late,
     ):
@@ -101,7 +118,7 @@ async def test_a_websocket_is_refused_in_a_drain(kind: str) -> None:
 @one_kind
 async def test_a_stream_may_end_by_itself(kind: str) -> None:
     """A handler that waits for the drain says goodbye, and nothing is lost."""
-    async with serve(kind, "quiesce", drain=600) as server, server.connect() as client:
+    async with serve(kind, "quiesce", grace=600) as server, server.connect() as client:
         await client.ask("/polite")
         _, headers = await client.head()
         await server.noted("polite began")
@@ -116,7 +133,7 @@ async def test_a_stream_may_end_by_itself(kind: str) -> None:
 @one_kind
 async def test_an_interrupted_download_looks_interrupted(kind: str) -> None:
     """A body that is not a row of messages is cut at the deadline: its client can tell."""
-    async with serve(kind, "quiesce", drain=0.2) as server, server.connect() as client:
+    async with serve(kind, "quiesce", grace=0.2) as server, server.connect() as client:
         await client.ask("/download")
         _, headers = await client.head()
         await server.noted("download began")
@@ -129,7 +146,7 @@ async def test_an_interrupted_download_looks_interrupted(kind: str) -> None:
 @one_kind
 async def test_what_is_lost_is_in_the_log(kind: str) -> None:
     """The report names what was cut; a service is none of it."""
-    options = {"drain": 0.2, "services": ["WS /ws"]}
+    options = {"grace": 0.2, "services": ["WS /ws"]}
     async with (
         serve(kind, "quiesce", **options) as server,
         server.connect() as slow,
@@ -140,7 +157,8 @@ async def test_what_is_lost_is_in_the_log(kind: str) -> None:
         await server.begun("slow")
         await server.noted("websocket began")
         server.terminate()
-        assert (await slow.head())[0] == 503
+        status, headers = await slow.head()
+        assert (status, headers["quiesce-outcome"]) == (500, "cut")
         assert await socket.frame() == ("close", 1001)
         assert await server.exit_code() == (0 if SERVER == "granian" else 1)
         # The WebSocket has ended when it was told, or has been ended as a service just after.
@@ -155,7 +173,7 @@ async def test_what_is_lost_is_in_the_log(kind: str) -> None:
 async def test_clients_that_leave_at_any_point_leave_nothing(kind: str) -> None:
     """Requests, streams and WebSockets whose clients go, early or late, are gone soon after."""
     async with (
-        serve(kind, "quiesce", drain=5, frontier=True) as server,
+        serve(kind, "quiesce", grace=5, frontier=True) as server,
         anyio.create_task_group() as group,
     ):
         group.start_soon(server.let_all_go_on)
@@ -191,7 +209,7 @@ async def test_without_a_lifespan_nothing_is_lost_either(kind: str) -> None:
     }.get(SERVER)
     if arguments is None:
         return  # hypercorn has no such switch
-    async with serve(kind, "quiesce", *arguments, drain=5) as server:
+    async with serve(kind, "quiesce", *arguments, grace=5) as server:
         await server.get("/background")
         work = await server.begun("background")
         await server.draining()

@@ -33,7 +33,7 @@ BackgroundTask: Any = import_module("starlette.background").BackgroundTask
 @pytest.mark.real_time
 async def test_workers_are_drained_each() -> None:
     """With `--workers` the parent passes SIGTERM on, and each worker drains its own."""
-    async with serve("uvicorn", "quiesce", "--workers", "2", drain=5) as server:
+    async with serve("uvicorn", "quiesce", "--workers", "2", grace=5) as server:
         await server.noted("startup", times=2)
         await server.get("/background")
         work = await server.begun("background")
@@ -51,7 +51,7 @@ async def test_fastapi_is_drained() -> None:
     """Dependencies, background tasks, threads and streams end, and only then its lifespan."""
     asked = ("dependency", "tasks", "thread", "stream")
     async with (
-        serve("uvicorn", "quiesce", drain=20, app=FASTAPI, subject=WITH_FASTAPI) as server,
+        serve("uvicorn", "quiesce", grace=20, app=FASTAPI, subject=WITH_FASTAPI) as server,
         AsyncExitStack() as stack,
     ):
         clients = {path: await stack.enter_async_context(server.connect()) for path in asked}
@@ -75,6 +75,23 @@ async def test_fastapi_is_drained() -> None:
     }
     assert sorted(notes[1:-1]) == ["resource given back"] * 3 + ["task in a thread done"]
     assert (notes[0], notes[-1]) == ("startup", "shutdown")
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
+async def test_a_thread_of_fastapi_that_cannot_be_stopped_is_stuck() -> None:
+    """The client is told that its request may have had effects, and the report names the request."""
+    options = {"grace": 0.2, "cleanup": 0.2, "app": FASTAPI, "subject": WITH_FASTAPI}
+    async with serve("uvicorn", "quiesce", **options) as server, server.connect() as client:
+        await client.ask("/blocking")
+        await server.noted("blocking began")
+        server.terminate()
+        status, headers = await client.head()
+        assert (status, headers["quiesce-outcome"]) == (500, "cut")
+        assert "retry-after" not in headers
+        assert await server.exit_code() == 1
+        assert "WORK LOST: 0 completed, 1 stuck" in server.errors()
+        assert "stuck: job GET /blocking" in server.errors()
 
 
 class Events:
@@ -147,7 +164,7 @@ def starlette(**options: Any) -> Any:
 async def test_starlette_is_drained() -> None:
     """Its background tasks run, streams and WebSockets end cleanly, and its lifespan ends last."""
     inner = starlette()
-    app = Quiesce(inner, drain=0.3, services=["GET /stream"], hold_signal=False)
+    app = Quiesce(inner, grace=0.3, services=["GET /stream"], hold_signal=False)
     calls = [Call(app, "/"), Call(app, "/stream"), Call(app, "/ws", kind="websocket")]
     async with anyio.create_task_group() as group, living(app) as life:
         for call in calls:
@@ -161,9 +178,9 @@ async def test_starlette_is_drained() -> None:
 
 
 async def test_as_a_middleware_of_starlette() -> None:
-    """`add_middleware(Quiesce, drain=…)` does the same, lifespan included."""
+    """`add_middleware(Quiesce, grace=…)` does the same, lifespan included."""
     app = starlette()
-    app.add_middleware(Quiesce, drain=0.2, hold_signal=False)
+    app.add_middleware(Quiesce, grace=0.2, hold_signal=False)
     call = Call(app, "/stream")
     async with anyio.create_task_group() as group, living(app) as life:
         group.start_soon(call.run)
@@ -183,7 +200,7 @@ async def test_mounted_below_another_app() -> None:
         tasks.append(asyncio.create_task(drain_begins()))
         return _responses.PlainTextResponse("started")
 
-    inner = Quiesce(starlette(routes=[_routing.Route("/go", starts)]), drain=5, hold_signal=False)
+    inner = Quiesce(starlette(routes=[_routing.Route("/go", starts)]), grace=5, hold_signal=False)
     outer = starlette(routes=[_routing.Mount("/api", inner)])
     async with living(outer):
         assert (await ask(outer, "/api/quiesce/ready")).status == 200

@@ -21,6 +21,7 @@ from quiesce import Scope
 from quiesce.errors import ArgumentError, SdkMissing, SdkUnknown, UsageError
 from quiesce.integrations import claude
 from quiesce.integrations.claude import ClaudeSDKClient, private, query
+from quiesce.integrations.claude.cli import CliProcess
 from quiesce.testing import sweep
 from tests.adapters.claude_host import Custom, Host, beside_the_bare_sdk, hosted, until
 
@@ -79,7 +80,7 @@ async def test_the_frontier_shows_the_cli(thinking: Host) -> None:
         (process,) = [entry for entry in entries(scope.frontier()) if entry.kind == "process"]
         assert process.details["pid"] == thinking.pids[-1]
         assert process.details["state"] == "ready"
-        assert process.details["argv"][0] == str(thinking.command)
+        assert process.details["program"] == str(thinking.command)
         assert "Query._read_messages" in [entry.name for entry in entries(scope.frontier())]
         await messages.aclose()
         assert not list(entries(scope.frontier()))
@@ -96,20 +97,34 @@ async def test_a_connected_client_is_idle(plain: Host) -> None:
         assert not plain.alive()
 
 
-async def test_a_cancelled_reader_loses_nothing(thinking: Host) -> None:
-    """What a reader was cancelled for is there for the next one: of a query, and of a client."""
-    async with Scope("test"):
-        messages = await to_the_assistant(query(prompt="x", options=thinking.options()))
+async def test_a_cancelled_reader_of_a_client_loses_nothing(thinking: Host) -> None:
+    """What a reader was cancelled for is there for the next one: a client outlives its readers."""
+    async with Scope("test"), ClaudeSDKClient(thinking.options()) as client:
+        await client.query("x")
+        await to_the_assistant(client.receive_messages())
         with anyio.move_on_after(0.01):
-            await anext(messages)
-        async with ClaudeSDKClient(thinking.options()) as client:
-            await client.query("x")
-            await to_the_assistant(client.receive_messages())
-            with anyio.move_on_after(0.01):
-                await anext(client.receive_response())
-            thinking.thought.touch()
-            assert isinstance(await anext(client.receive_response()), ResultMessage)
-        assert isinstance(await anext(messages), ResultMessage)
+            await anext(client.receive_response())
+        thinking.thought.touch()
+        assert isinstance(await anext(client.receive_response()), ResultMessage)
+
+
+@two_backends
+async def test_a_cancelled_reader_of_a_query_ends_the_cli(thinking: Host) -> None:
+    """It ends while the scope is open, and the stream and the exception are kept."""
+    kept: list[BaseException] = []
+    async with Scope("test") as scope:
+        messages = query(prompt="x", options=thinking.options(), grace=GRACE_SECONDS)
+        await to_the_assistant(messages)
+        with anyio.CancelScope() as reader:
+            try:
+                reader.cancel()
+                await anext(messages)
+            except anyio.get_cancelled_exc_class() as error:
+                kept.append(error)
+                raise
+        await scope.idle()
+        assert not thinking.alive()
+        assert kept
 
 
 async def test_reading_ends_when_another_task_disconnects(thinking: Host) -> None:
@@ -262,7 +277,7 @@ async def test_much_that_was_never_read_holds_up_nothing() -> None:
         async with Scope("test"):
             messages = query(prompt="x", options=host.options())
             await to_the_assistant(messages)
-            processes = [each for one in private._connections.values() for each in one.processes]
+            processes = [each for each in gc.get_objects() if type(each) is CliProcess]
             (cli,) = [process for process in processes if process.pid == host.pids[-1]]
             await until(lambda: cli.stdout._unwatch is None)  # it is held up, as all is full
             await messages.aclose()
@@ -286,10 +301,17 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - quick
 
 
+def living_objects() -> int:
+    """Count the objects of the adapter's classes, and of the SDK's; the guard keeps notes of its own."""
+    gc.collect()
+    kinds = ("quiesce.core.", "quiesce.resources.", "quiesce.integrations.", "claude_agent_sdk.")
+    return sum(type(found).__module__.startswith(kinds) for found in gc.get_objects())
+
+
 @two_backends
 @pytest.mark.parametrize("way", ["query", "client"])
 async def test_many_conversations_leave_nothing(plain: Host, way: str) -> None:
-    """Tasks, file descriptors and scopes are as many after six conversations as after one."""
+    """Objects, files and scopes are as many after six conversations as after the second."""
     counts = []
     async with Scope("test") as scope:
         for _ in range(6):
@@ -301,8 +323,8 @@ async def test_many_conversations_leave_nothing(plain: Host, way: str) -> None:
                 async with ClaudeSDKClient(plain.options()) as client:
                     await client.query("x")
                     await anext(client.receive_response())
-            gc.collect()
-            counts.append((open_files(), len(scope._children), len(scope._holds)))
+            objects = living_objects()
+            counts.append((objects, open_files(), len(scope._children), len(scope._holds)))
         assert not plain.alive()
     assert counts[-1] == counts[1]
 

@@ -13,7 +13,6 @@ from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.mcp import (
     ServerLost,
     SessionPool,
-    connect_http,
     connect_stdio,
     take_part,
     versions,
@@ -28,7 +27,6 @@ from tests.adapters.mcp_mesh_kit import (
     Told,
     client,
     greeted,
-    listening,
     real,
     served,
     small,
@@ -430,26 +428,6 @@ async def test_a_server_that_is_killed_is_never_taken_for_done(
             assert isinstance(settled, SettledWithLosses), settled
             assert settled.receipt.lost == 1
         await session.aclose()
-
-
-@pytest.mark.quiesce(allow=["generator:*"])  # the SDK reads no stream to its end
-@pytest.mark.backends("asyncio")
-@pytest.mark.parametrize("has_address", [False, True])
-async def test_over_http_as_well(tmp_path: Path, has_address: bool) -> None:  # noqa: FBT001 - a parameter
-    """Receipts are asked for over the session, or of the server's own node."""
-    if has_address:
-        pytest.importorskip("httpx")  # by which nodes call each other; mcp 2.x does not bring it
-    with listening(str(tmp_path / "tools")) as url:
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
-            session = await connect_http(
-                scope, f"{url}/mcp", node=node, address=url if has_address else None
-            )
-            async with node.cascade("work") as cascade:
-                await session.call_tool("later", {"path": str(tmp_path / "done")})
-            settled = await cascade.settled(within=10)
-            assert isinstance(settled, Settled), settled
-            assert settled.receipt.hops == 2
-            await session.aclose()
 
 
 # --- cancellation -------------------------------------------------------------------------------

@@ -52,11 +52,11 @@ class Host:
         )
         self.command.chmod(0o700)
 
-    def ask(self) -> Any:
+    def ask(self, *, resumable: bool = False) -> Any:
         """Give the messages of one conversation, as a generator or a stream."""
         options = ClaudeAgentOptions(cli_path=self.command)
         messages = query(prompt="Are you there?", options=options)
-        return quiesce.stream(messages) if self.owned else messages
+        return quiesce.stream(messages, resumable=resumable) if self.owned else messages
 
     def look(self, when: str) -> None:
         """Tell whether the CLI is there: a process that nobody has waited for still is."""
@@ -133,7 +133,7 @@ async def cancelled(host: Host) -> None:
 
 async def resumed(host: Host) -> None:
     """Cancel the reader while the CLI thinks, and read on."""
-    messages = host.ask()
+    messages = host.ask(resumable=True)
     await lose_patience(host, messages)
     async for message in messages:
         say(f"then read: {type(message).__name__}")

@@ -156,10 +156,33 @@ async def look_at_handlers() -> None:
     say([signal.getsignal(which) not in OF_PYTHON for which in (signal.SIGINT, signal.SIGTERM)])
 
 
+class Unspeakable:
+    """A value that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __str__
+
+
+async def finish_unspeakably() -> None:
+    """Work with a detail that cannot be shown."""
+    with scope().hold("request", "GET /", peer=Unspeakable()):
+        await finish()
+
+
+async def finish_silently() -> None:
+    """Work in a program whose standard error is gone."""
+    sys.stderr = None  # as under pythonw, or in a daemon
+    await finish()
+
+
 OF_PYTHON = (signal.SIG_DFL, signal.default_int_handler)
 
 MAINS: dict[str, Callable[[], Awaitable[object]]] = {
     "finish": with_job(finish),
+    "unspeakable": with_job(finish_unspeakably),
+    "silent": with_job(finish_silently),
     "overrun": with_job(overrun),
     "swallow": with_job(swallow),
     "block": with_job(block),

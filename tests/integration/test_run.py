@@ -56,6 +56,17 @@ def test_a_signal_drains_and_nothing_is_lost(backend: str, sent: signal.Signals)
     assert_quiet(err)
 
 
+@pytest.mark.parametrize("program", ["unspeakable", "silent"])
+def test_what_cannot_be_told_does_not_stop_the_drain(backend: str, program: str) -> None:
+    """A detail whose text raises, or no standard error at all: the signal drains all the same."""
+    with Child(program, backend) as child:
+        child.stdout.expect("ready")
+        child.send(SIGTERM)
+        code, out, err = child.end()
+    assert (code, out) == (0, ["ready", "finished", WELL])
+    assert_quiet(err)
+
+
 def test_work_that_overruns_is_cancelled_and_reported(backend: str, sent: signal.Signals) -> None:
     """What is left at the deadline is cancelled, named with its place, and the code is 1."""
     with Child("overrun", backend, "0.1") as child:

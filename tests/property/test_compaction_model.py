@@ -205,7 +205,8 @@ class Life(RuleBasedStateMachine):
     @rule()
     def age(self) -> None:
         """Forget what was over for long."""
-        self.detector.age()
+        self.detector.age(0.0)
+        self.commit()
 
     # Of the compaction.
 
@@ -249,11 +250,11 @@ class Life(RuleBasedStateMachine):
     def finish(self, then: str, *, is_given_up: bool) -> None:
         """Take up what is left, an edge at a time, and have a smaller journal; or give it up."""
         assert self.compaction is not None
-        if not is_given_up:
+        if not is_given_up and not self.compaction._draft.is_dropped:  # as it has aged
             while self.compaction.slice(1):
                 pass
             self.put(sync=True)
-            self.compaction._draft.replace()
+            self.compaction.replace()
         self.compaction.end()
         self.compaction = None
         assert not self.path.with_name("node.journal.new").exists()
@@ -286,7 +287,7 @@ DONE = Receipt("done", 1, notes=(Note(mark(FIRST), "", "there", "done", 0.5),))
 # What happens to one cascade and to one message, from its beginning until nobody asks for it any more.
 COURSE: tuple[Callable[[Detector], object], ...] = (
     lambda node: node.refuse(NEVER),
-    lambda node: node.age(),
+    lambda node: node.age(0.0),
     lambda node: node.begin(ROOT, bytes(16)),
     lambda node: node.arrive(OTHER, bytes(16), "0123456789ab", "http://there"),
     lambda node: node.send(node.hop(ROOT), FIRST, "http://first"),
@@ -325,7 +326,8 @@ def _run_course(journal: Journal, begin: int, slices: dict[int, int], end: int) 
             everything += _make(COURSE[at], node, journal)
     while compaction.slice(1):
         pass
-    compaction._draft.replace()
+    if not compaction._draft.is_dropped:  # as it has aged
+        compaction.replace()
     compaction.end()
     journal.close()
     assert_same(restored(journal.open()), restored(everything), node, EDGES)

@@ -340,7 +340,7 @@ class Mesh(RuleBasedStateMachine):
             if one.edge not in node.aging or one.kind not in {"request", "ask"}
         ]
         self.history = {edge: one for edge, one in self.history.items() if edge not in node.aging}
-        node.detector.age()
+        node.detector.age(0.0)
         node.aging = {edge for edge, fact in facts.items() if fact.to == name and not fact.is_root}
 
     # The end of a process, and the next.

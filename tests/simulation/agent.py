@@ -12,9 +12,9 @@ from quiesce.mesh.detector import Detector
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.facts import Answer, Settle, Stop
 from quiesce.mesh.handing import RESULTS
+from quiesce.mesh.horizon import KEEP_SECONDS, Horizon
 from quiesce.mesh.receipt import mark
 from quiesce.mesh.wire import Handed
-from tests.simulation.memory import Memory
 from tests.simulation.pulling import Pulls
 from tests.simulation.world import CALL_WITHIN, LONG, STOP_WITHIN, Verdict, Work
 
@@ -32,6 +32,7 @@ PATIENCE = Patience(
 SLOW = Patience(retry_first=2.0, retry_most=300.0, ask_in_doubt=4.0, ask_every=200.0, give_up=1e5)
 """Where nodes are gone for long, and come back."""
 ANSWER_WITHIN = 12.0
+EPOCH = 1_000_000.0  # by the walls' clocks, when the world begins
 LOST = 0.7  # how probable it is that a journal which may be lost is
 COMPACTED = 0.1  # how probable it is that the journal is compacted after something was written
 
@@ -68,7 +69,7 @@ class Agent:
     """One process that comes and goes, with what it keeps."""
 
     detector: type[Detector] = Detector
-    memory_kind: type[Memory] = Memory
+    horizon: type[Horizon] = Horizon
 
     def __init__(
         self, world: World, name: str, *, takes_part: bool = True, lasting: bool = True
@@ -96,17 +97,37 @@ class Agent:
         self._awake_at = math.inf
         self.engine = self.new_engine()
         self.pulls = Pulls(self)
-        self.memory = self.memory_kind(self)
 
     def new_engine(self) -> Engine:
-        """Make what knows nothing yet."""
+        """Make what knows nothing yet; a process may have another `keep` than the one before it."""
+        keeps = self.world.faults.keeps
+        keep = KEEP_SECONDS
+        if keeps:
+            keep = keeps[0] if self.life else self.world.fate.choice(keeps)
         return Engine(
             self.name,
             lasting=self.lasting,
-            patience=SLOW if self.world.faults.keeps else PATIENCE,
+            patience=SLOW if keeps else PATIENCE,
             jitter=self.world.random.random,
+            keep=keep,
+            wall=self.wall,
             detector=self.detector,
+            horizon=self.horizon,
         )
+
+    def wall(self) -> float:
+        """Give the time by the clock of its machine."""
+        return EPOCH + self.world.now + self.clock_error
+
+    def open(self) -> None:
+        """Begin, as a node that has been there for a while when the world begins."""
+        detector, horizon = self.engine.detector, self.engine.horizon
+        ago = self.world.fate.random() if self.world.faults.keeps else 0.0
+        detector.aged_at = self.wall() - ago * horizon.period()
+        if self.lasting:
+            detector.bear(EPOCH - LONG, "00")
+        self.engine.resume(self.world.now)
+        self.journal += self.engine.take_writes()
 
     # Steps: each may be torn by a crash.
 
@@ -168,17 +189,16 @@ class Agent:
     def make_calls(self) -> None:
         """Make the calls that are due, and come back when more are."""
         now = self.world.now
-        self.memory.see_to_age()
         calls = self.engine.due(now)
         self.see_to_news()
         for call in calls:
             self.world.traffic.controls += 1
             self._next += 1
             self._calls[self._next] = call
-            asked = self.memory.asking(call)
+            asked = self.engine.asking(call)
             self.world.carry(self.key, call.to, "called", self.key, self.life, self._next, asked)
             self.later(CALL_WITHIN, self.call_failed, self._next)
-        at = min(self.engine.next_at(), self.memory.age_at)
+        at = self.engine.next_at()
         if at < self._awake_at:
             self._awake_at = at
             self.later(max(0.0, at - now), self.wake)
@@ -197,7 +217,7 @@ class Agent:
 
     def answer_call(self, call: Call) -> Reply:
         """Give the answer to a call."""
-        reply = self.memory.answer(call, self.engine.called(call, self.world.now))
+        reply = self.engine.called(call, self.world.now)
         for edge, answer in reply.answers:
             self.saying(edge, answer)
         return reply
@@ -213,22 +233,23 @@ class Agent:
         """Take the answer to a call, the first time."""
         call = self._calls.pop(number, None) if life == self.life else None
         if call is not None:
-            reply = self.memory.believed(reply)
             working = self.seen(reply)
             self.engine.replied(call, reply, self.world.now)
             self.commit()
             self.world.known.update(working)
 
-    def heard(self, reply: Reply) -> None:
+    def heard(self, to: str, reply: Reply) -> None:
         """Take the answer to a question that was put without the courier."""
-        reply = self.memory.believed(reply)
         working = self.seen(reply)
-        self.engine.heard(reply.answers, self.world.now)
+        self.engine.heard(to, reply, self.world.now)
         self.commit()
         self.world.known.update(working)
 
     def seen(self, reply: Reply) -> list[bytes]:
         """Give the edges that are open and worked on; the world is told which are said never to run."""
+        believed = self.engine.horizon.believed(reply).answers
+        told = zip(reply.answers, believed, strict=True)
+        self.world.doubted |= {one[0] for one, other in told if one != other}
         found = [one for one in reply.answers if self.engine.detector.is_open(one[0])]
         self.world.denied.update(edge for edge, answer in found if answer.kind == "never")
         return [edge for edge, answer in found if answer.kind == "working"]
@@ -275,12 +296,10 @@ class Agent:
             self.run(edge, None)
             self.answer(source, life, edge, None)
             return
-        now = self.world.now
-        if self.world.chance(self.world.faults.refusals) or self.memory.objects(handed):
-            answer = self.engine.refuse(edge, now)
+        if self.world.chance(self.world.faults.refusals) or self.engine.horizon.objection(handed):
+            answer = self.engine.refuse(handed, self.world.now)
         else:
-            answer = self.engine.arrive(edge, handed.cascade, handed.parent, handed.home, now)
-        answer = self.memory.refusal(handed, answer)
+            answer = self.engine.arrive(handed, handed.home)
         if answer.kind == "not now":
             self.world.refused.add(edge)
         self.commit()
@@ -375,8 +394,7 @@ class Agent:
             self.idle(task)
             return
         edge = self.world.new_id(12)
-        by = self.memory.begin_by()
-        self.engine.send(task.hop, edge, to, self.world.now, by)
+        by = self.engine.send(task.hop, edge, to, self.world.now)
         self.commit()
         self._sends[edge] = task
         handed = Handed(task.hop.cascade, edge, mark(task.hop.edge), by, self.home)
@@ -391,7 +409,7 @@ class Agent:
         self.world.traffic.messages += 1
         self.world.depths[edge] = self.world.depths[task.work.edge] + 1
         self.world.carry(self.key, to, "requested", self.key, self.life, handed)
-        within = self.memory.answer_within(ANSWER_WITHIN)
+        within = self.answer_within(ANSWER_WITHIN)
         if attempts > 1:
             self.later(within, self.transmit, task, handed, to, attempts - 1)
         else:
@@ -403,23 +421,32 @@ class Agent:
             return
         if answer is None:
             self.resolve(edge, "is opaque")
-        elif answer.receipt is not None:
-            self.engine.receive(edge, answer.receipt, self.world.now)
-            self.resolve(edge, "is taken")
-        else:
-            if answer.kind == "never" and edge in self._sends:
-                self.world.denied.add(edge)
-            self.resolve(edge, self.memory.outcome(edge, answer) or RESULTS[answer.kind])
+            return
+        if answer.kind == "never" and edge in self._sends:
+            self.world.denied.add(edge)
+        how = self.engine.horizon.outcome(edge, RESULTS[answer.kind], uses=self.uses[edge])
+        self.resolve(edge, how, answer)
 
-    def resolve(self, edge: bytes, how: Sending) -> None:
+    def answer_within(self, usual: float) -> float:
+        """Give how long a sender waits for the answer to a message; some do so for very long."""
+        fate, patient = self.world.fate, self.world.faults.patient
+        return fate.uniform(usual, LONG) if patient and fate.random() < patient else usual
+
+    def resolve(self, edge: bytes, how: Sending, answer: Answer | None = None) -> None:
         """Know what became of a message, the first time."""
+        now = self.world.now
         task = self._sends.pop(edge, None)
         if task is None:
+            if answer is not None and answer.receipt is not None:
+                self.engine.answered(edge, answer, how, now)
             return
         if how == "is taken":
             self.world.taken.add(edge)
         to = self.engine.detector.receiver(edge)
-        self.engine.sent(edge, how, self.world.now)
+        if answer is None:
+            self.engine.sent(edge, how, now)
+        else:
+            self.engine.answered(edge, answer, RESULTS[answer.kind], now, uses=self.uses[edge])
         if to is not None and self.home is None and how in {"is taken", "is in doubt"}:
             self.pulls.pull(edge, to)  # as `Node._answered` and `Node._resolve` do
         self.commit()
@@ -459,7 +486,6 @@ class Agent:
         self.life += 1
         self.engine = self.new_engine()
         self.pulls = Pulls(self)
-        self.memory = self.memory_kind(self)
         self._awake_at = math.inf
         self.asleep_until = 0.0
         self.step(self.resume)
@@ -467,4 +493,5 @@ class Agent:
     def resume(self) -> None:
         """Go on from what is written."""
         self.engine.restore(self.journal, self.world.now)
-        self.memory.start()
+        if self.lasting and self.engine.detector.born is None:
+            self.engine.detector.bear(self.wall(), "00")  # as `Keeping.open` does

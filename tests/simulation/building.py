@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiesce.mesh.policy import DRIFT_SECONDS
+from quiesce.mesh.horizon import DRIFT_SECONDS
 from tests.simulation.agent import Agent
 from tests.simulation.world import LONG
 
@@ -51,7 +51,9 @@ def haunt(world: World, kind: type[Agent]) -> None:
         for agent in world.agents.values():
             most = DRIFT_SECONDS / 2
             agent.clock_error = fate.choice([-most, most, fate.uniform(-most, most)])
-            world.after(0.0, agent.step, agent.memory.start)
+            agent.clock_error *= faults.skew
+    for agent in (*world.agents.values(), *world.twins.values()):
+        world.after(0.0, agent.step, agent.open)
     for _ in range(faults.sleeps):
         agent = world.agents[fate.choice(names)]
         world.after(fate.uniform(0.5, 30), agent.sleep, fate.uniform(40, LONG))

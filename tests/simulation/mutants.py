@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.mesh.detector import Detector
 from quiesce.mesh.facts import NEVER, UNKNOWN, Answer, Begun, Sent, Taken, Tallied, Watch
-from quiesce.mesh.policy import is_early
+from quiesce.mesh.horizon import Horizon
 from quiesce.mesh.receipt import Receipt, mark
 from quiesce.mesh.states import Edge, Hop, HopState
 from quiesce.mesh.wire import Handed
 from tests.simulation.agent import Agent, Crashed, Task
-from tests.simulation.memory import Memory
 from tests.simulation.world import Verdict
 
 if TYPE_CHECKING:
@@ -52,9 +51,8 @@ class ReceiptAtReturn(Agent):
             return
         edge = self.world.new_id(12)
         self._sends[edge] = task
-        handed = Handed(
-            task.hop.cascade, edge, mark(task.hop.edge), self.memory.begin_by(), self.home
-        )
+        by = int(self.engine.horizon.begin_by())
+        handed = Handed(task.hop.cascade, edge, mark(task.hop.edge), by, self.home)
         self.transmit(task, handed, to, attempts=1)
 
 
@@ -100,8 +98,8 @@ class HastyAging(Agent):
 
     def compact(self) -> None:
         """Forget twice, and write what is left."""
-        self.engine.detector.age()
-        self.engine.detector.age()
+        self.engine.detector.age(self.wall())
+        self.engine.detector.age(self.wall())
         super().compact()
 
 
@@ -223,9 +221,9 @@ class CancelledAlone(Detector):
 class CancelledBeforeItWasSent(Detector):
     """What is on its way when its sender is cancelled is not told."""
 
-    def sent(self, edge: bytes, how: Sending) -> None:
+    def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
         """Ask for it as for any other."""
-        super().sent(edge, how)
+        super().sent(edge, how, why)
         for act in self.acts:
             if isinstance(act, Watch):
                 act.cancel = False
@@ -234,9 +232,9 @@ class CancelledBeforeItWasSent(Detector):
 class OpaqueIsDone(Detector):
     """An agent that takes no part has done its work when it answers."""
 
-    def sent(self, edge: bytes, how: Sending) -> None:
+    def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
         """Be content."""
-        super().sent(edge, "is not sent" if how == "is opaque" else how)
+        super().sent(edge, "is not sent" if how == "is opaque" else how, why)
 
 
 class DeniedIsLost(Detector):
@@ -307,15 +305,15 @@ class SilenceIsDone(Detector):
 class DoubtIsUnsent(Detector):
     """A message without an answer was not sent."""
 
-    def sent(self, edge: bytes, how: Sending) -> None:
+    def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
         """Have no doubt."""
-        super().sent(edge, "is not sent" if how == "is in doubt" else how)
+        super().sent(edge, "is not sent" if how == "is in doubt" else how, why)
 
 
 class WrittenTooLate(Detector):
     """That an edge is sent is written when it was sent."""
 
-    def send(self, hop: Hop, edge: bytes, to: str, by: int = 0) -> None:
+    def send(self, hop: Hop, edge: bytes, to: str, by: float = 0) -> None:
         """Write nothing."""
         self._edges[edge] = hop.edges[edge] = Edge(hop, to, by)
 
@@ -329,7 +327,7 @@ class WrittenTooLate(Detector):
         del self.writes[kept]  # the record that it is closed: there is none that it is open
 
 
-class NeverIsBelieved(Memory):
+class NeverIsBelieved(Horizon):
     """Who says that an edge never will run is believed, however old the edge is."""
 
     def believed(self, reply: Reply) -> Reply:
@@ -337,15 +335,23 @@ class NeverIsBelieved(Memory):
         return reply
 
 
-class AnswerIsBelieved(Memory):
+class YoungIsBelieved(Horizon):
+    """Who says that an edge never will run is believed, also if its journal is younger than the edge."""
+
+    def believed(self, reply: Reply) -> Reply:
+        """Ask nobody for the age of its journal."""
+        return super().believed(replace(reply, age=None))
+
+
+class AnswerIsBelieved(Horizon):
     """One who refuses a copy is believed that no other was taken, however old the message is."""
 
-    def outcome(self, edge: bytes, answer: Answer) -> Sending | None:
+    def outcome(self, edge: bytes, how: Sending, *, uses: int = 1) -> Sending:
         """Believe it."""
-        return None if answer == NEVER else super().outcome(edge, answer)
+        return how if how == "is refused" else super().outcome(edge, how, uses=uses)
 
 
-class ForgetsTooEarly(Memory):
+class ForgetsTooEarly(Horizon):
     """Ids are kept for as long as messages are under way, as if all clocks were the same."""
 
     def period(self) -> float:
@@ -353,27 +359,52 @@ class ForgetsTooEarly(Memory):
         return self.promised
 
 
-class PromisesNothing(Memory):
+class ForgetsAtRestart(Horizon):
+    """A process that is started takes for old all that is over."""
+
+    def open(self, now: float) -> None:
+        """Forget twice."""
+        super().open(now)
+        self._detector.age(self.wall())
+        self._detector.age(self.wall())
+
+
+class ForgetsWhatIsAhead(Horizon):
+    """A message whose time is far ahead is remembered for no longer than any other."""
+
+    def arrived(self, handed: Handed) -> None:
+        """Do nothing for it."""
+
+
+class PromisesNothing(Horizon):
     """What the process before this one has promised to remember is forgotten as its own."""
 
-    def start(self) -> None:
+    def open(self, now: float) -> None:
         """Know nothing of it."""
-        self.agent.engine.detector.keep = 0.0
-        super().start()
+        self._detector.keep = 0.0
+        super().open(now)
 
 
-class AsksForTooLittle(Memory):
+class AsksForTooLittle(Horizon):
     """Who asks says how long its own messages may be under way, not those of the process before it."""
 
     def asking(self, call: Call) -> Call:
         """Say so."""
-        return replace(call, keep=self.keep)
+        return replace(super().asking(call), keep=self.keep)
 
 
-class NeverForNow(Memory):
+class AsksWithoutItsClock(Horizon):
+    """Who asks does not say what the time is there."""
+
+    def asking(self, call: Call) -> Call:
+        """Leave it out."""
+        return replace(super().asking(call), now=None)
+
+
+class NeverForNow(Horizon):
     """Who forgets before the last copy of a message is too late says that it never will run."""
 
-    def answer(self, call: Call, reply: Reply) -> Reply:
+    def answering(self, call: Call, reply: Reply) -> Reply:
         """Say so."""
         del call
         return reply
@@ -384,12 +415,12 @@ class NeverForNow(Memory):
         return answer
 
 
-class LateCopies(Memory):
+class LateCopies(Horizon):
     """A message is taken however late it comes."""
 
-    def objects(self, handed: Handed) -> bool:
+    def objection(self, handed: Handed) -> str | None:
         """Object to those only that are too early."""
-        return super().objects(handed) and is_early(handed, self.wall(), self.keep)
+        return super().objection(handed) if handed.begin_by > self.wall() else None
 
 
 def using(kind: type[Detector]) -> type[Agent]:
@@ -397,9 +428,9 @@ def using(kind: type[Detector]) -> type[Agent]:
     return type(kind.__name__, (Agent,), {"detector": kind, "__doc__": kind.__doc__})
 
 
-def minding(kind: type[Memory]) -> type[Agent]:
-    """Make agents with another memory."""
-    return type(kind.__name__, (Agent,), {"memory_kind": kind, "__doc__": kind.__doc__})
+def minding(kind: type[Horizon]) -> type[Agent]:
+    """Make agents with another horizon."""
+    return type(kind.__name__, (Agent,), {"horizon": kind, "__doc__": kind.__doc__})
 
 
 DETECTORS: tuple[type[Detector], ...] = (
@@ -409,10 +440,10 @@ DETECTORS: tuple[type[Detector], ...] = (
     DeniedIsLost, TakenAndDenied, TakenIsNotWritten, SnapshotWithoutTaken,
 )  # fmt: skip
 AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, HastyAging, NoJournal)
-MEMORIES: tuple[type[Memory], ...] = (
-    NeverIsBelieved, AnswerIsBelieved, ForgetsTooEarly, PromisesNothing, AsksForTooLittle, NeverForNow,
-    LateCopies,
+HORIZONS: tuple[type[Horizon], ...] = (
+    NeverIsBelieved, YoungIsBelieved, AnswerIsBelieved, ForgetsTooEarly, ForgetsAtRestart, ForgetsWhatIsAhead,
+    PromisesNothing, AsksForTooLittle, AsksWithoutItsClock, NeverForNow, LateCopies,
 )  # fmt: skip
 MUTANTS: dict[str, type[Agent]] = {
-    kind.__name__: kind for kind in (*AGENTS, *map(using, DETECTORS), *map(minding, MEMORIES))
+    kind.__name__: kind for kind in (*AGENTS, *map(using, DETECTORS), *map(minding, HORIZONS))
 }

@@ -39,7 +39,7 @@ class Pulls:
         self._number += 1
         number = self._out[edge] = self._number
         agent.world.traffic.controls += 1
-        call = agent.memory.asking(Call(to, (), ((edge, False),), WAIT))
+        call = agent.engine.asking(Call(to, (), ((edge, False),), WAIT))
         agent.world.carry(agent.key, to, "polled", agent.key, agent.life, number, call)
         agent.later(WAIT + LATE, self._again, number, edge, to)
 
@@ -53,7 +53,7 @@ class Pulls:
         if self._out.get(edge) == number:
             self._number += 1
             self._out[edge] = self._number
-            self._agent.heard(reply)
+            self._agent.heard(call.to, reply)
             self._agent.later(PAUSE, self._again, self._number, edge, call.to)
 
     # Who is asked: `Exchange.serve` and `Exchange.closed`.

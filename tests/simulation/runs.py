@@ -42,6 +42,9 @@ KINDS: dict[str, Faults] = {
     ),
     "asleep": Faults(loss=0.1, twice=0.1, stale=0.1, patient=0.1, sleeps=3, keeps=(60.0,)),
     "patient": Faults(loss=0.05, stale=0.1, patient=0.8, keeps=(60.0,)),
+    "clocks apart": Faults(
+        loss=0.2, twice=0.2, stale=0.5, crashes=3, sleeps=1, keeps=(2000.0,), skew=12.0
+    ),
     "keeps differ": Faults(loss=0.2, stale=0.9, crashes=8, keeps=(60.0, 2000.0, 2000.0)),
 }  # fmt: skip
 

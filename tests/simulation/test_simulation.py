@@ -22,6 +22,11 @@ WHERE = {
     "PromisesNothing": ["keeps differ"],
     "AsksForTooLittle": ["keeps differ"],
     "NeverForNow": ["keeps differ"],
+    "ForgetsWhatIsAhead": ["clocks apart"],
+    "AsksWithoutItsClock": ["clocks apart"],
+    "YoungIsBelieved": ["journals lost"],
+    "SnapshotWithoutTaken": ["replicas, restarting"],
+    "TakenAndDenied": ["replicas, restarting"],
 }
 SHARED = [kind for kind, faults in KINDS.items() if faults.replicas or faults.losing]
 OLD = [kind for kind, faults in KINDS.items() if faults.keeps]

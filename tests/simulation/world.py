@@ -56,6 +56,8 @@ class Faults:
     """How probable it is that a sender waits very long for an answer, and sends a copy then."""
     sleeps: int = 0
     """How many nodes are suspended for long: they know nothing of it, and find what has come since then."""
+    skew: float = 1.0
+    """How many times further apart clocks are than they may be without anything being kept for longer."""
     background: float = 1.0
     """How many times as long as usual work in the background takes."""
     end: float = 80.0
@@ -242,7 +244,7 @@ class World:
         if receipt.lost < cut:
             wrong.append(f"{cut} hops were cut, {receipt.lost} are said to be lost")
         seen = len({work.edge for work in self.works if not work.agent.takes_part})
-        if receipt.opaque + receipt.lost < seen:
+        if receipt.opaque + receipt.lost + receipt.undelivered < seen:
             wrong.append(f"{seen} messages to opaque agents, {receipt.opaque} are told")
         # More may be told where a process has died between writing that a hop begins and running it.
         if receipt.hops < len(taking_part) or (
@@ -252,15 +254,17 @@ class World:
         return wrong + self._judge_red() + self._judge_cancelling()
 
     def is_beyond(self) -> bool:
-        """Tell whether two have shared an address, or a journal was lost, so that nobody could know.
+        """Return whether two have shared an address, or a journal was lost, so that nobody could know.
 
-        Each of them has run an edge; or one was asked for what the other has run, and its sender was not told
-        before that it is worked on. Whoever was told does not believe it: that is what is promised. And whoever
-        has run an edge does not deny it.
+        Each of two nodes, or two lives of one, has run an edge. Or one node was asked for what the other has run,
+        and its sender was not told before that it is worked on: a sender that was told does not believe it, and a
+        node that has run an edge does not deny it. A node that has lost its journal is not believed.
         """
         if not (self.faults.replicas or self.faults.losing):
             return False
         run = [work.edge for work in self.works if work.agent.takes_part]
+        if not self.faults.replicas:
+            return len(set(run)) < len(run)
         denied = self.denied & self.strange
         return len(set(run)) < len(run) or not self.known.issuperset(denied.intersection(run))
 
@@ -274,14 +278,14 @@ class World:
         faults = self.faults
         dying = faults.crashes and faults.restarts < 1
         shared = faults.replicas or faults.losing
-        old = self.doubted or len(faults.keeps) > 1
+        old = self.doubted or len(faults.keeps) > 1 or faults.skew > 1
         may_be = faults.forgetful or faults.opaque or dying or shared or old
         return [] if may_be else ["unknown, although all could be known"]
 
     def _judge_red(self) -> list[str]:
         """Without a fault, nothing is lost."""
         assert self.verdict is not None
-        if self._is_harmless() and self.verdict.receipt.lost:
+        if self._is_harmless() and (self.verdict.receipt.lost or self.verdict.receipt.undelivered):
             return ["losses are told, and nothing went wrong"]
         return []
 

@@ -16,13 +16,18 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import sites
+from quiesce.core.backends import parts
+from quiesce.core.backends.sharing import SharedTask
 from quiesce.core.backends.tasks import (
     AdoptedTask,
     ForeignTask,
+    PartTask,
     adopted_done,
     foreign,
     is_service,
 )
+from quiesce.core.current import detached
+from quiesce.core.known import is_process_wide
 from quiesce.core.node import State, current
 from quiesce.errors import UsageError
 
@@ -44,7 +49,7 @@ _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
 _users: set[str] = set()  # those of the modules that are _USER, for a quick look
 _CREATE_TASK = asyncio.create_task.__code__
-_CLOSED = State.CLOSED
+_OPEN = State.OPEN
 
 
 def install(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[], None]:
@@ -57,8 +62,15 @@ def install(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[],
 
 
 def adopter_of(node: Node | None) -> Node | None:
-    """Find the innermost scope that adopts and is not closed."""
+    """Find the innermost scope that adopts and is not closed.
+
+    A task that was handed to another scope (see sharing.py) starts its tasks there.
+    """
     adopter = node._adopter if node is not None else None
+    if adopter is not None and adopter._state is not _OPEN:
+        creator = current_task()
+        if type(creator) is SharedTask:
+            adopter = creator._node
     while adopter is not None and adopter._state is State.CLOSED:
         parent = adopter._parent
         adopter = parent._adopter if parent is not None else None
@@ -111,9 +123,13 @@ class Entrance:
         def create_task(coro: Any, **options: Any) -> Task[Any]:
             node = get_current()
             adopter = node._adopter if node is not None else None
-            if adopter is not None and adopter._state is _CLOSED:
+            ending = adopter is not None and adopter._state is not _OPEN
+            if ending:
                 adopter = adopter_of(adopter)
             ours = before is None and get_factory(loop) is late and "eager_start" not in options
+            if adopter is not None and is_process_wide(coro):
+                with detached():
+                    return create_task(coro, **options)
             if adopter is None or adopter._loop is not loop or not self.users:
                 # Without a detour: as the loop makes it, if there is nobody else's factory.
                 return PlainTask(coro, loop=loop, **options) if ours else make(coro, **options)
@@ -128,6 +144,10 @@ class Entrance:
             else:
                 task._code_started, task._offset_started = _starter(coro, frame)
             _take_in(task, adopter, clock())
+            if ending:
+                _inherit(task)
+            if adopter._services or (node is not adopter and node._services):  # type: ignore[union-attr]  # it led to the adopter
+                _started(task, task, node, adopter)  # type: ignore[arg-type]  # likewise
             return task
 
         create_task.entrance = self  # type: ignore[attr-defined]  # for install()
@@ -138,12 +158,17 @@ class Entrance:
 
         This is a task factory, there as long as nobody has another.
         """
-        adopter = adopter_of(current.get())
-        if adopter is None or adopter._loop is not loop or coro is self._making:
+        node = current.get()
+        adopter = adopter_of(node)
+        if adopter is not None and is_process_wide(coro):
+            with detached():
+                return asyncio.Task(coro, loop=loop, **options)
+        if node is None or adopter is None or adopter._loop is not loop or coro is self._making:
             return asyncio.Task(coro, loop=loop, **options)
         task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
         task._code_started, task._offset_started = _starter(coro, _getframe(1))
         _take_in(task, adopter, self._clock())
+        _started(task, task, node, adopter)
         return task
 
     def _make_foreign(
@@ -166,6 +191,8 @@ class Entrance:
             held._node._discard(held)
         task: Task[Any] = held.task
         task.add_done_callback(held.done)
+        if isinstance(task, asyncio.Task):
+            _started(task, held, current.get() or adopter, adopter)
         if adopter._service_pattern is not None:
             held._reclassify()
             self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it only then
@@ -189,6 +216,9 @@ class Entrance:
         def construct(coro: Any, **options: Any) -> Task[Any]:
             node = current.get()
             adopter = adopter_of(node)
+            if adopter is not None and is_process_wide(coro):
+                with detached():
+                    return make(coro, **options)  # type: ignore[no-any-return]  # out of a cell
             if adopter is None or adopter._loop is not self._loop or coro is self._making:
                 made: Task[Any] = make(coro, **options)
                 return made
@@ -209,6 +239,21 @@ def _take_in(task: AdoptedTask[Any], adopter: Node, now: float) -> None:
     if not holds:
         adopter._turned_busy()
     holds[task] = task
+
+
+def _inherit(task: AdoptedTask[Any]) -> None:
+    """Make a task that a shared task starts shared as well: its tasks belong where it does."""
+    if type(current_task()) is SharedTask:
+        task.__class__ = SharedTask
+
+
+def _started(task: Task[Any], held: Any, node: Node, adopter: Node) -> None:
+    """Note it if the running task is a service, or was started by one: see parts.py."""
+    found = parts.creator_of(current_task(), node, adopter)
+    if found is not None and not task.done():
+        if type(task) is AdoptedTask:
+            task.__class__ = PartTask
+        parts.begin(task, parts.Start(found[0], held, found[1]), task.get_loop())
 
 
 def _starter(coro: Any, frame: FrameType | None) -> tuple[CodeType | None, int]:

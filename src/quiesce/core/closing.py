@@ -29,6 +29,7 @@ _TICK_GROWTH = 1.5
 _LOOK_SHARE = 0.1  # of the time may go into looking
 _LAST_CALL_TURNS = 50  # of the loop: a task needs three to end and be seen, and may have helpers
 _CLOSER_SECONDS = 5.0  # for a job that closed its own scope to end by itself
+_ROUNDS_MAX = 8  # of cancelling, before the services are stopped and each round has to wait
 _WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
 
 
@@ -43,6 +44,7 @@ class Closing:
         "_handed_over",
         "_hurried",
         "_owned",
+        "_rounds",
         "_scope",
         "_started",
         "_stuck",
@@ -79,6 +81,7 @@ class Closing:
         self.join_by: float = math.inf
         self._closers_by = math.inf
         self._handed_over = 0
+        self._rounds = 0  # of cancelling
         self._stuck: list[reports.Ended] = []
 
     # Called by anyone, in one step.
@@ -157,6 +160,7 @@ class Closing:
     async def _wait_out_the_grace(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
         warn_after, tick = _WARN_SECONDS, _TICK_SECONDS_MIN
+        scope._backend.look_at_parts(scope)
         while scope._holds and clock() < self._grace_until and not self.bell.interrupted:
             warn_at = self._started + warn_after
             unbounded = self._grace_until == math.inf
@@ -186,12 +190,13 @@ class Closing:
     def _hand_over(self) -> None:
         scope = self._scope
         assert scope._parent is not None  # noqa: S101 - checked when the scope was opened
-        self._handed_over = scope._hand_over(scope._parent)
+        self._handed_over += scope._hand_over(scope._parent)
 
     async def _cancel_and_join(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
         scope._state = State.CLOSING
         self.join_by = min(self.join_by, clock() + self._cleanup)
+        scope._backend.look_at_parts(scope)
         for resource in scope._all_resources():
             resource._shut()
         if scope._context is not None:
@@ -233,8 +238,13 @@ class Closing:
         await self._turns(scope._services)  # if there was no time left: what takes none is done
 
     async def _end(self, table: dict[object, Held]) -> None:
-        """Cancel all that is in the table, until nothing is, or the deadline has passed."""
+        """Cancel all that is in the table, until nothing is, or the deadline has passed.
+
+        It also returns after some rounds, if every round leaves new work: the caller then stops the
+        services, which may have started it, and comes back. From there on each round has to wait.
+        """
         clock = self._scope._backend.clock
+        last_round = self._rounds + _ROUNDS_MAX
         asked: dict[object, Held] = {}
         tick = _TICK_SECONDS_MIN
         look_at = -math.inf
@@ -245,10 +255,13 @@ class Closing:
                 return
             if asked.keys().isdisjoint(table):
                 # The first round, or one for what the last one started.
-                for held in list(table.values()):
-                    held._stop()
-                asked = {key: held for key, held in table.items() if held._stops}
-                tick = tick if asked else min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX)
+                if self._rounds >= last_round:
+                    return
+                if self._rounds >= _ROUNDS_MAX:
+                    await self._pause(tick)
+                asked = self._cancel_all(table)
+                slowly = not asked or self._rounds > _ROUNDS_MAX
+                tick = min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX) if slowly else tick
                 look_at = clock() + tick
             elif now >= look_at:
                 for held in [held for key, held in table.items() if key in asked]:
@@ -259,6 +272,25 @@ class Closing:
                 )
                 look_at = clock() + tick
             await self.bell.wait(min(self.join_by, look_at))
+
+    def _cancel_all(self, table: dict[object, Held]) -> dict[object, Held]:
+        """Ask all that is in the table to end; return what may do so."""
+        scope = self._scope
+        if table is scope._holds and scope._context is None:  # what a context started ends with it
+            self._handed_over += scope._backend.stop_all(scope, table)
+        else:
+            for held in list(table.values()):
+                held._stop()
+        asked = {key: held for key, held in table.items() if held._stops}
+        self._rounds += bool(asked)
+        return asked
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, however often the bell is rung."""
+        clock = self._scope._backend.clock
+        until = min(clock() + seconds, self.join_by)
+        while clock() < until:
+            await self.bell.wait(until)
 
     async def _last_call(self, table: dict[object, Held]) -> None:
         """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
@@ -389,6 +421,14 @@ class Closing:
         if not self._owned:
             self._owned = True
             await self.carry_out()
+
+    def has_result(self, *, early: bool) -> bool:
+        """Return whether there is a report for a caller, or an error."""
+        return (
+            self._failure is not None
+            or self.report is not None
+            or (early and self.early_report is not None)
+        )
 
     def result(self, *, early: bool) -> reports.Report:
         """Give the report; a job that closed its own scope gets the one without itself."""

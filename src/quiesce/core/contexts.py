@@ -32,6 +32,7 @@ class Context(Generic[T]):
 
     __slots__ = (
         "_ask",
+        "_given_up",
         "_manager",
         "_reason",
         "entered",
@@ -49,6 +50,7 @@ class Context(Generic[T]):
         self._manager = manager
         self._reason: BaseException | None = None
         self._ask = Gate(node._backend)
+        self._given_up = False
         self.node: Scope = node
         self.ready: Gate = Gate(node._backend)  # entered, or failed to
         self.entered: bool = False
@@ -63,6 +65,16 @@ class Context(Generic[T]):
         if not self._ask.is_open:
             self._reason = reason
             self._ask.open()
+
+    def give_up(self) -> None:
+        """Cancel the host for a caller that does not wait to enter any more; once.
+
+        The caller and the scope's close may both ask for it. The second cancellation would hit the
+        manager while it leaves.
+        """
+        if not self._given_up:
+            self._given_up = True
+            self.host.cancel()
 
     async def run(self) -> None:
         """Enter, wait to be asked, leave. The body of the host job."""
@@ -106,7 +118,7 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
     place = sites.starter(frame, scope._backend.current())
     context = _start(scope, manager, place)
     name = context.node.name
-    hold = Hold(scope, "entering", name, {}, place.f_code, place.f_lasti, context.host.cancel)
+    hold = Hold(scope, "entering", name, {}, place.f_code, place.f_lasti, context.give_up)
     scope._insert(hold, hold)
     try:
         await context.ready.wait()
@@ -156,7 +168,7 @@ def _scope_for(scope: Scope, name: str, frame: FrameType | Place) -> Scope:
 
 async def _abandon(scope: Scope, context: Context[Any]) -> None:
     """Leave a context for a caller that was cancelled already."""
-    context.host.cancel()
+    context.give_up()
     closing = close(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.wait_shielded()
 

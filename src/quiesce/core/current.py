@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
 
 from quiesce.core.node import State, current
@@ -15,12 +16,32 @@ if TYPE_CHECKING:
 __all__ = ["current_scope", "detached"]
 
 
+is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
+"""Whether the running code was declared to belong to no scope; a scope that is opened inside counts all the same."""
+
+
 def current_scope() -> Scope | None:
     """Give the innermost open scope around the running code, or None."""
     node = current.get()
     while node is not None and node._state is State.CLOSED:
         node = node._parent
     return cast("Scope | None", node)
+
+
+def place_for(scope: Scope) -> Scope:
+    """Return where to start something that a scope is asked to start: there, or in an errand below it.
+
+    Work that is started for a hop in a scope outside of the hop is the hop's work, too: see errand.py.
+    """
+    node = current.get()
+    hop = None if node is None else node._errand
+    if hop is None or hop is scope._errand or hop._state is State.CLOSED:
+        return scope
+    if hop._loop is not scope._loop:
+        return scope
+    from quiesce.core.errand import Errand  # noqa: PLC0415 - it is a scope itself
+
+    return Errand(scope, hop)
 
 
 @contextmanager
@@ -30,8 +51,9 @@ def detached() -> Iterator[None]:
     For what lives as long as the process, like a connection pool's housekeeper that is started
     by whoever comes first.
     """
-    token = current.set(None)
+    token, declared = current.set(None), is_detached.set(True)
     try:
         yield
     finally:
+        is_detached.reset(declared)
         current.reset(token)

@@ -35,6 +35,8 @@ class FrontierEntry:
     children: tuple[FrontierEntry, ...] = ()
     is_scope: bool = False
     """Whether it is a child scope, with `children`, rather than work."""
+    declared_as: str | None = None
+    """The name by which `services=[...]` declares it, if it is housekeeping and not work; None if it cannot be."""
 
     def __str__(self) -> str:
         """Give one line."""
@@ -42,7 +44,7 @@ class FrontierEntry:
         parts = [f"{kind} {self.name}", f"{self.age:.1f} s", f"started {self.where or '?'}"]
         if self.waiting_on is not None:
             parts.append(f"waiting at {self.waiting_on}")
-        parts += [f"{key}={value}" for key, value in self.details.items()]
+        parts += [f"{key}={reports.text(value)}" for key, value in self.details.items()]
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, object]:
@@ -143,4 +145,5 @@ def _entry(held: Held, now: float, *, service: bool) -> FrontierEntry:
     return FrontierEntry(
         held.kind, held.name, now - held.since, held.where,
         sites.waiting_on(held._chain()), service, held.details,
+        declared_as=getattr(held, "_declared_as", None),
     )  # fmt: skip

@@ -18,7 +18,7 @@ class Gate:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._waiters: list[Waiter] = []
+        self._waiters: dict[Waiter, None] = {}
         self.is_open: bool = False
 
     def open(self) -> None:
@@ -33,11 +33,11 @@ class Gate:
         if self.is_open:
             return
         waiter = self._backend.waiter()
-        self._waiters.append(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.remove(waiter)
+            del self._waiters[waiter]
 
     async def outlast(self) -> None:
         """Wait until it is open; cancellation is passed on, but only then."""

@@ -1,10 +1,9 @@
 """A light scope: a scope like any other, most of which is made when it is first used.
 
-It is for whoever opens one for every request: nearly all of them start nothing, and ask their scope for
-nothing. Such a scope is its name, its parent and the table of its holds; the other attributes are filled
-in, all at once, as soon as anybody reads one of them. Until then it is of a class of its own, in which these
-attributes are properties (not by `__getattr__`: with that, Python finds every attribute slowly, also those
-that are there). What light scopes have in common is in their `Model`.
+It is for code that opens a scope for every request: nearly all of them start nothing, and ask for nothing. Such a
+scope is its name, its parent and the table of its holds; the other attributes are filled in, all at once, when one
+of them is read. Until then it is of a class of its own, in which these attributes are properties (with `__getattr__`,
+Python would find every attribute slowly). What light scopes have in common is in their `Model`.
 
 Three things that a scope of that kind needs, and others do not:
 
@@ -21,7 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core import arguments, frontier, sites
-from quiesce.core.backends.tasks import TaskJob, coro_of
+from quiesce.core.backends.swallowing import coro_of
+from quiesce.core.backends.tasks import TaskJob
 from quiesce.core.gate import Gate
 from quiesce.core.hold import NOTHING, Fate, Hold
 from quiesce.core.node import Node, State, current
@@ -44,6 +44,7 @@ _SET_AT_ONCE = frozenset(
         "_backend",
         "_code",
         "_completed",
+        "_errand_above",
         "_holds",
         "_loop",
         "_name",
@@ -146,6 +147,7 @@ class LightScope(Scope):
         self._name = name
         self._state = _OPEN
         self._adopter = self if model.adopts else parent._adopter
+        self._errand_above = parent._errand_above
         self._backend = model.backend
         self._loop = model.loop
         self._since = model.clock()
@@ -356,6 +358,9 @@ class LightScope(Scope):
         if self._bond is not None:
             self._bond.end()
 
+    def _cut_short(self) -> None:
+        """Take note that what is in flight here is cancelled by a scope of another tree (see `Bond`)."""
+
     def __del__(self) -> None:
         """Do nothing: it has a parent, which closes it at the latest."""
 
@@ -455,7 +460,9 @@ class Bond(Hold):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """What is in flight in it."""
+        """What is in flight in it; or was, when it was cut off."""
+        if self._was_cut:
+            return self._details
         found = [f"{entry.kind} {entry.name}" for entry in frontier.look(self._scope).in_flight]
         more = [f"{len(found) - _NAMED_MAX} more"] if len(found) > _NAMED_MAX else []
         return {"in_flight": ", ".join([*found[:_NAMED_MAX], *more])} if found else NOTHING
@@ -467,17 +474,22 @@ class Bond(Hold):
         self.release()
 
     def _stop(self, *, force: bool = False) -> None:
-        self._was_cut = bool(self._scope._holds) or self._was_cut
+        if self._scope._holds:
+            self._details = self.details
+            self._was_cut = True
+            self._scope._cut_short()
         _stop_all(self._scope, force=force)
 
 
 def _stop_all(node: Node, *, force: bool) -> None:
     """Ask all that is in flight in a scope to end."""
+    if not force:
+        node._backend.stop_all(node, node._holds)
     for held in list(node._holds.values()):
         if isinstance(held, Node):
             _stop_all(held, force=force)
-        else:
-            held._stop(force=force)
+        elif force:
+            held._stop(force=True)
 
 
 def count_in(node: Node | None, completed: int, withdrawn: int, handled: int) -> None:

@@ -69,6 +69,7 @@ class Node(Described):
         "_contexts",
         "_counts",
         "_drain_root",
+        "_errand_above",
         "_failed",
         "_fatal",
         "_gave_up",
@@ -107,6 +108,7 @@ class Node(Described):
         self._loop: object = self  # the backend's, once it has one
         self._counts = True  # whether being busy makes the parent busy
         self._adopter: Node | None = None
+        self._errand_above: Node | None = None
         self._since = 0.0
         self._code: CodeType | None = None
         self._offset = 0
@@ -119,7 +121,7 @@ class Node(Described):
         self._quiet: dict[Node, None] = {}  # children of which only closers are left
         self._contexts: list[Context[Any]] = []
         self._resources: WeakKeyDictionary[Resource, None] | None = None  # most have none
-        self._idle_waiters: list[Waiter] = []
+        self._idle_waiters: dict[Waiter, None] = {}
         self._closing: Closing | None = None
         self._drain_root: Node | None = None
         self._completed = 0
@@ -135,6 +137,11 @@ class Node(Described):
         self._unheard: list[tuple[Held, BaseException]] = []  # failures that are told in a moment
         self._undelivered: list[Sequence[reports.Ended]] = []
         self._parts: dict[Node, reports.Report] = {}  # of the children that this scope closed
+
+    @property
+    def _errand(self) -> Node | None:
+        """The hop that code in this scope works for: see errand.py."""
+        return self._errand_above
 
     # What it looks like to its own parent.
 
@@ -373,15 +380,19 @@ class Node(Described):
     def _job_failed(self, held: Held, error: BaseException) -> None:
         self._failed.append(reports.ended(held, self._name, self._backend.clock(), error))
 
-    def _unhandled(self, held: Held, error: BaseException) -> None:
-        """Take in the failure of an adopted task that was collected, and nobody had asked.
+    def _unhandled(self, held: Held, error: BaseException, *, seen: bool = False) -> None:
+        """Take in the failure of an adopted task that was collected, and that no task received.
 
-        It may come from any thread: collection does not choose. A closed scope can only say it.
+        It may come from any thread. It is logged, unless other code has `seen` it.
         """
         where = f"{held.kind} {held.name}, started {held.where}, adopted by scope {self._name!r}"
-        logger.error("%s failed, and nobody asked for its result", where, exc_info=error)
+        if not seen:
+            logger.error("%s failed, and nobody asked for its result", where, exc_info=error)
         if self._state is not State.CLOSED:
             self._failed.append(reports.ended(held, self._name, self._backend.clock(), error))
+
+    def _fail(self, error: BaseException) -> None:
+        """Record that work for this scope failed, which another scope reports. A hop does."""
 
     # Coming and going.
 
@@ -389,6 +400,7 @@ class Node(Described):
         """Hang below `parent`, or stand alone."""
         self._parent = parent
         if parent is not None:
+            self._errand_above = parent._errand
             parent._children[self] = None
             if parent._state is State.DRAINING:
                 self._state = State.DRAINING

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, overload
 from quiesce.errors import DrainTimeout, WorkLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from quiesce.core.hold import Held
 
@@ -35,10 +35,10 @@ class Ended:
     def __str__(self) -> str:
         """Give one line, and the stack below it if there is one."""
         line = f"{self.kind} {self.name} · {self.age:.2f} s · started {self.where or '?'}"
-        shown = {key: str(plain(value)) for key, value in self.details.items()}
+        shown = {key: text(plain(value)) for key, value in self.details.items()}
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
-            line += f" · {type(self.error).__name__}: {self.error}"
+            line += f" · {type(self.error).__name__}: {text(self.error)}"
         return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
 
     def to_json(self) -> dict[str, object]:
@@ -50,19 +50,24 @@ class Ended:
             "where": self.where,
             "age": self.age,
             "details": {key: plain(value) for key, value in self.details.items()},
-            "error": None if self.error is None else repr(self.error),
+            "error": None if self.error is None else plain(self.error),
             "stack": list(self.stack),
         }
 
 
 def plain(value: object) -> object:
-    """Make JSON of a detail, whatever it is."""
+    """Return a detail as JSON has it, whatever it is."""
     if isinstance(value, str | int | float | bool | None):
         return value
+    return text(value, repr)
+
+
+def text(value: object, make: Callable[[object], str] = str) -> str:
+    """Return the text of a user's value, which may fail to give one."""
     try:
-        return repr(value)
+        return make(value)
     except Exception as error:  # noqa: BLE001 - anything at all may be in flight
-        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+        return f"<{type(value).__name__}, whose {make.__name__} raised {type(error).__name__}>"
 
 
 def ended(
@@ -171,7 +176,10 @@ class Report:
     stuck: Sequence[Ended]
     """What did not end by the deadline, each with its `stack`."""
     handed_over: int = 0
-    """What was given to the parent scope, still running (`leftovers="parent"`)."""
+    """What was given to another scope, still running.
+
+    That is the parent, with `leftovers="parent"`, or a scope that awaits the result of a shared task.
+    """
     services: int = 0
     """Services that were stopped; that is not a loss."""
     seconds: float = 0.0

@@ -1,19 +1,63 @@
-"""The open scopes that have no parent: nobody else may refer to them."""
+"""The open scopes that have no parent: nothing else may refer to them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quiesce.core.backends import Backend
     from quiesce.core.node import Node
 
-roots: set[Node] = set()
+
+class Roots(Collection["Node"]):
+    """The scopes of all event loops, each of which changes only its own set."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[object, tuple[Backend, set[Node]]] = {}
+
+    def add(self, node: Node) -> None:
+        """Keep an open scope, and all that hangs on it, from being collected.
+
+        The first scope of an event loop prunes.
+        """
+        backend = node._backend
+        entry = self._by_loop.get(backend.loop)
+        if entry is None:
+            self.prune()
+            entry = self._by_loop[backend.loop] = (backend, set())
+        entry[1].add(node)
+
+    def prune(self) -> None:
+        """Let go of the scopes of event loops that have ended: nothing of those can run any more."""
+        for loop, (backend, _) in list(self._by_loop.items()):
+            if not backend.alive():
+                self._by_loop.pop(loop, None)
+
+    def discard(self, node: Node) -> None:
+        """Let go of a scope that is closed."""
+        loop = node._backend.loop
+        entry = self._by_loop.get(loop)
+        if entry is not None:
+            entry[1].discard(node)
+            if not entry[1]:
+                self._by_loop.pop(loop, None)
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        self._by_loop.clear()
+
+    def __contains__(self, node: object) -> bool:
+        """Return whether a scope is kept."""
+        return any(node in nodes for _, nodes in list(self._by_loop.values()))
+
+    def __iter__(self) -> Iterator[Node]:
+        """Iterate over a copy, which may be made in any thread."""
+        return iter([node for _, nodes in list(self._by_loop.values()) for node in list(nodes)])
+
+    def __len__(self) -> int:
+        """Count them."""
+        return sum(len(nodes) for _, nodes in list(self._by_loop.values()))
 
 
-def add(node: Node) -> None:
-    """Keep an open scope, and all that hangs on it, from being collected.
-
-    Those whose event loop has ended are let go: nothing of them can run any more.
-    """
-    roots.difference_update([root for root in roots if not root._backend.alive()])
-    roots.add(node)
+roots: Roots = Roots()

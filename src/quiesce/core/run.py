@@ -196,21 +196,28 @@ class Program:
 
     def _on_signal(self, which: signal.Signals) -> None:
         if self._signals == 1:
+            self._turn.set()
             tell(
                 f"{which.name}: draining for up to {self._drain:g} s "
                 "(a second signal cancels what is left, a third leaves at once)"
             )
-            tell(str(self._scope.frontier()))
-            self._turn.set()
+            tell(self._in_flight())
         elif self._signals == 2:  # noqa: PLR2004 - the second signal
-            tell(f"{which.name}: cancelling what is left:\n{self._scope.frontier()}")
             callers.begin(self._scope, 0.0, self._cleanup)
+            tell(f"{which.name}: cancelling what is left:\n{self._in_flight()}")
         else:
-            tell(f"{which.name}: leaving at once, with:\n{self._scope.frontier()}")
+            tell(f"{which.name}: leaving at once, with:\n{self._in_flight()}")
             self._leave(_EXIT_BY_SIGNAL + which)
 
+    def _in_flight(self) -> str:
+        """Return the frontier as text; a hold that cannot be described does not stop a drain."""
+        try:
+            return str(self._scope.frontier())
+        except Exception as error:  # noqa: BLE001 - details are the user's
+            return f"what is in flight cannot be shown: {type(error).__name__}"
+
     async def _tell_progress(self) -> None:
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return
         left = self._drain
         while self._scope.state != "closed":
@@ -248,6 +255,7 @@ class Program:
 
 
 def tell(text: str) -> None:
-    """Say something to whoever runs the program."""
-    with suppress(OSError, ValueError):  # nobody is there: that is no reason not to drain
-        print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is for a person
+    """Write something to the standard error, if there is one."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # it is closed: that is no reason not to drain
+            print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for a person

@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from asyncio.events import _get_running_loop
-from contextlib import suppress
+from contextvars import Token
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, overload
 
@@ -17,22 +17,21 @@ from quiesce.core import (
     contexts,
     failures,
     frontier,
-    roots,
     threads,
 )
 from quiesce.core.backends import running_backend
 from quiesce.core.closing import Closing
-from quiesce.core.current import current_scope
+from quiesce.core.current import current_scope, place_for
 from quiesce.core.gate import Gate
 from quiesce.core.hold import Hold
 from quiesce.core.node import Node, State, current
+from quiesce.core.roots import roots
 from quiesce.errors import DuplicateKey, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager
-    from contextvars import Token
     from types import FrameType, TracebackType
 
     from quiesce.core.backends import Body
@@ -209,6 +208,7 @@ class Scope(Node):
         if self._state is not _OPEN or _get_running_loop() is not self._loop:
             arguments.check_callable(fn)
             self._admit()
+        place = self if service or current.get() is self else place_for(self)
         if key is not None and key in self._keys and not self._keys[key].done():
             message = f"a job with key {key!r} is still in flight in scope {self.name!r}"
             raise DuplicateKey(message)
@@ -222,7 +222,7 @@ class Scope(Node):
             name = arguments.name_of(fn) if name is None else name
         frame = _getframe(1)
         job: Job[T] = self._start(
-            self, coro, coro.__qualname__ if name is None else name, frame.f_code, frame.f_lasti
+            place, coro, coro.__qualname__ if name is None else name, frame.f_code, frame.f_lasti
         )
         if key is not None:
             self._keys[key] = job
@@ -230,9 +230,9 @@ class Scope(Node):
         if service:
             self._services[job] = job  # type: ignore[assignment]  # a job is Held
         else:
-            holds = self._holds
+            holds = place._holds
             if not holds:
-                self._turned_busy()
+                place._turned_busy()
             holds[job] = job  # type: ignore[assignment]  # likewise
         return job
 
@@ -245,8 +245,9 @@ class Scope(Node):
         arguments.text("kind", kind)
         arguments.text("name", name)
         frame = _getframe(1)
-        hold = Hold(self, kind, name, details, frame.f_code, frame.f_lasti)
-        self._insert(hold, hold)
+        place = place_for(self)
+        hold = Hold(place, kind, name, details, frame.f_code, frame.f_lasti)
+        place._insert(hold, hold)
         return hold
 
     async def enter(self, manager: AbstractAsyncContextManager[T, Any]) -> T:
@@ -286,7 +287,7 @@ class Scope(Node):
         """
         arguments.check_callable(fn, "to_thread")
         self._admit()
-        return await threads.run_in_thread(self, fn, args, _getframe(1))
+        return await threads.run_in_thread(place_for(self), fn, args, _getframe(1))
 
     @overload
     def from_thread(
@@ -337,6 +338,7 @@ class Scope(Node):
         if not self._holds:
             return
         self._check_here("wait for")
+        self._backend.look_at_parts(self)
         owner, key = self._owner_of_running_task()
         if owner is not None and key in owner._holds and owner._is_within(self):
             message = (
@@ -346,13 +348,11 @@ class Scope(Node):
             raise UsageError(message)
         while self._holds:
             waiter = self._backend.waiter()
-            self._idle_waiters.append(waiter)
+            self._idle_waiters[waiter] = None
             try:
                 await waiter
-            except BaseException:
-                with suppress(ValueError):  # gone already, if it was woken as well
-                    self._idle_waiters.remove(waiter)
-                raise
+            finally:
+                self._idle_waiters.pop(waiter, None)  # gone already, if it was woken
 
     async def closing(self) -> None:
         """Wait until a drain or close of this scope, or of one around it, has begun.
@@ -426,7 +426,7 @@ class Scope(Node):
 
     def _closed(self) -> None:
         """Undo what opening did."""
-        roots.roots.discard(self)
+        roots.discard(self)
         if self._context is not None:
             self._context.ready.open()  # if it could not even be entered
         if self._unadopt is not None:
@@ -452,15 +452,19 @@ class Scope(Node):
         try:
             report = await callers.join(self, closing, early=early, patient=exc is None)
         except self._backend.cancelled as cancellation:
-            block.end(self, closing.result(early=early), cancellation)
+            if closing.has_result(early=early):  # else it could not wait for it: see callers.py
+                block.end(self, closing.result(early=early), cancellation)
             raise
         late, gave_up = closing.expired and not by_hand, self._gave_up and not by_hand
         block.end(self, report, exc, late=late, gave_up=gave_up)
 
     def _leave_context(self) -> None:
         if self._token is not None:
-            with suppress(ValueError):  # another task ends the block: a generator's finalizer
+            try:
                 current.reset(self._token)
+            except ValueError:  # another task ends the block, such as a generator's finalizer
+                old = self._token.old_value
+                current.set(None if old is Token.MISSING else old)
             self._token = None
 
     # Failures.
@@ -471,9 +475,9 @@ class Scope(Node):
         else:
             failures.apply(self, held, error)
 
-    def _unhandled(self, held: Any, error: BaseException) -> None:
+    def _unhandled(self, held: Any, error: BaseException, *, seen: bool = False) -> None:
         if not failures.apply_later(self, held, error):
-            super()._unhandled(held, error)
+            super()._unhandled(held, error, seen=seen)
 
     def __del__(self) -> None:
         """Complain of a scope that nobody closed before its event loop ended."""

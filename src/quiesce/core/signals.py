@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     Post = Callable[[Callable[[], object]], object]
 
@@ -22,19 +22,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def heard(post: Post, call: Callable[[], object]) -> Iterator[None]:
-    """Have `call` called when the process is told to end; whoever handles the signal hears of it as well.
+def heard(
+    post: Post, call: Callable[[], object], numbers: Iterable[signal.Signals] = _SIGNALS
+) -> Iterator[None]:
+    """Have `call` called when the process is told to end; the signal's own handler hears of it as well.
 
-    Nothing is heard where nobody handles it, nor outside of the main thread, which alone has signals.
+    Nothing is heard of a signal without a handler, nor outside of the main thread, which alone has signals.
 
     Args:
         post: Calls a function in the event loop, soon; it may be called at any moment.
         call: Is posted.
+        numbers: The signals.
     """
     entry = (post, call)
     handlers: list[_Handler] = []
     if threading.current_thread() is threading.main_thread():
-        handlers = [one for one in map(_handler_of, _SIGNALS) if one is not None]
+        handlers = [one for one in map(_handler_of, numbers) if one is not None]
     for handler in handlers:
         handler.entries.append(entry)
     try:

@@ -99,6 +99,18 @@ def _plumbing_of(file: str) -> str | None:
     return None
 
 
+def innermost(awaitable: object) -> FrameType | None:
+    """Return the innermost frame that a suspended coroutine is waiting in."""
+    chain = _walk(awaitable)
+    return chain[-1][0] if chain else None
+
+
+def is_plumbing(awaitable: object) -> bool:
+    """Return whether a suspended coroutine runs no code but the event loops' own."""
+    chain = await_chain(awaitable)
+    return bool(chain) and all(_plumbing_of(frame.file) is not None for frame in chain)
+
+
 def links(awaitable: object) -> list[object]:
     """List the coroutines and generators of an await chain, outermost first."""
     return [link for _, link in _walk(awaitable)]

@@ -10,25 +10,26 @@ later: that turn is waited for, too.
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
-from quiesce.core.node import State, current, logger
-from quiesce.core.signals import heard
+from quiesce.core.light import LightScope
+from quiesce.core.node import State, current
 from quiesce.errors import (
+    ArgumentError,
     CascadeCancelled,
     EdgeRefused,
     PeerLost,
     QuiesceError,
     RemoteProtocolError,
 )
-from quiesce.mesh import wire
-from quiesce.mesh.hop import Visit
-from quiesce.mesh.transport import PROBE, RECEIPTS
+from quiesce.mesh import admission, wire
+from quiesce.mesh.living import Life
+from quiesce.mesh.parts import Visit
+from quiesce.mesh.transport import PROBE, READY, RECEIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -49,18 +50,26 @@ __all__ = ["Mesh"]
 _HEADER = wire.REQUEST_HEADER.lower().encode()
 _ANSWER = wire.RESPONSE_HEADER.lower().encode()
 _CONFLICT, _UNAVAILABLE, _BAD, _TOO_LARGE, _NO_METHOD, _FAILED = 409, 503, 400, 413, 405, 500
+_FORBIDDEN = 403
+_TURNED_AWAY = (401, 403, 404, 405)
 _WITH_CONNECTIONS = ("1.0", "1.1")
 _CLOSE = (b"connection", b"close")
+_CUT = (b"quiesce-outcome", b"cut")  # as `Quiesce` says it
+WRONG_ORDER = (
+    "node.asgi() is around a Quiesce, which would drain the requests apart from the node: write"
+    " Quiesce(app, node=node), or Quiesce(node.asgi(app)); an A2A agent is quiesce_app(agent, node=node)"
+)
 
 
 class Mesh:
     """An ASGI app that takes part in the mesh; made by `Node.asgi()`."""
 
-    def __init__(self, node: Node, app: App) -> None:
+    def __init__(self, node: Node, app: App, *, grace: float = 30.0, cleanup: float = 5.0) -> None:
         """Wrap an app."""
         arguments.check_callable(app, "asgi", "an ASGI app")
         self._node = node
         self._app = app
+        self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
         below = urlsplit(node.url or "").path  # if no proxy takes it off
         self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
 
@@ -69,10 +78,10 @@ class Mesh:
         kind = scope["type"]
         send = leaving(self._node, scope, send)
         if kind == "lifespan":
-            await self._live(scope, receive, send)
+            await Life(self._node, receive, send, self._times).run(self._app, scope)
         elif kind != "http":
             await self._app(scope, receive, send)
-        elif scope["path"].endswith((RECEIPTS, PROBE)) and _path(scope) in self._paths:
+        elif scope["path"].endswith((RECEIPTS, PROBE, READY)) and self._is_own(scope):
             await self._serve(scope, receive, send)
         else:
             header = None
@@ -83,8 +92,10 @@ class Mesh:
             if header is None:
                 await self._app(scope, receive, send)
                 return
+            caller = admission.caller(scope)
             try:
-                exchange = _Exchange(self._begin(header), send)
+                admission.check(self._node, scope, header)
+                exchange = _Exchange(self._begin(header, caller), send, caller)
             except QuiesceError as error:
                 await _refuse(send, error)
                 return
@@ -101,87 +112,47 @@ class Mesh:
                 if not exchange.is_answered:
                     exchange.header()  # nobody is there to be answered: it is posted
 
-    # The app's life.
-
-    async def _live(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Have the node open from before the app's startup until after its shutdown."""
-        begun = ended = False
-        signals = ExitStack()
-
-        async def hear() -> Message:
-            nonlocal begun
-            message = await receive()
-            if message["type"] == "lifespan.startup" and not begun:
-                begun = True
-                try:
-                    opened = (await self._node.open())._scope
-                except Exception as error:
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                    raise
-                assert opened is not None  # noqa: S101 - for mypy
-                signals.enter_context(heard(opened._backend.post, self._told_to_end))
-            return message
-
-        async def tell(message: Message) -> None:
-            nonlocal ended
-            if message["type"].startswith("lifespan.shutdown") and not ended:
-                ended = True
-                await self._close()
-            await send(message)
-
-        try:
-            with signals:
-                try:
-                    await self._app(scope, hear, tell)
-                except Exception:
-                    if begun:
-                        raise
-                if not begun:  # an app without a lifespan of its own
-                    await _live_alone(hear, tell)
-        finally:
-            if begun and not ended:
-                await self._close()
-
-    def _told_to_end(self) -> None:
-        """Have those be answered who wait for receipts: the server waits for them."""
-        if self._node._scope is not None:
-            self._node._exchange.told_to_end()
-
-    async def _close(self) -> None:
-        if self._node._scope is not None:
-            report = await self._node.drain(10.0)
-            if not report.ok:
-                logger.warning("node %r was closed:\n%s", self._node.name, report)
-
     # Requests that hand over a message.
 
-    def _begin(self, header: bytes) -> Hop:
+    def _begin(self, header: bytes, caller: str) -> Hop:
         """Take the message, if it is to be worked on.
 
         Raises:
             QuiesceError: it is not.
         """
         node, handed = self._node, wire.parse_request_header(header)
-        if current.get() is None or node._scope is None or node._scope._parent is not None:
-            return node._arrive(handed)
-        outer = current_scope()  # which does not hold the node's own
-        hop = node._arrive(handed, None if outer is None else _closing(outer))
-        if outer is not None:
-            hop.held_by(outer)  # or a drain of that would not see it
+        outer = None if current.get() is None else current_scope()
+        if outer is None or node._scope is None or _covers(outer, node._scope):
+            return node._arrive(handed, caller=caller)
+        hop = node._arrive(handed, _closing(outer), caller)
+        hop.held_by(outer)  # or a drain of that would not see it
         return hop
 
     # Calls of other nodes.
 
+    def _is_own(self, scope: Message) -> bool:
+        """Return whether a request is for the node; the probe is the app's, as long as the node has no objection."""
+        path = _path(scope)
+        return path in self._paths or (path == READY and not self._node.health.takes_messages)
+
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        if _path(scope) == READY:
+            health = self._node.health
+            await _say(send, _UNAVAILABLE, f"{health.state}: {health.why}".removesuffix(": "))
+            return
         if scope["method"] != "POST":
             await _say(send, _NO_METHOD, "only POST", {b"allow": b"POST"})
             return
         try:
+            admission.check(self._node, scope)
             body = await _read(receive)
             if body is None:
                 await _say(send, _TOO_LARGE, f"over {wire.BODY_BYTES_MAX} bytes")
                 return
-            answer = await self._node._serve(self._paths[_path(scope)], body)
+            caller = admission.caller(scope)
+            answer = await self._node._serve(self._paths[_path(scope)], body, caller)
+        except admission.NotAccepted as error:
+            await _say(send, _FORBIDDEN, str(error))
         except RemoteProtocolError as error:
             await _say(send, _BAD, str(error))
         except QuiesceError as error:
@@ -193,7 +164,7 @@ class Mesh:
 class _Exchange(Visit):
     """One request that hands over a message, and its response: the app's work on the hop."""
 
-    __slots__ = ("__dict__", "_context", "_kept", "_send", "_started", "is_answered")
+    __slots__ = ("__dict__", "_caller", "_context", "_kept", "_send", "_started", "is_answered")
 
     _context: Context  # of the app, from its first message on
 
@@ -202,9 +173,10 @@ class _Exchange(Visit):
     _last: tuple[tuple[bytes, bytes], ...] = ()
     _sending: Job[None] | None = None
 
-    def __init__(self, hop: Hop, send: Send) -> None:
+    def __init__(self, hop: Hop, send: Send, caller: str) -> None:
         """Begin."""
         self._send = send
+        self._caller = caller
         self._started = self.is_answered = False
         self._kept: list[Message] = []
         Visit.__init__(self, hop, "handler", "handler")
@@ -238,14 +210,24 @@ class _Exchange(Visit):
         # The server would answer that it failed, without a word on what still runs: as one that takes
         # no part.
         self._started = True
+        # One that was told to end gets no 503, which proxies repeat: it may have had effects.
         is_told = isinstance(left, CascadeCancelled)
-        status, text = (_UNAVAILABLE, str(left)) if is_told else (_FAILED, "the agent failed")
-        await _say(self._send, status, text, {_ANSWER: self.header(), **dict(self._last)})
+        text, outcome = (str(left), [_CUT]) if is_told else ("the agent failed", [])
+        headers = {_ANSWER: self.header(), **dict(self._last), **dict(outcome)}
+        await _say(self._send, _FAILED, text, headers)
 
     def header(self) -> bytes:
         """Give what is to be said of the message, once."""
         self.is_answered = True
         return self._hop._mesh.answer(self._hop).encode()
+
+    def _answer(self, status: int) -> bytes:
+        if status in _TURNED_AWAY:
+            told = self._hop._mesh._turned_away(self._hop, self._caller)
+            if told is not None:
+                self.is_answered = True
+                return told.encode()
+        return self.header()
 
     async def keep(self, message: Message) -> None:
         """Send a message of the app, or keep it until the next turn of the loop."""
@@ -305,7 +287,7 @@ class _Exchange(Visit):
             if message["type"] == "http.response.start":
                 # An app that passes on what another agent has answered passes that on, too.
                 lines = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
-                lines += ((_ANSWER, self.header()), *self._last)
+                lines += ((_ANSWER, self._answer(message["status"])), *self._last)
                 message = {**message, "headers": lines}
             await send(message)
 
@@ -332,13 +314,36 @@ def leaving(node: Node, scope: Message, send: Send) -> Send:
 
 
 async def _refuse(send: Send, error: QuiesceError) -> None:
-    if isinstance(error, EdgeRefused):
+    if isinstance(error, admission.NotAccepted):
+        await _say(send, _FORBIDDEN, str(error), {_ANSWER: error.header.encode()})
+    elif isinstance(error, EdgeRefused) and error.is_busy:
+        lines = {_ANSWER: error.header.encode(), b"retry-after": b"1"}
+        await _say(send, _UNAVAILABLE, str(error), lines)
+    elif isinstance(error, EdgeRefused):
         await _say(send, _CONFLICT, str(error), {_ANSWER: error.header.encode()})
     elif isinstance(error, RemoteProtocolError):
         # It would run outside of the cascade that it claims to be part of.
         await _say(send, _BAD, str(error))
     else:
         await _say(send, _UNAVAILABLE, str(error))
+
+
+def wrap(node: Node, app: App, *, grace: float, cleanup: float) -> Mesh:
+    """Wrap an app, unless it drains the server: such a drain has to be around the node's, too.
+
+    *Raises*: `ArgumentError` if it does, or is not an app.
+    """
+    if hasattr(app, "drains_server"):
+        raise ArgumentError(WRONG_ORDER)
+    return Mesh(node, app, grace=grace, cleanup=cleanup)
+
+
+def _covers(outer: Scope, home: Scope) -> bool:
+    """Return whether whatever drains a scope drains the node's own scope along with it."""
+    if not isinstance(outer, LightScope):  # the scope of one request has the server's above it
+        return home._parent is not None
+    above = outer._above()
+    return above is not None and home._is_within(above)
 
 
 def _closing(outer: Scope) -> str | None:
@@ -348,17 +353,6 @@ def _closing(outer: Scope) -> str | None:
     except QuiesceError as error:
         return str(error)
     return None
-
-
-async def _live_alone(receive: Receive, send: Send) -> None:
-    """Be the lifespan of an app that has none."""
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
-            await send({"type": "lifespan.shutdown.complete"})
-            return
 
 
 def _path(scope: Message) -> str:

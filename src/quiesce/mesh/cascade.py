@@ -10,7 +10,7 @@ from quiesce.core import arguments
 from quiesce.core.gate import Gate
 from quiesce.errors import UsageError
 from quiesce.mesh import frontier
-from quiesce.mesh.hop import Part
+from quiesce.mesh.parts import Part
 from quiesce.mesh.receipt import Note, Receipt, mark
 from quiesce.mesh.settlement import Unknown, settle
 
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quiesce.mesh import states
-    from quiesce.mesh.frontier import MeshFrontier
+    from quiesce.mesh.frontier import Busy, MeshFrontier
     from quiesce.mesh.hop import Hop
     from quiesce.mesh.node import Node
     from quiesce.mesh.settlement import Require, Settlement
 
 __all__ = ["Cascade"]
+
+# Of the time that a caller waits, so much is also for finding out who is still at it.
+_LOOK_SHARE, _LOOK_MIN, _LOOK_MAX = 0.1, 0.05, 1.0
 
 
 class Cascade:
@@ -101,6 +104,11 @@ class Cascade:
         if self._receipt is not None and self._record is not None and not self._is_told:
             self._node._hops_scope._backend.post(self._node._dropped, self._record)
 
+    def _wait_again(self) -> None:
+        """Have its end be waited for, after its node could not write for a while."""
+        if self._receipt is None and self._gate is not None and self._gate.is_open:
+            self._gate = Gate(self._node._hops_scope._backend)
+
     def _abandon(self) -> None:
         """Know that its node will not hear of its end: nobody is to wait for it any more."""
         if self._gate is not None:
@@ -114,7 +122,8 @@ class Cascade:
         It may be called any number of times.
 
         Args:
-            within: how many seconds to wait; then it is `Unknown`, with what is open. None: until the
+            within: how many seconds to wait; then it is `Unknown`, with what is open: what agents are at, and
+                which do not answer. None: until the
                 nodes have given up on those that are not heard of (`Patience.give_up`), or this node
                 is closed. Inside of the block, or in a task that was started there, which are part of
                 what is waited for, it has to be given.
@@ -133,11 +142,15 @@ class Cascade:
             self._node._hops_scope._check_here("wait in")
             if seconds is None:
                 self._check_outside()
-        with anyio.move_on_after(seconds):
+        look = 0.0 if seconds is None else min(_LOOK_MAX, seconds * _LOOK_SHARE)
+        with anyio.move_on_after(None if seconds is None else seconds - look):
             await self._gate.wait()
+        found: tuple[Busy, ...] = ()
+        if look >= _LOOK_MIN and not self._gate.is_open:
+            found = await self._look(record, self._gate, look)
         receipt = self._receipt
         if receipt is None:
-            return self._so_far(record)
+            return self._so_far(record, found)
         self._is_told = True
         self._node._told(record.edge)
         took = self._ended_at - self._began
@@ -156,19 +169,50 @@ class Cascade:
             )
             raise UsageError(message)
 
-    def _so_far(self, record: states.Hop) -> Unknown:
-        """Tell what is known of it now, and what is not."""
+    async def _look(self, record: states.Hop, gate: Gate, seconds: float) -> tuple[Busy, ...]:
+        """Wait for its end for so long, and find out meanwhile who is still at it; agents may not answer."""
+        found: list[Busy] = []
+
+        async def look() -> None:
+            transport = self._node._exchange._transport
+            seen = await frontier.look(self.name, self._node, transport, record, seconds)
+            found.extend(seen.entries)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(look)
+            with anyio.move_on_after(seconds):
+                await gate.wait()
+            group.cancel_scope.cancel()
+        return tuple(found)
+
+    def _so_far(self, record: states.Hop, found: tuple[Busy, ...] = ()) -> Unknown:
+        """Return what is known of it now, and what is not; and who was found not to answer."""
         own = mark(record.edge)
         told = record.tally.sum()
         is_busy = self._hop is not None and not self._hop._ended
         notes = [Note(own, "", self._node.name, "unknown", None, "at work" if is_busy else "waits")]
-        missing = ["the end of what was begun here"] if is_busy else []
+        at_work = {one.mark: f", at work: {one.what}" for one in found if one.state == "at work"}
+        missing = ["the end of what was begun here" + at_work.get(own, "")] * is_busy
         for edge, sent in record.edges.items():
             notes.append(Note(mark(edge), own, sent.to, "unknown", None, "no receipt yet"))
-            missing.append(f"what became of message {mark(edge)} to {sent.to}")
+            work = at_work.get(mark(edge), "")
+            missing.append(f"what became of message {mark(edge)} to {sent.to}{work}")
+        direct = {note.mark for note in notes}
+        end = ", and was not told to end" if record.is_cancelled else ""
+        for entry in found:
+            if entry.state == "not reached":
+                missing.append(f"what {entry.name} does: it was not reached ({entry.what}){end}")
+            if entry.mark not in direct:
+                if work := at_work.get(entry.mark, ""):
+                    missing.append(f"what became of message {entry.mark} to {entry.name}{work}")
+                what = entry.state + (f": {entry.what}" if entry.what else "")
+                notes.append(
+                    Note(entry.mark, entry.parent, entry.name, "unknown", entry.seconds, what)
+                )
         receipt = Receipt(
             "unknown", told.hops, told.failed, told.cancelled, told.lost, told.opaque,
-            told.unknown + len(record.edges) + is_busy, told.volatile, (*notes, *told.notes),
+            told.unknown + len(record.edges) + is_busy, told.volatile, told.untracked,
+            told.undelivered, (*notes, *told.notes),
         )  # fmt: skip
         took = self._node._clock() - self._began
         return Unknown(self.name, record.cascade.hex(), receipt, took, missing=tuple(missing))
@@ -197,7 +241,11 @@ class Cascade:
                 await self._gate.wait()
 
     async def cancel(self) -> None:
-        """Have all of it end, everywhere: `settled()` tells when it has.
+        """Tell all agents to end what they do for it: `settled()` returns when they have.
+
+        Each agent tells those that it has handed messages to. So what is below an agent that is dead goes on until
+        that one is back with its journal: only it knows the ids with which the others can be told. `settled()`
+        names such an agent.
 
         *Cancel safety*: there is nothing to wait for.
 
@@ -220,8 +268,8 @@ class Cascade:
 
 
 def recovered(node: Node, roots: Iterable[states.Hop]) -> Iterator[Cascade]:
-    """Make cascades of those that an earlier process has begun."""
+    """Make cascades of those that an earlier process has begun; they have the names that they had."""
     for root in roots:
-        cascade = node._cascades[root.edge] = Cascade(node, "recovered")
+        cascade = node._cascades[root.edge] = Cascade(node, root.name or "recovered")
         cascade._resume(root)
         yield cascade

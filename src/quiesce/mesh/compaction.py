@@ -27,7 +27,20 @@ import anyio
 import anyio.to_thread
 
 from quiesce.core.node import logger
-from quiesce.mesh.facts import Begun, EdgeClosed, Keep, Over, Sent, Taken, Tallied
+from quiesce.mesh.facts import (
+    Aged,
+    Begun,
+    Born,
+    Counted,
+    EdgeClosed,
+    Gone,
+    Keep,
+    Over,
+    Sent,
+    Stay,
+    Taken,
+    Tallied,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +56,7 @@ _SLICE = 400  # edges; about a millisecond
 _PUT_BYTES = 256 * 1024  # a thread that comes and goes costs others more than a slice
 _SYNC_BYTES = 8 * 1024 * 1024  # the more is synced at once, the longer do others wait for the disk
 _REST_BYTES = 64 * 1024  # may be written in the step in which the draft takes the journal's place
+_WHOLE = Begun | Over | Gone | Keep | Born | Stay | Counted
 _ROUNDS_MAX = 5  # of syncing, until so little is left
 
 
@@ -51,6 +65,7 @@ class Compaction:
 
     def __init__(self, journal: Journal, detector: Detector) -> None:
         """Begin, in this step: from now on the draft is told what is written."""
+        self._journal = journal
         self._draft = journal.draft(self.follow)
         self._detector = detector
         # Turned round: the last is taken out first, which costs the same however many there are.
@@ -65,11 +80,11 @@ class Compaction:
 
     def _take_up(self, tables: list[dict[bytes, bytes | None]]) -> Iterator[list[Record]]:
         detector = self._detector
-        if detector.keep:
-            yield [Keep(detector.keep)]
-        for table in tables:
+        if head := detector.head():
+            yield head
+        for is_long, table in zip((True, False), tables, strict=True):
             for edge, packed in table.items():
-                yield [Over(edge, packed)]
+                yield [Over(edge, packed, is_long)]
         while self._hops:
             hop, _ = self._hops.popitem()
             found = detector._hops.get(hop)  # else it is over by now
@@ -82,7 +97,9 @@ class Compaction:
         self._is_all = True
 
     def slice(self, count: int) -> bool:
-        """Take up so many edges; tells whether there may be more."""
+        """Take up so many edges; returns whether there may be more."""
+        if self._draft.is_dropped:  # it hears of nothing any more
+            return False
         self._draft.add(chain.from_iterable(islice(self._items, count)))
         return not self._is_all
 
@@ -98,8 +115,11 @@ class Compaction:
             elif isinstance(record, Taken):
                 if record.edge in self._sent:  # else it is taken up as one that was
                     yield record
+            elif isinstance(record, Aged):
+                self._draft.drop()  # it has taken for new what is old now: it is made anew, later
+                return
             # Of one that nothing was known of, or all that is to be known of it; or of one that it has.
-            elif isinstance(record, Begun | Over | Keep) or record.edge not in self._hops:
+            elif isinstance(record, _WHOLE) or record.edge not in self._hops:
                 yield record
 
     def _follow_closed(self, record: EdgeClosed) -> Iterator[Record]:
@@ -137,7 +157,25 @@ class Compaction:
                 if draft.waiting <= _REST_BYTES:
                     break
             if not draft.is_dropped:
-                draft.replace()
+                self.replace()
+        finally:
+            self.end()
+
+    def replace(self) -> None:
+        """Put the draft in the place of the journal, in this step."""
+        self._draft.add([Counted(self._journal.count)])
+        self._draft.replace()
+
+    def run_at_once(self) -> None:
+        """Make the journal smaller in one step: as long as nobody waits for the node, when it is opened.
+
+        *Raises*: `OSError` if there is no room, or the disk fails; the journal is as before then.
+        """
+        try:
+            while self.slice(_SLICE):
+                pass
+            self._draft.put(self._draft.take(), sync=True)
+            self.replace()
         finally:
             self.end()
 
@@ -157,6 +195,12 @@ async def _in_thread(put: Callable[[], None]) -> None:
     await anyio.to_thread.run_sync(put, limiter=limiter, abandon_on_cancel=True)
 
 
+def is_worth(journal: Journal, detector: Detector) -> bool:
+    """Return whether a journal that was just opened is large, and most of what is in it is not needed."""
+    needed = len(detector._over) + len(detector._long_over) + 4 * len(detector._hops)
+    return journal.size > _COMPACT_FROM and journal.lines > 2 * (needed + len(detector._edges))
+
+
 class Tidying:
     """When a node's journal is made smaller, while it is open."""
 
@@ -168,9 +212,14 @@ class Tidying:
         self.at: float = _COMPACT_FROM
         """The size from which on it is due."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the journal has grown beyond that size."""
+        return self._journal.size > self.at
+
     def is_due(self) -> bool:
         """Tell whether `run` is to be called now; not again before that has ended."""
-        is_due = self._journal.size > self.at
+        is_due = self.is_over
         if is_due:
             self.at = math.inf
         return is_due

@@ -77,6 +77,10 @@ class Call:
     wait: float = 0.0
     keep: float | None = None
     """How many seconds messages of the caller may be under way; None: it does not say."""
+    now: float | None = None
+    """The time of day at the caller; None: it does not say."""
+    seen: str = ""
+    """What the node has said of its journal the last time, as it was; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,10 @@ class Reply:
 
     taken: tuple[bytes, ...]
     answers: tuple[tuple[bytes, Answer], ...]
+    age: float | None = None
+    """For how many seconds its journal has had all that it did; None: it does not say."""
+    seen: str = ""
+    """How far its journal has come: nothing for others, but to be said with the next call."""
 
 
 class _Round(Generic[T]):
@@ -340,6 +348,7 @@ class Courier:
         """Know that a call was answered: what it did not settle is asked again in time."""
         self._posts.hasten(call.to, now)
         self._asks.hasten(call.to, now)
+        self._part = 0.5 + 0.5 * self._jitter()
         patience, taken = self._patience, set(reply.taken)
         for edge, _ in call.receipts:
             posting = self._posts.find(edge)
@@ -347,8 +356,13 @@ class Courier:
                 self._posts.remove(edge)
             elif posting is not None:
                 self._posts.add(edge, posting.errands[edge], patience.retry_first, now)
+        told = {edge for edge, _ in reply.answers}
+        # It has not answered for all of them: so it is not heard of, as far as the others go.
+        self._again(
+            self._asks, (edge for edge, _ in call.asks if edge not in told), call.to, "", now
+        )
         for edge, is_told in call.asks:
-            if self._asks.find(edge) is not None:
+            if edge in told and self._asks.find(edge) is not None:
                 # Asked to end while the question was under way: that is still to be told.
                 is_late = edge in self._ending and not is_told
                 self._asks.add(edge, call.to, 0.0 if is_late else patience.ask_every, now)

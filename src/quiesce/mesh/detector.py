@@ -38,7 +38,7 @@ from quiesce.mesh.facts import (
     Closed,
     EdgeClosed,
     Ended,
-    Keep,
+    Gone,
     Over,
     Post,
     Sent,
@@ -50,11 +50,12 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
+from quiesce.mesh.knowledge import Knowledge
 from quiesce.mesh.receipt import ENDS, Alone, Receipt, mark, not_run, note, pack, unpack
 from quiesce.mesh.states import EDGE_MOVES, NOTHING, Edge, EdgeState, Hop, HopState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from quiesce.mesh.facts import Act, Effect, Record
     from quiesce.mesh.receipt import Status
@@ -65,7 +66,7 @@ __all__: list[str] = []
 _RUNNING, _OVER = HopState.RUNNING, HopState.OVER
 
 
-class Detector:
+class Detector(Knowledge):
     """All hops of one node, and the edges that were sent from them."""
 
     def __init__(self, name: str, *, lasting: bool) -> None:
@@ -75,28 +76,27 @@ class Detector:
             name: the node's, for people.
             lasting: whether what is written is there after a restart.
         """
-        self.name: str = name
+        super().__init__(name)
         self._alone = Alone(name)
         self._lasting = lasting
-        self._hops: dict[bytes, Hop] = {}
-        self._edges: dict[bytes, Edge] = {}
-        self._over: dict[bytes, bytes | None] = {}  # receipts, packed
-        self._long_over: dict[bytes, bytes | None] = {}
-        self._frozen: dict[bytes, bytes | None] = {}  # those of `_over` that a compaction reads
-        self.keep: float = 0.0  # how long it was promised to remember what came
-        self.writes: list[Record] = []  # whoever takes it, empties it
+        self.is_volatile: bool = False  # whether its journal cannot be written now
+        self.may_have_sent: bool = (
+            False  # whether a process before it may have sent what it did not write
+        )
         self.acts: list[Act] = []
 
     def take(self) -> list[Effect]:
         """Give what is to be done, in this order."""
-        writes, self.writes, acts, self.acts = self.writes, [], self.acts, []
-        return [*map(Write, writes), *acts]
+        effects = [*map(Write, self.writes), *self.acts]
+        self.writes.clear()
+        self.acts.clear()
+        return effects
 
     # The receiving side.
 
-    def begin(self, edge: bytes, cascade: bytes) -> Hop:
+    def begin(self, edge: bytes, cascade: bytes, name: str = "") -> Hop:
         """Begin a cascade; the edge is the root's, and is never sent."""
-        begun = Begun(edge, cascade, "", None, is_root=True)
+        begun = Begun(edge, cascade, "", None, is_root=True, name=name)
         self.writes.append(begun)
         hop = self._hops[edge] = Hop(begun)
         return hop
@@ -126,8 +126,26 @@ class Detector:
             self._end(edge, None)
         return known or self._never()
 
+    def withdraw(self, edge: bytes) -> None:
+        """Forget a hop that was to begin: its record could not be written, and it was not run."""
+        self._hops.pop(edge, None)
+        self._stays.pop(edge, None)
+
+    def forget(self, edge: bytes) -> bool:
+        """Forget an edge that has just come to be over, and of which nobody was told; returns whether it was."""
+        if edge not in self._over:
+            return False
+        del self._over[edge]
+        self._stays.pop(edge, None)
+        self.writes.append(Gone(edge))
+        return True
+
+    @property
+    def _is_lasting(self) -> bool:
+        return self._lasting and not self.is_volatile
+
     def _never(self) -> Answer:
-        return NEVER if self._lasting else NOT_NOW
+        return NEVER if self._is_lasting else NOT_NOW
 
     def _known(self, edge: bytes) -> Answer | None:
         hop = self._hops.get(edge)
@@ -141,15 +159,11 @@ class Detector:
                 return self._never() if packed is None else Answer("closed", unpack(packed))
         return None
 
-    def _end(self, edge: bytes, packed: bytes | None) -> None:
-        self._over[edge] = packed
-        self.writes.append(Over(edge, packed))
-
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
         known = self._known(edge)
         if known is None:
-            if not self._lasting:
+            if not self._is_lasting:
                 return UNKNOWN
             self._end(edge, None)
             return NEVER
@@ -207,7 +221,7 @@ class Detector:
             self._close(hop)
 
     def _close(self, hop: Hop) -> None:
-        volatile = not self._lasting and not hop.is_root  # a root never arrives again (6)
+        volatile = not self._is_lasting and not hop.is_root  # a root never arrives again (6)
         own = note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
         receipt = hop.receipt = hop.tally.close(hop.status, own, volatile=volatile)
         self.writes.append(Closed(hop.edge, pack(receipt)))
@@ -256,7 +270,13 @@ class Detector:
         its answer, or is in doubt, and asks.
         """
         is_alone = hop.state is _RUNNING and hop.tally is NOTHING and not hop.edges
-        if not is_alone or hop.is_answered or hop.is_cancelled or hop.is_root or not self._lasting:
+        if (
+            not is_alone
+            or hop.is_answered
+            or hop.is_cancelled
+            or hop.is_root
+            or not self._is_lasting
+        ):
             return None
         edge, hop.state = hop.edge, _OVER  # by way of being closed
         packed = self._over[edge] = self._alone.packed(edge, hop.parent, microseconds)
@@ -264,9 +284,17 @@ class Detector:
         self.writes.append(Over(edge, packed))
         return packed
 
+    def _add_unknown(self, hop: Hop) -> None:
+        """Count a message that nobody may have written down."""
+        why = "its agent may have sent messages while it could not write its journal"
+        made = note(hop.edge, hop.parent, self.name, "unknown", None, why)
+        receipt = not_run("unknown", made, volatile=False)
+        hop.add(receipt)
+        self.writes.append(Tallied(hop.edge, receipt))
+
     # The sending side.
 
-    def send(self, hop: Hop, edge: bytes, to: str, by: int = 0) -> None:
+    def send(self, hop: Hop, edge: bytes, to: str, by: float = 0) -> None:
         """Know that an edge is about to be sent from a hop (1).
 
         Raises:
@@ -275,11 +303,11 @@ class Detector:
         if hop.state is not HopState.RUNNING:
             message = "the hop has ended: what is sent now would belong to nobody"
             raise UsageError(message)
-        self.writes.append(Sent(hop.edge, edge, to, by))
+        self.writes.append(Sent(hop.edge, edge, to, int(by)))
         self._edges[edge] = hop.edges[edge] = Edge(hop, to, by)
 
-    def sent(self, edge: bytes, how: Sending) -> None:
-        """Know what became of the sending; no byte of it leaves any more."""
+    def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
+        """Record what became of the sending; no byte of it leaves any more."""
         found = self._edges.get(edge)
         if found is None or found.state is not EdgeState.SENDING:
             return  # its receipt was faster than its answer
@@ -291,7 +319,10 @@ class Detector:
                 Watch(edge, found.to, in_doubt=how == "is in doubt", cancel=found.hop.is_cancelled)
             )
         elif how == "is opaque":
-            self._close_edge(edge, found, how, "opaque", "it takes no part, or its proxy does not")
+            why = why or "it takes no part, or its proxy does not"
+            self._close_edge(edge, found, how, "opaque", why)
+        elif how == "is untracked":
+            self._close_edge(edge, found, how, "untracked", why)
         else:
             status: Status = "unsent" if how == "is not sent" else "refused"
             self._close_edge(edge, found, how, status, "", volatile=how == "is refused, for now")
@@ -318,11 +349,12 @@ class Detector:
             )
             self._close_edge(edge, found, "is not known there", "unknown", why)
         elif answer.kind == "never":
-            status: Status = "cancelled" if found.hop.is_cancelled else "lost"
+            status: Status = "cancelled" if found.hop.is_cancelled else "undelivered"
             self._close_edge(edge, found, "never will run", status, "it never arrived")
         elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
             why = (
-                "its agent has no journal, or remembers messages for less time than they may take,"
+                "its agent has no journal, or one that is younger than the message, or remembers messages for"
+                " less time than they may take,"
                 " or another node has taken its receipt"
             )
             self._close_edge(edge, found, "is not known there", "unknown", why)
@@ -332,16 +364,10 @@ class Detector:
             found.is_taken = True
             self.writes.append(Taken(edge))  # also the next process is not to believe `never` (7)
 
-    def begin_by(self, edge: bytes) -> int | None:
+    def begin_by(self, edge: bytes) -> float | None:
         """Give until when an edge that was sent from here may begin; None if it is closed."""
         found = self._edges.get(edge)
         return None if found is None else found.by
-
-    def promise(self, keep: float) -> None:
-        """Write for how long what came is remembered."""
-        if keep != self.keep:
-            self.keep = keep
-            self.writes.append(Keep(keep))
 
     def give_up(self, edge: bytes, why: str) -> None:
         """Know that the receiver of an edge was not heard of for too long."""
@@ -388,58 +414,6 @@ class Detector:
             if found.state is EdgeState.OPEN:
                 self.acts.append(Watch(edge, found.to, cancel=True))
 
-    # What is kept.
-
-    def age(self) -> None:
-        """Forget the edges that were over when this was called the last time.
-
-        Whoever calls it knows that no copy of their messages comes any more, and no question.
-        """
-        if self._frozen:  # what has come to be over since then is kept for longer
-            self._long_over, self._frozen = self._frozen, {}
-        else:
-            self._long_over, self._over = self._over, {}
-        for edge, hop in list(self._hops.items()):
-            if hop.receipt is not None and not hop.is_root:  # its sender asks, or is gone for good
-                hop.move("nobody takes its receipt")
-                del self._hops[edge]
-                self._end(edge, pack(hop.receipt))
-
-    def snapshot(self) -> Iterator[Record]:
-        """Give records from which all that is known now can be restored, in place of those before."""
-        if self.keep:
-            yield Keep(self.keep)
-        for over in (self._long_over, self._frozen, self._over):
-            for edge, packed in over.items():
-                yield Over(edge, packed)
-        for hop in self._hops.values():
-            yield from self.records_of(hop.edge)
-            for edge, sent in hop.edges.items():
-                yield from self.records_of_sent(edge, sent)
-
-    def records_of_sent(self, edge: bytes, sent: Edge) -> list[Record]:
-        """Give the same of one edge that was sent, and is open."""
-        made: list[Record] = [Sent(sent.hop.edge, edge, sent.to, sent.by)]
-        return [*made, Taken(edge)] if sent.is_taken else made
-
-    def records_of(self, edge: bytes) -> list[Record]:
-        """Give the same of one edge that came, except for the edges that were sent from it."""
-        hop = self._hops.get(edge)
-        if hop is None:
-            tables = (self._over, self._long_over, self._frozen)
-            return [Over(edge, over[edge]) for over in tables if edge in over]
-        begun = Begun(hop.edge, hop.cascade, hop.parent, hop.reply, is_root=hop.is_root)
-        records: list[Record] = [begun]
-        if hop.tally is not NOTHING:
-            records.append(Tallied(hop.edge, hop.tally.sum()))
-        if hop.is_cancelled:
-            records.append(Cancelled(hop.edge))
-        if hop.receipt is not None:
-            records.append(Closed(hop.edge, pack(hop.receipt)))
-        elif hop.state is HopState.WAITING:
-            records.append(Ended(hop.edge, hop.status, hop.seconds, hop.why))
-        return records
-
     # After a restart.
 
     def restore(self, records: Iterable[Record]) -> None:
@@ -448,6 +422,8 @@ class Detector:
             self._replay(record)
         for hop in list(self._hops.values()):
             if hop.state is HopState.RUNNING:
+                if self.may_have_sent:
+                    self._add_unknown(hop)
                 self.end(hop, "lost", why="its process stopped before it was done")
             elif hop.state is HopState.WAITING and not hop.edges:
                 hop.move("last edge is closed")
@@ -458,39 +434,3 @@ class Detector:
             if found.state is EdgeState.SENDING:
                 found.state = EDGE_MOVES[found.state, "is in doubt"]
             self.acts.append(Watch(edge, found.to, in_doubt=True, cancel=found.hop.is_cancelled))
-
-    def _replay(self, record: Record) -> None:
-        match record:
-            case Begun():
-                begun = self._hops[record.edge] = Hop(record)
-                begun.is_answered = True  # or nobody is there to be answered
-            case Sent() | Taken() | EdgeClosed():
-                self._replay_sent(record)
-            case Keep(seconds):
-                self.keep = seconds
-            case Over(edge, over_with):
-                self._hops.pop(edge, None)
-                self._over[edge] = over_with
-            case Tallied(edge, receipt):
-                self._hops[edge].add(receipt)
-            case Ended(edge, status, seconds, why):
-                ended = self._hops[edge]
-                ended.status, ended.seconds, ended.why = status, seconds, why
-                ended.state = HopState.WAITING
-            case Cancelled(edge):
-                self._hops[edge].is_cancelled = True
-            case Closed(edge, packed):
-                closed = self._hops[edge]
-                closed.receipt, closed.state = unpack(packed), HopState.CLOSED
-
-    def _replay_sent(self, record: Sent | Taken | EdgeClosed) -> None:
-        match record:
-            case Sent(hop, edge, to, by):
-                sender = self._hops[hop]
-                self._edges[edge] = sender.edges[edge] = Edge(sender, to, by)
-            case Taken(edge):
-                self._edges[edge].is_taken = True
-            case EdgeClosed(edge, receipt):
-                found = self._edges.pop(edge)
-                del found.hop.edges[edge]
-                found.hop.add(receipt)

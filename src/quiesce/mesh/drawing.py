@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from quiesce.mesh.texts import harmless
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__: list[str] = []
+
+_LINE_MAX = 1000
 
 
 class Placed(Protocol):
@@ -37,6 +41,7 @@ def _branches(
     entries = below.pop(parent, [])  # popped: what a forger has put in a circle ends
     for entry in entries:
         last = entry is entries[-1]
-        yield f"{indent}{'└─' if last else '├─'} {described(entry)}"
+        line = harmless(described(entry), _LINE_MAX)
+        yield f"{indent}{'└─' if last else '├─'} {line}"
         deeper = indent + ("   " if last else "│  ")
         yield from _branches(below, described, entry.mark, deeper)

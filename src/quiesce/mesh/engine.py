@@ -7,20 +7,26 @@ or answered, a verdict is told: all of it after the writes.
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Post, Unwatch, Watch
+from quiesce.mesh.facts import RUN, Post, Unwatch, Watch
+from quiesce.mesh.horizon import KEEP_SECONDS, Horizon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.mesh.facts import Answer, Record, Settle, Stop
-    from quiesce.mesh.receipt import Receipt, Status
+    from quiesce.mesh.receipt import Status
     from quiesce.mesh.states import Hop, Sending
+    from quiesce.mesh.wire import Handed
 
 __all__: list[str] = []
+
+_SEEN_MAX = 10_000  # addresses
 
 
 class Engine:
@@ -33,10 +39,15 @@ class Engine:
         lasting: bool,
         patience: Patience,
         jitter: Callable[[], float],
+        keep: float = KEEP_SECONDS,
+        wall: Callable[[], float] = time.time,
         detector: type[Detector] = Detector,
+        horizon: type[Horizon] = Horizon,
     ) -> None:
-        """Begin with nothing, or with what `restore` is given first."""
+        """Begin with nothing, or with what `restore` is given first; then `open` it."""
         self.detector: Detector = detector(name, lasting=lasting)
+        self.horizon: Horizon = horizon(self.detector, keep, wall)
+        self._seen: dict[str, str] = {}  # what nodes have said of their journals, by address
         self._courier = Courier(patience, jitter, self.detector.give_up)
         self.news: list[Stop | Settle] = []
         self.is_stirred: bool = False
@@ -78,31 +89,31 @@ class Engine:
         self.resume(now)
 
     def resume(self, now: float) -> None:
-        """See to what the detector wants done, after it was restored."""
+        """Do what the detector wants done, after it was restored, and remember as long as was promised."""
+        self.horizon.open(now)
         self._absorb(now)
 
     # Hops.
 
-    def begin(self, edge: bytes, cascade: bytes, now: float) -> Hop:
+    def begin(self, edge: bytes, cascade: bytes, now: float, name: str = "") -> Hop:
         """Begin a cascade."""
-        hop = self.detector.begin(edge, cascade)
+        hop = self.detector.begin(edge, cascade, name)
         self._absorb(now)
         return hop
 
-    def arrive(
-        self, edge: bytes, cascade: bytes, parent: str, reply: str | None, now: float
-    ) -> Answer:
-        """Take an edge that has arrived; its handler is run if the answer is `run`."""
-        answer = self.detector.arrive(edge, cascade, parent, reply)
-        if self.detector.acts:
-            self._absorb(now)
-        return answer
+    def arrive(self, handed: Handed, reply: str | None) -> Answer:
+        """Take a message that may begin; its handler is run if the answer is `run`."""
+        answer = self.detector.arrive(handed.edge, handed.cascade, handed.parent, reply)
+        if answer is RUN:
+            self.horizon.arrived(handed)
+            return answer
+        return self.horizon.refusal(handed, answer)
 
-    def refuse(self, edge: bytes, now: float) -> Answer:
-        """Take no edge that has arrived."""
-        answer = self.detector.refuse(edge)
+    def refuse(self, handed: Handed, now: float) -> Answer:
+        """Take no message that has arrived; unless it runs here already."""
+        answer = self.detector.refuse(handed.edge)
         self._absorb(now)
-        return answer
+        return self.horizon.refusal(handed, answer)
 
     def ride(self, edge: bytes, now: float) -> Answer:
         """Give what the answer to an edge's message says of it."""
@@ -130,19 +141,33 @@ class Engine:
 
     # Edges.
 
-    def send(self, hop: Hop, edge: bytes, to: str, now: float, by: int = 0) -> None:
-        """Know that an edge is about to be sent."""
+    def send(self, hop: Hop, edge: bytes, to: str, now: float) -> int:
+        """Record that an edge is about to be sent; returns until when it may begin."""
+        by = self.horizon.begin_by()
         self.detector.send(hop, edge, to, by)
         self._absorb(now)
+        return int(by)
 
     def sent(self, edge: bytes, how: Sending, now: float) -> None:
         """Know what became of the sending."""
         self.detector.sent(edge, how)
         self._absorb(now)
 
-    def receive(self, edge: bytes, receipt: Receipt, now: float) -> None:
-        """Take a receipt that came on an answer."""
-        self.detector.receive(edge, receipt)
+    def leave(
+        self, hop: Hop, edge: bytes, route: str, why: str, now: float, how: Sending = "is untracked"
+    ) -> None:
+        """Record work that left a hop by a way that nobody follows: an edge that is closed at once."""
+        self.detector.send(hop, edge, route)
+        self.detector.sent(edge, how, why)
+        self._absorb(now)
+
+    def answered(
+        self, edge: bytes, answer: Answer, how: Sending, now: float, *, uses: int = 1
+    ) -> None:
+        """Take the answer to a message, which was sent so many times."""
+        if answer.receipt is not None:
+            self.detector.receive(edge, answer.receipt)
+        self.detector.sent(edge, self.horizon.outcome(edge, how, uses=uses))
         self._absorb(now)
 
     # Calls from node to node.
@@ -154,17 +179,23 @@ class Engine:
 
     def next_at(self) -> float:
         """Tell when `due` has something to give."""
-        return self._courier.next_at()
+        return min(self._courier.next_at(), self.horizon.age_at)
 
     def due(self, now: float) -> list[Call]:
-        """Give the calls that are to be made now."""
+        """Return the calls that are to be made now; and forget what is old, if it is time."""
+        self.horizon.age(now)
         calls = self._courier.due(now)
         self._absorb(now)
         return calls
 
+    def asking(self, call: Call) -> Call:
+        """Return a call as it is sent."""
+        return self.horizon.asking(replace(call, seen=self._seen.get(call.to, "")))
+
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Take the answer to a call."""
         self.is_stirred = True
+        reply = self._believed(call.to, reply)
         self._courier.replied(call, reply, now)
         posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
         for edge in reply.taken:
@@ -198,10 +229,20 @@ class Engine:
             (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks
         )
         self._absorb(now)
-        return Reply(tuple(edge for edge, _ in call.receipts), answers)
+        born = self.detector.born
+        age = None if born is None else max(0.0, self.horizon.wall() - born.at)
+        reply = Reply(tuple(edge for edge, _ in call.receipts), answers, age)
+        return self.horizon.answering(call, reply)
 
-    def heard(self, answers: Iterable[tuple[bytes, Answer]], now: float) -> None:
+    def heard(self, to: str, reply: Reply, now: float) -> None:
         """Take answers to questions that were asked without the courier."""
-        for edge, answer in answers:
+        for edge, answer in self._believed(to, reply).answers:
             self.detector.told(edge, answer)
         self._absorb(now)
+
+    def _believed(self, to: str, reply: Reply) -> Reply:
+        if reply.seen:
+            if to not in self._seen and len(self._seen) >= _SEEN_MAX:
+                self._seen.clear()
+            self._seen[to] = reply.seen
+        return self.horizon.believed(reply)

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from quiesce.core import report as reports
+from quiesce.core.current import detached
 from quiesce.core.hold import Hold
 from quiesce.core.node import State, logger
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import frontier, wire
-from quiesce.mesh.courier import Call, Reply
-from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN
+from quiesce.mesh.admission import Allowances
+from quiesce.mesh.facts import Closed, Ended
+from quiesce.mesh.keeping import RETRY_SECONDS
 from quiesce.mesh.links import Links
-from quiesce.mesh.policy import DRIFT_SECONDS, KEEP_SECONDS, Allowance
 from quiesce.mesh.pulling import Pull
 from quiesce.mesh.states import HopState
 from quiesce.mesh.transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
     from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
+    from quiesce.mesh.courier import Call, Reply
     from quiesce.mesh.engine import Engine
-    from quiesce.mesh.facts import Answer
+    from quiesce.mesh.facts import Record
     from quiesce.mesh.node import Node
     from quiesce.mesh.transport import Transport
 
@@ -46,9 +49,7 @@ __all__: list[str] = []
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
 _TOLD_MAX = 1000
-_UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND = 10_000, 10.0
 _FLUSH_SECONDS = 3.0
-_ENDING_SECONDS = 10.0
 
 
 class Exchange:
@@ -69,28 +70,10 @@ class Exchange:
         self._ending_by = -math.inf
         self._flush: Hold | None = None
         self._flush_by = math.inf
-        self._unknown = Allowance(_UNKNOWN_AT_ONCE, _UNKNOWN_PER_SECOND, self._clock)
+        self._noted = Allowances(self._clock)
+        self._rejected = Allowances(self._clock)
         self.links: Links = Links(node._transport, _http)
         self._transport: Transport = self.links
-        self._promised = max(engine.detector.keep, node._keep)  # also by the process before
-        self._age_at = self._clock() + self._keep()
-
-    def _keep(self) -> float:
-        return self._promised + 2 * DRIFT_SECONDS
-
-    def promise(self) -> None:
-        """Write for how long what came is remembered: the next process is to keep that, too.
-
-        *Raises*: `JournalBroken`.
-        """
-        self._engine.detector.promise(self._promised)
-        self._node._commit()
-
-    def _age(self) -> None:
-        """Forget what is over for long; from now on, all that was promised is this process's own."""
-        self._engine.detector.age()
-        self._promised = self._node._keep
-        self._engine.detector.promise(self._promised)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -160,7 +143,7 @@ class Exchange:
             return
         flush._details = self._left()
         now, unposted = self._clock(), self._engine.unposted
-        if not unposted or self._node._broken is not None:
+        if not unposted or self._node._is_refusing:
             flush.release()
         elif self._flush_by == math.inf:
             self._flush_by = now + _FLUSH_SECONDS
@@ -190,20 +173,18 @@ class Exchange:
 
     async def _make_calls(self) -> None:
         node, engine = self._node, self._engine
-        while node._broken is None:
+        while True:
             now = self._clock()
             if now >= self._flush_by:
                 self._try_to_end()
                 self._flush_by = math.inf
-            if now >= self._age_at:
-                self._age()
-                self._age_at = now + self._keep()
-            calls = engine.due(now)
-            node._commit()
-            for call in calls:
-                self.service(f"call {call.to}", self._make_call, call)
-            node._tidy()
-            self._awake_at = min(engine.next_at(), self._age_at, self._flush_by)
+            is_behind = node._is_behind and not node._retry()
+            if not node._is_refusing:
+                self._make_due(now)
+            self._awake_at = min(engine.next_at(), self._flush_by)
+            if is_behind:  # what is due waits, if it rests on what is not written
+                later = now + RETRY_SECONDS
+                self._awake_at = later if node._is_refusing else min(self._awake_at, later)
             if self._awake_at <= now:
                 continue
             self._sleeper = self._scope._backend.waiter()
@@ -211,24 +192,29 @@ class Exchange:
                 await self._sleeper
             self._sleeper = None
 
+    def _make_due(self, now: float) -> None:
+        calls = self._engine.due(now)
+        self._node._try_to_commit()
+        for call in calls:
+            self.service(f"call {call.to}", self._make_call, call)
+        self._node._tidy()
+
     async def _make_call(self, call: Call) -> None:
         reply = await self._ask(call, _CALL_SECONDS)
         now = self._clock()
-        if self._node._broken is not None:
-            return
         if isinstance(reply, str):
             self._engine.failed(call, now, reply)
         else:
-            self._engine.replied(call, Reply(reply.taken, self._believed(reply)), now)
+            self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
-        self._node._commit()
+        self._node._try_to_commit()
 
     async def _ask(self, call: Call, seconds: float) -> Reply | str:
         """Make a call; if there is no answer, what is wrong, if that will not pass by itself: else empty."""
         try:
-            with anyio.fail_after(seconds):
-                said = Call(call.to, call.receipts, call.asks, call.wait, self._promised)
-                body = await self._transport.call(call.to, RECEIPTS, wire.call_body(said))
+            # Tasks of the client are the call's own, and not work of a scope around it.
+            with anyio.fail_after(seconds), detached():
+                body = await self._deliver(call.to, wire.call_body(self._engine.asking(call)))
             reply = wire.parse_reply(body)
         except NoMesh as error:
             return self._wrong(call.to, str(error))
@@ -243,21 +229,11 @@ class Exchange:
         self._told.pop(call.to, None)
         return reply
 
-    def _believed(self, reply: Reply) -> tuple[tuple[bytes, Answer], ...]:
-        """Give the answers of a node as far as it can know them.
-
-        Who says that an edge never will run may have run it, and forgotten that, if the edge is old: it
-        remembers those that came for as long as they may come.
-        """
-        return tuple(
-            (edge, UNKNOWN if one == NEVER and self.is_old(edge) else one)
-            for edge, one in reply.answers
-        )
-
-    def is_old(self, edge: bytes) -> bool:
-        """Tell whether an edge that is open here may not begin any more, so that its receiver may forget it."""
-        begin_by = self._engine.detector.begin_by(edge)
-        return begin_by is not None and begin_by < self._node._wall()
+    async def _deliver(self, to: str, body: bytes) -> bytes:
+        """Send a call; to this node itself without a transport, for its server may have stopped listening."""
+        if to == self._node.url:
+            return await self.serve(RECEIPTS, body)
+        return await self._transport.call(to, RECEIPTS, body)
 
     def _wrong(self, to: str, why: str) -> str:
         """Say what is wrong with an address, once until it is right."""
@@ -265,7 +241,8 @@ class Exchange:
             if len(self._told) >= _TOLD_MAX:
                 self._told.clear()
             self._told[to] = None
-            logger.warning("node %r: %s It is tried again, seldom.", self._node.name, why)
+            every = self._node._patience.retry_most
+            logger.warning("node %r: %s Retrying every %g s.", self._node.name, why, every)
         return why
 
     # Asking for receipts that are not posted.
@@ -283,7 +260,7 @@ class Exchange:
     async def _pull_from(self, pull: Pull) -> None:
         engine, node = self._engine, self._node
         try:
-            while pull.edges and node._broken is None:
+            while pull.edges:
                 with pull.asking() as asked:
                     reply = await self._ask(asked.call, asked.seconds)
                     if isinstance(reply, str):
@@ -292,8 +269,8 @@ class Exchange:
                         asked.is_answered = True
                         now = self._clock()
                         engine.contact(pull.to, now, is_node=True)
-                        engine.heard(self._believed(reply), now)
-                        node._commit()
+                        engine.heard(pull.to, reply, now)
+                        node._try_to_commit()
                 await pull.rest(asked, engine.detector.is_open)
         finally:
             if self._pulls.get(pull.to) is pull:
@@ -303,13 +280,13 @@ class Exchange:
         """Know that an agent is there: what failed is tried again soon, not when it would be its turn."""
         pull = self._pulls.get(to)
         if pull is not None:
-            pull.contact(is_node=is_node)
+            pull.contact(now, is_node=is_node)
         self._engine.contact(to, now, is_node=is_node)
 
     # Being called.
 
-    async def serve(self, path: str, body: bytes) -> bytes:
-        """Answer a call of another node.
+    async def serve(self, path: str, body: bytes, caller: str = "") -> bytes:
+        """Answer a call of another node; `caller` is where it comes from, if that is known.
 
         *Cancel safety*: may be cancelled at any time: what the call has changed stays, and it may be
         made again.
@@ -322,43 +299,55 @@ class Exchange:
             message = "there is no such path"
             raise RemoteProtocolError(message)
         call = wire.parse_call(body)
-        reply = self._answer(call)
+        reply = self._answer(call, caller)
         if call.wait and not call.receipts and self._waiting < _POLLS_MAX:
             edges = [edge for edge, answer in reply.answers if answer.kind == "working"]
             if edges and len(edges) == len(call.asks):
                 await self._change(edges, call.wait)
-                reply = self._answer(call)
+                reply = self._answer(call, caller)
         return wire.reply_body(reply)
 
-    def _answer(self, call: Call) -> Reply:
+    def _answer(self, call: Call, caller: str) -> Reply:
         try:
             self._node._check()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
-        asks = tuple(ask for ask in call.asks if self.may_note(ask[0]))
-        reply = self._engine.called(Call(call.to, call.receipts, asks), self._clock())
+        keeping = self._node._keeping
+        if keeping is not None and call.seen:
+            keeping.check(call.seen, caller)
+        detector = self._engine.detector
+        if any(detector.knows(edge) for edge, _ in call.asks) or any(
+            detector.is_open(edge) for edge, _ in call.receipts
+        ):
+            self._noted.known(caller)
+        asks = tuple(ask for ask in call.asks if self.may_note(ask[0], caller))
+        reply = self._engine.called(replace(call, asks=asks), self._clock())
         try:
             self._node._commit()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
-        if (KEEP_SECONDS if call.keep is None else call.keep) > self._node._keep:
-            # It would be forgotten before the message that is asked for is too late: see policy.py.
-            told = ((edge, NOT_NOW if one == NEVER else one) for edge, one in reply.answers)
-            reply = Reply(reply.taken, tuple(told))
-        return reply
+        return reply if keeping is None else replace(reply, seen=keeping.seen())
 
-    def may_note(self, edge: bytes) -> bool:
-        """Tell whether a note may be made of an edge: it is known, or there are not too many (2)."""
-        return self._engine.detector.knows(edge) or self._unknown.take()
+    def may_note(self, edge: bytes, caller: str = "") -> bool:
+        """Return whether a note may be made of an edge: it is known, or there are not too many (2)."""
+        return self._engine.detector.knows(edge) or self._noted.take(caller)
+
+    def may_keep(self, caller: str) -> bool:
+        """Return whether it may be kept that one more message of this caller was turned away (2)."""
+        return self._rejected.take(caller)
 
     async def _change(self, edges: list[bytes], seconds: float) -> None:
+        """Wait until a question about these edges can be answered, `seconds` at most.
+
+        While the node serves, that is when one of them is closed. Once the server was told to end, its client
+        cannot ask again: then it is when none of them is worked on here any more.
+        """
         until = self._clock() + seconds
         while not self._is_over:
             by = self._ending_by if self.is_told_to_end else math.inf
-            if not await self._change_by(edges, min(until, by)):
+            if self.is_told_to_end and not any(map(self._is_at_work, edges)):
                 return
-            # Who asks a server that is told to end cannot come back: he is told of all of it at once.
-            if not self.is_told_to_end or not any(map(self._is_at_work, edges)):
+            if not await self._change_by(edges, min(until, by)) or not self.is_told_to_end:
                 return
 
     async def _change_by(self, edges: list[bytes], until: float) -> bool:
@@ -386,23 +375,37 @@ class Exchange:
         return self._clock() < self._ending_by
 
     def _is_at_work(self, edge: bytes) -> bool:
+        """Return whether something has to end here, in this process, before an edge can be closed."""
         hop = self._engine.detector.find(edge)
-        return hop is not None and hop.state is HopState.RUNNING
+        if hop is None:
+            return False
+        sent = [one for one, open_edge in hop.edges.items() if open_edge.to == self._node.url]
+        return hop.state is HopState.RUNNING or any(map(self._comes_from_here, sent))
 
-    def told_to_end(self) -> None:
-        """Know that the server is told to end, and waits for those who wait here.
+    def _comes_from_here(self, edge: bytes) -> bool:
+        """Return whether the receipt of an edge to this node itself is on its way, or worked on."""
+        hop = self._engine.detector.find_root(edge)
+        return hop is not None and (hop.receipt is not None or self._is_at_work(edge))
 
-        They are answered, but not before what they wait for has ended, if that is at work here, and for so
-        long: nobody else could tell them, unless the node comes back.
+    def told_to_end(self, seconds: float) -> None:
+        """Record that the server was told to end. It waits for its open requests, questions among them.
+
+        A question about work that is under way here is answered when that work has ended, or after so many
+        seconds: no other node could answer it, unless this one is started again.
         """
-        self._ending_by = self._clock() + _ENDING_SECONDS
+        self._ending_by = self._clock() + seconds
         self.end_polls()
 
-    def closed(self, edge: bytes) -> None:
-        """Know that an edge has its receipt: who asks for it is answered."""
-        for waiter in self._polls.get(edge, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+    def wrote(self, records: list[Record]) -> None:
+        """Wake the questions that these records may answer (see `_change`)."""
+        if not self._polls:
+            return
+        kinds = (Closed, Ended) if self.is_told_to_end else (Closed,)
+        for record in records:
+            if isinstance(record, kinds):
+                for waiter in self._polls.get(record.edge, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
 
     async def _end_polls(self) -> None:
         """Answer those who wait when the node ends: they are not waited for."""

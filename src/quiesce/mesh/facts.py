@@ -6,7 +6,7 @@ one takes four times as long to make.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Begun:
     parent: str
     reply: str | None
     is_root: bool = False
+    name: str = ""
+    """The cascade's, of a root."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -51,6 +53,49 @@ class Keep:
     """For how many seconds it was promised, from now on, to remember what came."""
 
     seconds: float
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Born:
+    """A journal begins: whose it is, and since when it has had all that its node did."""
+
+    node: str
+    at: float
+    """In seconds since 1970."""
+    key: str = field(repr=False)
+    """A secret of the node, in hexadecimal digits: what it has told of its journal is signed with it."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Counted:
+    """How many records were written until now, this one left out; in place of those that are gone."""
+
+    records: int
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Aged:
+    """What was over for long is forgotten, and all else that is over is so for long from now on."""
+
+    at: float
+    """In seconds since 1970."""
+    rotates: bool = True
+    """False: it happened before all that is in the file."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Stay:
+    """Copies of a message may come until this time, which is later than is usual."""
+
+    edge: bytes
+    by: int
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Gone:
+    """Nothing is known of an edge that came: the app has turned its message away, as many others from there."""
+
+    edge: bytes
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -104,12 +149,15 @@ class Over:
 
     edge: bytes
     packed: bytes | None = None
+    is_long: bool = False
+    """Whether it is so for long, and forgotten the next time."""
 
 
 RAN = b""
 
 
-Record = Begun | Sent | Taken | Keep | EdgeClosed | Tallied | Ended | Cancelled | Closed | Over
+Told = EdgeClosed | Tallied | Ended | Cancelled | Closed
+Record = Begun | Sent | Taken | Over | Gone | Told | Keep | Born | Counted | Aged | Stay
 
 
 # What is to be done.

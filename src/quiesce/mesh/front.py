@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.signals import heard
 from quiesce.errors import QuiesceError
 from quiesce.mesh import asgi, links, wire
+from quiesce.mesh.living import hearing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -45,6 +45,7 @@ class CascadeFront:
 
     def __init__(self, node: Node, app: App) -> None:
         """Stand before an app."""
+        links.check_node(node)
         self._node = node
         self._app = app
         self._mesh = asgi.Mesh(node, app)
@@ -117,9 +118,8 @@ class CascadeInside:
         async def hear() -> Message:
             return first.pop() if first else await receive()
 
-        opened = self._node._scope
-        if opened is None:
+        if self._node._scope is None:
             await self._mesh(scope, hear, send)
         else:
-            with heard(opened._backend.post, self._mesh._told_to_end):
+            with hearing(self._node):
                 await self._app(scope, hear, send)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core import known
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh import wire
 from quiesce.mesh.drawing import tree
 from quiesce.mesh.receipt import NAME_MAX, WHY_MAX, mark
+from quiesce.mesh.texts import harmless
 from quiesce.mesh.transport import PROBE
 
 if TYPE_CHECKING:
+    from quiesce.core.frontier import FrontierEntry
     from quiesce.mesh.node import Node
     from quiesce.mesh.states import Hop
     from quiesce.mesh.transport import Transport
@@ -109,12 +112,28 @@ def _own(node: Node, hop: Hop) -> Busy:
     scope = node._hops.get(hop.edge)
     if scope is None:
         return Busy(mark(hop.edge), hop.parent, node.name, "waits")
-    work = scope.frontier().in_flight
-    names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
-    more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
     age = node._clock() - scope.since
-    what = names + more or "not begun"
+    what = _described(scope.frontier().in_flight)
     return Busy(mark(hop.edge), hop.parent, node.name, "at work", age, what)
+
+
+def _described(work: tuple[FrontierEntry, ...]) -> str:
+    """Return what a hop is at; after its handler has returned, also how to declare what never ends."""
+    if not work:
+        return "not begun"
+    told = "; ".join(map(_told, work[:_NAMES_MAX]))
+    more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
+    names = dict.fromkeys(entry.declared_as for entry in work if entry.declared_as is not None)
+    line = ""
+    if names and all(entry.kind != "handler" for entry in work):
+        line = f". If it goes on for ever, declare it: {known.declaration([*names][:_NAMES_MAX])}"
+    return told[: WHY_MAX - len(more) - len(line)] + more + line
+
+
+def _told(entry: FrontierEntry) -> str:
+    is_ours = entry.where is None or entry.kind == "handler"  # whose place says nothing
+    where = "" if is_ours else f", started at {entry.where}"
+    return f"{entry.kind} {entry.name} since {entry.age:.1f} s{where}"
 
 
 async def _ask(transport: Transport, to: str, edges: list[bytes], within: float) -> list[Busy]:
@@ -202,4 +221,8 @@ def _busy(found: Any) -> Busy:
     ):
         message = "frontier: an entry that is none"
         raise RemoteProtocolError(message)
-    return Busy(*found)
+    texts: list[Any] = [
+        one if most is None else harmless(one, most)
+        for one, most in zip(found, _SIZES, strict=True)
+    ]
+    return Busy(*texts)

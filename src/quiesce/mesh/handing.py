@@ -8,6 +8,7 @@ from quiesce.core.node import logger
 from quiesce.errors import RemoteProtocolError
 from quiesce.mesh import wire
 from quiesce.mesh.facts import WORKING
+from quiesce.mesh.peers import peers_of
 from quiesce.mesh.receipt import mark
 
 if TYPE_CHECKING:
@@ -64,20 +65,21 @@ class Handing:
         return {wire.REQUEST_HEADER: self.header}
 
     def answered(self, header: str | bytes | None, *, is_error: bool = False) -> None:
-        """Know how the receiver has answered.
+        """Record how the receiver has answered.
 
         Args:
-            header: the value of `Cascade-Receipt`; None: there was none, and the agent takes no part. If it
-                is one of the node's peers, it is asked.
-            is_error: whether it was an error. One without a header, of a peer, is of something else, like a
-                proxy, and the message may not have arrived. Anything else is of the agent, which has it: if it
-                does not know of it, what came along with the message was lost on the way.
+            header: the value of `Cascade-Receipt`. None: there was none. Then an agent that is none of the node's
+                peers takes no part, and a peer is asked.
+            is_error: whether it was an error. One without a header may be that of something else, like a proxy, and
+                the message may be worked on: the receiver is asked, unless it is known to take no part. Anything
+                else is of the agent, which has the message: if it does not know of it, what came along was lost on
+                the way.
         """
         if header is None:
-            if not self._node._policy.allows(self.to):
-                self._resolve("is opaque")
-            elif is_error:
+            if is_error:
                 self._resolve("is in doubt")
+            elif not self._node._policy.allows(self.to):
+                self._resolve("is opaque")
             else:
                 self.told(WORKING, must_ask=True)
             return
@@ -87,16 +89,17 @@ class Handing:
             logger.warning("the answer of %s to %s: %s", self.to, self.mark, error)
             self._resolve("is in doubt")
         else:
+            peers_of(self._node).learn(self.to)
             self.told(told.answer, must_ask=told.must_ask)
 
     def told(self, answer: Answer, *, must_ask: bool = False) -> None:
         """Know how the receiver has answered, where that came by other means than a header."""
         if not self._resolved:
             self._resolved = True
-            how = RESULTS[answer.kind]
-            if answer.kind == "not now" and self._uses > 1:
-                how = "is in doubt"  # it may have been sent twice, and one before this was taken
-            self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask)
+            how, uses = RESULTS[answer.kind], self._uses
+            if answer.kind == "not now" and must_ask:
+                how = "is in doubt"  # a copy may be taken, or may not: its receiver can tell
+            self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask, uses=uses)
 
     def not_sent(self) -> None:
         """Know that not a byte of it has left: it could not be connected, for instance."""
@@ -109,6 +112,8 @@ class Handing:
     def _resolve(self, how: Sending) -> None:
         if not self._resolved:
             self._resolved = True
+            if how == "is in doubt" and self._node._policy.is_opaque(self.to):
+                how = "is opaque"  # nobody there could be asked
             self._node._resolve(self._edge, self.to, how)
 
     def __enter__(self) -> Self:

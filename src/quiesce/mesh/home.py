@@ -1,13 +1,19 @@
-"""The scope of a node: whoever closes it, the node is told in the same step."""
+"""The scope of a node. Whatever closes it, the node is told in the same step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from quiesce.core.scope import Scope
+from quiesce.mesh.clients import watch
+from quiesce.mesh.routes.installing import install
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from quiesce.core.node import Node as Tree
+    from quiesce.core.sites import Place
     from quiesce.mesh.node import Node
 
 __all__: list[str] = []
@@ -16,11 +22,21 @@ __all__: list[str] = []
 class Home(Scope):
     """A node's own scope; a scope around it may close it as well."""
 
-    __slots__ = ("node",)
+    __slots__ = ("_unfollow", "node")
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.node: Node | None = None
+        self._unfollow: Callable[[], None] | None = None
+
+    def _open(self, parent: Tree | None, frame: FrameType | Place) -> None:
+        super()._open(parent, frame)
+        self._unfollow = install(self._backend)
+
+    def belong_to(self, node: Node) -> None:
+        """Tell a node of the end of this scope; until then, notice what leaves its hops."""
+        self.node = node
+        watch.opened(node)
 
     def _mark_draining(self, root: Tree, *, deep: bool = True) -> None:
         super()._mark_draining(root, deep=deep)
@@ -29,5 +45,9 @@ class Home(Scope):
 
     def _closed(self) -> None:
         super()._closed()
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
         if self.node is not None:
+            watch.closed(self.node)
             self.node._is_closed()

@@ -15,42 +15,42 @@ flight, the hop has ended: it starts nothing and sends nothing any more. What ho
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import failures
 from quiesce.core import report as reports
-from quiesce.core.current import current_scope
 from quiesce.core.hold import NOTHING, Hold
-from quiesce.core.light import LightScope, Stay
-from quiesce.core.node import State, logger
-from quiesce.errors import CascadeCancelled, UsageError
+from quiesce.core.light import LightScope
+from quiesce.core.node import State, current, logger
 from quiesce.mesh.handing import Handing
 from quiesce.mesh.receipt import mark
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from quiesce.core.backends.base import Body, Waiter
+    from quiesce.core.backends.base import Waiter
     from quiesce.core.closing import Closing
     from quiesce.core.node import Node as Tree
     from quiesce.mesh import states
     from quiesce.mesh.node import Node
+    from quiesce.mesh.parts import Part
     from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
 
 __all__ = ["Hop", "current_hop"]
 
-_SHUT_DOWN = "its agent was shut down"
+SHUT_DOWN = "its agent was shut down"
 _NOT_BEGUN = "nobody has begun it"
+_LEFT_MAX = 32  # ways out of one hop that are named
+_leaving = threading.Lock()
 
 
 def current_hop() -> Hop | None:
-    """Give the hop that the running code works for, or None."""
-    node: Tree | None = current_scope()
-    while node is not None and not isinstance(node, Hop):
-        node = node._parent
-    return node
+    """Return the hop that the running code works for, or None."""
+    node = current.get()
+    hop = None if node is None else node._errand
+    return hop if isinstance(hop, Hop) and hop._state is not State.CLOSED else None
 
 
 def hop_of(node: Node) -> Hop | None:
@@ -78,7 +78,8 @@ class Hop(LightScope):
     """
 
     __slots__ = (
-        "_awaited", "_ended", "_is_left", "_mesh", "_record", "_status", "_unbegun", "_why", "mark", "packed", "rides",
+        "_awaited", "_ended", "_is_left", "_left", "_mesh", "_record", "_status", "_unbegun", "_why", "mark", "packed",
+        "rides",
     )  # fmt: skip
 
     _kind = "hop"
@@ -92,6 +93,10 @@ class Hop(LightScope):
         self._why = ""
         self._awaited = self._ended = self._is_left = False
         self._unbegun: Hold | None = None
+        # See untracked() and opaque(); and clients/strays.py.
+        self._left: dict[object, tuple[str, str, Sending]] | None = (
+            dict(node._strays) if node._strays else None
+        )
         self.rides: bool = False
         """Whether the answer to its message is about to be made, so that its receipt can be on it."""
         self.packed: bytes | None = None
@@ -99,6 +104,10 @@ class Hop(LightScope):
         self.mark: str = mark(record.edge)
         """What the message is called in settlements and logs."""
         super().__init__(node._model, name or f"hop {self.mark}", _getframe(2).f_code)
+
+    @property
+    def _errand(self) -> Hop:
+        return self
 
     @property
     def cascade(self) -> str:
@@ -116,7 +125,8 @@ class Hop(LightScope):
         ```python
         with hop.delegate("https://billing.example") as handing:
             response = await post(body, headers=handing.headers)
-            handing.answered(response.headers.get("Cascade-Receipt"))
+            receipt = response.headers.get("Cascade-Receipt")
+            handing.answered(receipt, is_error=response.status_code >= 400)
         ```
 
         Args:
@@ -128,20 +138,78 @@ class Hop(LightScope):
         self._check_here("send from")
         return Handing(self._mesh, self._record, to)
 
+    def untracked(self, route: str, place: str, *, thing: object = None) -> None:
+        """Record that work leaves the hop by a way that quiesce does not follow.
+
+        The receipt names it, and no verdict is green. Called by quiesce where it sees such work; call it
+        yourself where only you know. It may be called from any thread.
+
+        Args:
+            route: the way that the work takes, like `thread`.
+            place: where it was started, like `app.py:12 in pay`.
+            thing: what was started, if `tracked()` may be called when that has ended.
+        """
+        self._leave(thing, route, place, "is untracked")
+
+    def tracked(self, thing: object) -> None:
+        """Record that untracked work has ended, before the hop has. It may be called from any thread."""
+        with _leaving:
+            if self._left is not None:
+                self._left.pop(thing, None)
+
+    def opaque(self, route: str, place: str = "handed to a system that takes no part") -> None:
+        """Record that the handler hands work to a system that takes no part, like a task queue.
+
+        The verdict is then as for a message to an agent that takes no part: not green with
+        `require="full"`, and not waited for with `require="participants"`.
+
+        ```python
+        hop.opaque("celery")
+        send_invoice.delay(order)
+        ```
+        """
+        self._leave(None, route, place, "is opaque")
+
+    def _leave(self, thing: object, route: str, place: str, how: Sending) -> None:
+        with _leaving:  # in whatever thread: what is posted to the loop may come after the end
+            if self._left is None:
+                self._left = {}
+            if len(self._left) < _LEFT_MAX:
+                self._left[(route, place) if thing is None else thing] = (route, place, how)
+        if self._ended:  # so that may have come too late
+            logger.warning(
+                "%s has ended, and work of it goes on untracked: %s, %s", self.name, route, place
+            )
+
     def working(self, name: str, kind: str = "handler") -> Part:
         """Do something as part of this hop, in the running task.
 
-        For work that comes to a task from elsewhere, like a message from a queue: inside of the block,
-        this is the current hop, and it does not end before the block has.
+        For work that comes to a task by a way that quiesce does not follow: make the part in the handler, pass
+        it along, and enter it in the task that does the work. The hop waits from the step in which the part
+        was made until its block has ended, or the part is dropped.
+
+        ```python
+        jobs.append((hop.working("invoice"), order))  # in the handler
+        ...
+        async with part:  # in the worker
+            await send_invoice(order)
+        ```
         """
-        return Part(self, kind, name)
+        from quiesce.mesh.parts import Promised  # noqa: PLC0415 - which are parts of hops
+
+        return Promised(self, kind, name)
 
     # Its end.
 
     def _fail(self, error: BaseException) -> None:
-        """Tell others that it failed; not how, which may be a secret."""
+        """Record that it failed, for its sender; not how, which may be a secret."""
         if self._status == "done":
             self._status, self._why = "failed", type(error).__name__
+
+    def _cut_short(self) -> None:
+        """Record that a drain of another tree cancels what is in flight here: it will not be done."""
+        if self._status == "done":
+            self._status, self._why = "cancelled", SHUT_DOWN
 
     def _cancel(self) -> None:
         """Cancel all that runs; the hop ends when that has, however long it takes (3)."""
@@ -225,7 +293,7 @@ class Hop(LightScope):
             is_cut = report is not None and (report.cancelled or report.undelivered)
             if self._unbegun is not None:
                 self._status, self._why = "lost", _NOT_BEGUN
-            self._end(_SHUT_DOWN if is_cut or not self._awaited else "")
+            self._end(SHUT_DOWN if is_cut or not self._awaited else "")
 
     def _hold_unbegun(self) -> None:
         """Be held, in a drain, if nobody has begun it: or nobody would see that it is there (4)."""
@@ -269,6 +337,11 @@ class Hop(LightScope):
             self._status, self._why = "cancelled", ""
         elif why and self._status == "done":
             self._status, self._why = "cancelled", why
+        if self._left:
+            mesh = self._mesh
+            for route, place, how in dict.fromkeys(list(self._left.values())):
+                edge = mesh._random(12)
+                mesh._engine.leave(self._record, edge, route, place, mesh._clock(), how)
         self._mesh._ended(self, self._status, self._why)
 
 
@@ -290,108 +363,3 @@ def failed(job: Any, error: BaseException) -> None:
     if node is not None:
         logger.error("%s %s of %s failed", job.kind, job.name, node.name, exc_info=error)
         node._fail(error)
-
-
-class Visit(Stay):
-    """The work on a hop, or on a part of it, by a task that is not the hop's own."""
-
-    __slots__ = ("_body", "_hop")
-
-    def __init__(self, hop: Hop, kind: str, name: str) -> None:
-        """Begin; the hop has not ended."""
-        self._hop = hop
-        backend = hop._backend
-        self._body: Body | None = None if backend.late_body is not None else backend.body()
-        Stay.__init__(self, hop, kind, name, NOTHING, hop._code, None)
-
-    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
-        late_body = self._hop._backend.late_body
-        if self._body is None and late_body is not None and not self.released:
-            self._body = late_body(self._task)
-        if self._body is not None:
-            self._body.interrupt()
-
-    def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; gives what is left to raise."""
-        hop = self._hop
-        left = exc if self._body is None else self._body.leave(exc)
-        if exc is not None:
-            if left is None:  # it was this hop that was told to end
-                left = CascadeCancelled(f"{hop.name} was told to end")
-                if hop._status == "done":
-                    hop._status, hop._why = "cancelled", _SHUT_DOWN
-            elif isinstance(left, Exception):
-                hop._fail(left)
-            elif hop._status == "done":
-                hop._status, hop._why = "cancelled", ""
-        if hop.left_something() is not False or not hop.dissolve_after(self):
-            self.end()
-            hop._part_ended()
-        return left
-
-
-class Part:
-    """Something that is done as part of a hop, by a task that is not the hop's own."""
-
-    __slots__ = ("_hop", "_kind", "_name", "_visit")
-
-    def __init__(self, hop: Hop, kind: str, name: str) -> None:
-        self._hop = hop
-        self._kind, self._name = kind, name
-        self._visit: Visit | None = None
-
-    def enter(self) -> Hop:
-        """Begin.
-
-        *Raises*: `CascadeCancelled` if the hop was told to end; `UsageError` if it has ended.
-        """
-        hop = self._hop
-        if hop._record.is_cancelled:
-            message = f"{hop.name} was told to end"
-            raise CascadeCancelled(message)
-        if hop._ended or hop._state is State.CLOSED or self._visit is not None:
-            message = (
-                f"{hop.name} has ended, or this part of it: nothing can be done as that any more"
-            )
-            raise UsageError(message)
-        self._visit = Visit(hop, self._kind, self._name)
-        hop._begun()
-        return hop
-
-    def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; gives what is left to raise."""
-        assert self._visit is not None  # noqa: S101 - entered
-        return self._visit.leave(exc)
-
-    async def __aenter__(self) -> Hop:
-        """Begin."""
-        return self.enter()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End, and go on: what was started in the hop is not waited for.
-
-        *Cancel safety*: may be cancelled at any time; the part has ended.
-
-        *Raises*: `CascadeCancelled` if the hop was told to end meanwhile.
-        """
-        left = self.leave(exc)
-        if left is None or isinstance(left, Exception):
-            await self._hop.turned()
-        if left is not exc and left is not None:
-            raise left
-
-
-class Taken(Part):
-    """The part that begins a hop; if it is dropped, nobody else can (4)."""
-
-    __slots__ = ()
-
-    def __del__(self) -> None:
-        """Have the hop know, in its event loop: this may be any thread."""
-        if self._visit is None or not self._visit.released:
-            self._hop._backend.post(self._hop._drop)

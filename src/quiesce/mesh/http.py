@@ -1,76 +1,114 @@
-"""The mesh over HTTP: calls from node to node, and requests that hand over messages. Needs httpx."""
+"""The mesh over HTTP: calls from node to node, and requests that hand over messages. Needs httpx or httpx2.
+
+Where both are installed, httpx is used by the node's own calls. A client or a transport that is given may be of
+either: what belongs to a request is taken from the library of that request.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 
+from quiesce.core import arguments
 from quiesce.errors import ArgumentError, PeerLost, SdkMissing
 from quiesce.mesh import wire
-from quiesce.mesh.hop import hop_of
+from quiesce.mesh.clients.departure import Departure
+from quiesce.mesh.clients.sending import within
+from quiesce.mesh.clients.strays import notice_stray
+from quiesce.mesh.hop import current_hop, hop_of
+from quiesce.mesh.peers import SAFE, is_work, peers_of
 from quiesce.mesh.transport import not_ok
-
-try:
-    import httpx
-except ImportError as _error:  # pragma: no cover - where it is not installed
-    _message = "a node that calls others over HTTP needs httpx: pip install 'quiesce[httpx]'"
-    raise SdkMissing(_message) from _error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from types import ModuleType, TracebackType
+
+    from httpx import AsyncBaseTransport as _Transport
 
     from quiesce.mesh.node import Node
+else:
+    _Transport = object  # a client asks for nothing more than the methods
 
 __all__ = ["CascadeTransport", "Http"]
 
-_SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+_LIBRARIES = ("httpx", "httpx2")
 _OK, _ERRORS = 200, 400
-_NOT_SENT = (  # raised before a byte of the request has left; of this attempt, if there were others
-    httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol,
-    httpx.InvalidURL, httpx.ProxyError, httpx.LocalProtocolError,
-)  # fmt: skip
-_LEAVES = ".send_request_headers.started"
 _AT_ONCE = 8  # calls to one node
 _CLOSE_SECONDS = 5.0
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+_KEPT_MAX = 100
 _OF_TRANSPORTS = ("verify", "cert", "http1", "http2", "limits")
+
+
+def _installed(names: tuple[str, ...] = _LIBRARIES) -> ModuleType:
+    """Return the first of some libraries that is installed.
+
+    *Raises*: `SdkMissing`.
+    """
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    extras = " or ".join(f"pip install 'quiesce[{name}]'" for name in names)
+    message = f"a node that calls others over HTTP needs {' or '.join(names)}: {extras}"
+    raise SdkMissing(message)
+
+
+_installed()  # what imports this module needs one
+
+
+def _library_of(thing: object) -> ModuleType | None:
+    """Return the library that a client, a transport or a request is of."""
+    for kind in type(thing).__mro__:
+        name = kind.__module__.partition(".")[0]
+        if name in _LIBRARIES:
+            return sys.modules[name]
+    return None
 
 
 class Http:
     """Calls nodes over HTTP.
 
-    A question waits for its answer, and takes a connection meanwhile. So there is no limit to all of them, which
-    those would use up that wait, and no receipt would come through; but one to those to a node, so that one
-    which hangs does not have ever more.
+    A question waits for its answer, and takes a connection meanwhile. So the number of connections has no limit:
+    questions that wait would use it up, and no receipt would come through. The calls to one node have a limit, so
+    that a node which hangs does not take ever more connections.
 
     Args:
-        client: The client to call with, for certificates and credentials of your own; it is closed by
-            whoever has made it. Its limit, `httpx.Limits(max_connections=...)`, has to be above the number of
-            nodes that it calls. None: one that follows no redirects.
+        client: The `AsyncClient` to call with, of httpx or of httpx2, for certificates and credentials of your
+            own; you close it. Its limit, `Limits(max_connections=...)`, has to be above the number of nodes that
+            it calls. None: one that follows no redirects.
     """
 
-    def __init__(self, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, client: Any = None) -> None:
         """Make no connection yet."""
         self._given = client
+        self._library = (None if client is None else _library_of(client)) or _installed()
         self._client = client
         self._lines: dict[str, _Line] = {}
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Post a body to a node, and give its answer, unless it is too long.
+        """Post a body to a node, and return its answer, unless it is too long.
 
         *Cancel safety*: may be cancelled at any time.
 
         *Raises*: `PeerLost` if there is no answer, or one that is no success; `NoMesh` if what answers is no node.
         """
-        client = self._client
+        client, library = self._client, self._library
         if client is None:
-            client = self._client = httpx.AsyncClient(timeout=None, limits=_LIMITS)  # noqa: S113 - the caller bounds it
+            limits = library.Limits(max_connections=None, max_keepalive_connections=_KEPT_MAX)
+            client = self._client = library.AsyncClient(
+                timeout=None, limits=limits
+            )  # the caller bounds it
         try:
             headers = {"Content-Type": "application/json"}
             request = client.build_request("POST", to + path, content=body, headers=headers)
-            request.stream = Body(body)
+            request.stream = _body_type(library)(body)
             async with self._line(to):
                 response = await client.send(request, stream=True, follow_redirects=False)
                 try:
@@ -79,13 +117,13 @@ class Http:
                     return await _read(response, to)
                 finally:
                     await response.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (library.HTTPError, library.InvalidURL) as error:
             message = f"{to} was not reached: {type(error).__name__}"
             raise PeerLost(message) from error
 
     @asynccontextmanager
     async def _line(self, to: str) -> AsyncIterator[None]:
-        """Have one of the calls that may be made to a node at once."""
+        """Wait for one of the calls that may be made to a node at once."""
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = _Line()
@@ -105,22 +143,28 @@ class Http:
             await client.aclose()
 
 
-class Body(httpx.AsyncByteStream):  # type: ignore[misc]  # no types here
-    """What is posted, in one part. Of httpx's own, a cancellation would leave a generator half-read, for the loop."""
+class Body:
+    """A body, sent in one part. A cancellation leaves httpx's own as a half-read generator, for the loop to end."""
 
     def __init__(self, body: bytes) -> None:
-        """Be sent as often as it is asked for."""
+        """Take what is sent, as often as it is asked for."""
         self._parts = [body]
 
-    def __aiter__(self) -> Body:
+    def __aiter__(self) -> Self:
         """Begin."""
-        return Body(*self._parts)
+        return type(self)(*self._parts)
 
     async def __anext__(self) -> bytes:
-        """Give it."""
+        """Return the one part."""
         if not self._parts:
             raise StopAsyncIteration
         return self._parts.pop()
+
+
+@functools.cache
+def _body_type(library: Any) -> type[Body]:
+    """Return a body that a library takes for its own."""
+    return type("Body", (Body, library.AsyncByteStream), {})
 
 
 class _Line:
@@ -145,96 +189,87 @@ async def _read(response: Any, to: str) -> bytes:
     return b"".join(parts)
 
 
-class Departure:
-    """Hears from httpcore whether a request has left, however often it is tried below."""
+class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
+    """A transport for a client of httpx or of httpx2: requests that are sent in a hop hand over messages of it.
 
-    __slots__ = ("_other", "is_heard", "is_left")
-
-    def __init__(self) -> None:
-        """Have heard nothing."""
-        self._other: Any = None
-        self.is_heard: bool = False
-        self.is_left: bool = False
-
-    def listen(self, request: httpx.Request) -> None:
-        """Listen to a request that is about to be sent, perhaps not for the first time."""
-        other = request.extensions.get("trace")
-        self._other = other._other if isinstance(other, Departure) else other
-        request.extensions = {**request.extensions, "trace": self}
-
-    async def __call__(self, name: str, info: dict[str, Any]) -> None:
-        """Hear what is done; also of a proxy that is asked for a connection."""
-        self.is_heard = True
-        if name.endswith(_LEAVES) and info["request"].method != b"CONNECT":
-            self.is_left = True
-        if self._other is not None:
-            await self._other(name, info)
-
-    def is_prevented(self, error: BaseException | None, *, is_sure: bool = False) -> bool:
-        """Tell whether an error says that not a byte has left.
-
-        A transport that tries again raises what became of its last attempt. So it has to be heard that
-        none of them has left; unless it is sure that there was only one.
-        """
-        while error is not None and not isinstance(error, _NOT_SENT):
-            error = error.__cause__
-        return error is not None and not self.is_left and (self.is_heard or is_sure)
-
-
-class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no types here
-    """Lets requests that are sent in a hop hand over messages of it.
-
-    A transport, and no event hook: a hook does not see requests that fail. A request that the client sends
+    A transport, and not an event hook: a hook does not see requests that fail. A request that the client sends
     again, to where it was redirected or with other credentials, is another message.
 
     Args:
         node: The node of this agent.
-        inner: What really sends; httpx's own transport by default. If it tries again by itself, it is
+        inner: What really sends; the library's own transport by default. If it tries again by itself, it is
             with the same request, so that its receiver takes one of them.
-        methods: Methods by which work is handed over; None: all but the safe ones.
+        methods: Methods by which work is handed over. None: to a peer, or to a server that has answered with a
+            receipt before, all; to others, all but GET, HEAD, OPTIONS and TRACE.
     """
 
     def __init__(
         self,
         node: Node,
-        inner: httpx.AsyncBaseTransport | None = None,
+        inner: Any = None,
         *,
         methods: tuple[str, ...] | None = None,
     ) -> None:
         """Wrap a transport."""
         self._node = node
-        self._inner = httpx.AsyncHTTPTransport() if inner is None else inner
-        self._is_plain = type(self._inner) is httpx.AsyncHTTPTransport
+        self._inner = inner
         self._methods = None if methods is None else frozenset(methods)
 
-    def _hands_over(self, method: str) -> bool:
-        return method not in _SAFE if self._methods is None else method in self._methods
+    def _hands_over(self, request: Any) -> bool:
+        method: str = request.method
+        if self._methods is not None:
+            return method in self._methods
+        if method not in SAFE:
+            return True
+        url = request.url
+        peers = peers_of(self._node)
+        return peers.find(url.scheme, url.host, url.port, url.path) is not None and is_work(
+            method, url.path
+        )
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: Any) -> Any:
         """Send a request, as a message of the current hop if there is one."""
-        hop = hop_of(self._node) if self._hands_over(request.method) else None
-        if hop is None:
+        if self._inner is None:
+            self._inner = (_library_of(request) or _installed()).AsyncHTTPTransport()
+        if not self._hands_over(request) or wire.REQUEST_HEADER in request.headers:
+            hop = current_hop()
+            if hop is None or hop._mesh is not self._node:
+                return await self._inner.handle_async_request(request)
+            token = within.set(hop)  # it hands over nothing, or carries an edge
+            try:
+                return await self._inner.handle_async_request(request)
+            finally:
+                within.reset(token)
+        if hop_of(self._node) is None:
+            if current_hop() is None:
+                notice_stray(self._node)
             return await self._inner.handle_async_request(request)
-        if wire.REQUEST_HEADER in request.headers:  # whoever has put it there sees to its edge
-            return await self._inner.handle_async_request(request)
-        to = self._node._policy.node_of(str(request.url))
+        return await self._hand_over(request)
+
+    async def _hand_over(self, request: Any) -> Any:
+        hop, inner = hop_of(self._node), self._inner
+        assert hop is not None  # noqa: S101 - seen by the caller
+        url = str(request.url)
+        to = peers_of(self._node).find_url(url) or self._node._policy.node_of(url)
         extensions, departure = request.extensions, Departure()
+        library = _library_of(inner)
+        is_plain = library is not None and type(inner) is library.AsyncHTTPTransport
         with hop.delegate(to) as handing:
             request.headers[wire.REQUEST_HEADER] = handing.header
             departure.listen(request)
             try:
-                response = await self._inner.handle_async_request(request)
+                response = await inner.handle_async_request(request)
             except Exception as error:
-                if departure.is_prevented(error, is_sure=self._is_plain):
+                if departure.is_prevented(error, is_sure=is_plain):
                     handing.not_sent()
                 raise
-            finally:  # the client may send it again: to another, who must not have this one
+            finally:  # the client may send it again: to another server, which must not have this edge
                 request.headers.pop(wire.REQUEST_HEADER, None)
                 request.extensions = extensions
             try:
                 is_error = response.status_code >= _ERRORS or response.has_redirect_location
                 handing.answered(response.headers.get(wire.RESPONSE_HEADER), is_error=is_error)
-            except BaseException:  # nobody is given it: nobody else lets go of its connection
+            except BaseException:  # the caller never gets it: nothing else closes its connection
                 with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await response.aclose()
                 raise
@@ -242,24 +277,42 @@ class CascadeTransport(httpx.AsyncBaseTransport):  # type: ignore[misc]  # no ty
 
     async def aclose(self) -> None:
         """Close the transport that really sends."""
-        await self._inner.aclose()
+        if self._inner is not None:
+            await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Return itself; the client enters it."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Close it; the client leaves it."""
+        await self.aclose()
 
 
-def client(node: Node, **options: Any) -> httpx.AsyncClient:
-    """Make a client whose requests hand over messages; the options are httpx's own.
+def client(node: Node, library: Literal["httpx", "httpx2"] | None = None, **options: Any) -> Any:
+    """Return an `AsyncClient` whose requests hand over messages; the options are its library's own.
 
-    *Raises*: `ArgumentError` for one by which requests would pass the mesh by.
+    *Raises*: `SdkMissing` if the library is not installed; `ArgumentError` for an option by which requests would
+    pass the mesh by.
     """
+    if library is not None:
+        arguments.one_of("library", library, _LIBRARIES)
+    made_of = _installed() if library is None else _installed((library,))
     if "proxies" in options:
         message = "write proxy=..., or mounts=..., in place of proxies=..."
         raise ArgumentError(message)
     proxy, inner = options.pop("proxy", None), options.pop("transport", None)
     given = {name: options.pop(name) for name in _OF_TRANSPORTS if name in options}
-    if inner is None or proxy is not None:  # which httpx would make by itself, without the mesh
+    if inner is None or proxy is not None:  # the library would make it by itself, without the mesh
         trust = options.get("trust_env", True)
-        inner = httpx.AsyncHTTPTransport(proxy=proxy, trust_env=trust, **given)
+        inner = made_of.AsyncHTTPTransport(proxy=proxy, trust_env=trust, **given)
     mounts = options.pop("mounts", None) or {}
-    return httpx.AsyncClient(
+    return made_of.AsyncClient(
         transport=CascadeTransport(node, inner),
         mounts={to: way and CascadeTransport(node, way) for to, way in mounts.items()},
         **options,

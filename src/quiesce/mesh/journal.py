@@ -17,7 +17,6 @@ What holds:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from contextlib import closing, suppress
@@ -26,10 +25,18 @@ from typing import TYPE_CHECKING
 
 from quiesce.core import arguments
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, QuiesceError, UsageError
+from quiesce.mesh.facts import Counted
 from quiesce.mesh.records import line_of, lines_of, record_of
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows: nodes without a journal work there
+    fcntl = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
+    from types import ModuleType
 
     from quiesce.mesh.facts import Record
 
@@ -57,7 +64,12 @@ class Journal:
         self._file: int | None = None
         self.size: int = 0
         """How many bytes it has."""
+        self.lines: int = 0
+        """How many lines it had when it was opened."""
+        self.count: int = 0
+        """How many records were ever written into it: those that a draft has left out, too."""
         self._spoiled = ""  # why nothing may be written any more
+        self._is_torn = False  # whether a write that failed has left a part of a line
         self._draft: Draft | None = None
 
     def open(self) -> list[Record]:
@@ -100,6 +112,18 @@ class Journal:
         if not self.path.parent.is_dir():
             message = f"there is no folder for the journal {self.path}: make it first"
             raise UsageError(message)
+        if self.path.is_dir():
+            message = (
+                f"the journal must be a file, and {self.path} is a directory: name a file in it, like"
+                f" {self.path / 'agent.journal'}"
+            )
+            raise UsageError(message)
+        if fcntl is None:
+            message = (
+                f"the journal {self.path} cannot be locked: this platform has no fcntl, so that two"
+                " processes could write it. Run the node without a journal here"
+            )
+            raise UsageError(message)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,19 +142,22 @@ class Journal:
             head = file.read(len(_HEAD))
             if head != _HEAD and _HEAD.startswith(head):  # new, or its process has died at it
                 os.ftruncate(self._file, 0)
-                self.size = 0
+                self.size = self.count = 0
                 self._append(_HEAD)
                 self._sync_folder()
                 return
             if head != _HEAD:
                 message = f"{self.path} is not a journal of this version of quiesce"
                 raise JournalBroken(message)
-            self.size = len(head)
+            self.size, self.count = len(head), 0
             for number, line in enumerate(file, start=2):
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, self.size)  # (3)
                     return
-                yield self._record(number, line)
+                record = self._record(number, line)
+                self.lines = number
+                self.count = record.records if type(record) is Counted else self.count + 1
+                yield record
                 self.size += len(line)
 
     def _record(self, number: int, line: bytes) -> Record:
@@ -150,6 +177,7 @@ class Journal:
             self._append(line_of(records[0]))
         elif records:
             self._append(lines_of(records))
+        self.count += len(records)
         if self._draft is not None:
             self._draft.follow(records)
 
@@ -160,29 +188,40 @@ class Journal:
         if self._file is None:
             message = f"the journal {self.path} is not open"
             raise UsageError(message)
+        if self._is_torn:
+            try:
+                self._mend(self._file)
+            except OSError as error:
+                message = (
+                    f"the journal {self.path} has a part of a line at its end, which cannot be removed"
+                    f" ({error}): nothing may follow it"
+                )
+                raise JournalBroken(message) from error
         return self._file
 
     def _append(self, data: bytes) -> None:
         """Write all of it, or none: a part would be a line in the midst that is not whole."""
         file, before = self._file, self.size
-        if file is None or self._spoiled:
+        if file is None or self._spoiled or self._is_torn:
             file = self._opened()  # which says what is wrong
         try:
             size = os.write(file, data)
             if size != len(data):
                 _write_all(file, data[size:])
                 size = len(data)
+            if self._syncs:
+                os.fdatasync(file)
         except BaseException:
-            try:
-                os.ftruncate(file, before)
-            except OSError:
-                # What was written next would be taken for the rest of that line. The lock is kept:
-                # this process is not dead.
-                self._spoiled = "has a part of a line at its end"
+            self._is_torn = True
+            with suppress(OSError):  # else what was written next would be the rest of that line
+                self._mend(file)
             raise
         self.size = before + size
-        if self._syncs:
-            os.fdatasync(file)
+
+    def _mend(self, file: int) -> None:
+        """Remove what a write that failed has left at the end; the lock is kept: this process is not dead."""
+        os.ftruncate(file, self.size)
+        self._is_torn = False
 
     @property
     def _draft_path(self) -> Path:
@@ -221,7 +260,7 @@ class Journal:
             if number is not None:
                 os.close(number)
         self._file = self._lock = None
-        self._spoiled = ""
+        self._spoiled, self._is_torn = "", False
 
 
 class Draft:

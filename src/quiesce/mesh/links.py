@@ -23,7 +23,7 @@ import anyio
 
 from quiesce.core import arguments
 from quiesce.core.node import logger
-from quiesce.errors import EdgeRefused, PeerLost, QuiesceError, UsageError
+from quiesce.errors import ArgumentError, EdgeRefused, PeerLost, QuiesceError, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.transport import PROBE, RECEIPTS
@@ -120,6 +120,7 @@ class Link:
         ask: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> None:
         """Have it be found."""
+        check_node(node)
         node._opened()
         self._node = node
         self._engine = node._engine
@@ -148,6 +149,8 @@ class Link:
         try:
             yield handing
         finally:
+            if not handing._uses:
+                self.opaque(handing)  # it went without an edge, whatever was said since
             handing.in_doubt()
 
     def opaque(self, handing: Handing) -> None:
@@ -160,15 +163,14 @@ class Link:
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
         """Know what the answer to a message has in its `_meta`; an error may have none (3)."""
         told = meta.get(RESPONSE_KEY) if isinstance(meta, dict) else None
-        if isinstance(told, str):
+        if not handing._uses:
+            pass  # whatever it says, it was handed nothing
+        elif isinstance(told, str):
             handing.answered(told)
-        elif failed:
-            pass
-        elif (
-            self.takes_part is True
-        ):  # it has the message: who then does not know of it has lost what came along
+        elif self.takes_part and not failed:
+            # It has the message: who then does not know of it has lost what came along.
             handing.told(WORKING, must_ask=True)
-        else:
+        elif not failed:
             self.opaque(handing)
 
     def _keep(self, edge: bytes) -> None:
@@ -214,8 +216,7 @@ class Link:
 
     def _give_up(self, edges: Iterable[bytes]) -> None:
         node, engine = self._node, self._engine
-        is_open = node._scope is not None and node._broken is None
-        if self._named or not is_open:
+        if self._named or node._scope is None:
             return
         for edge in edges:
             engine.detector.give_up(edge, f"the connection to {self.address} has ended")
@@ -268,13 +269,11 @@ def start(
 ) -> Job[None]:
     """Start what answers a call; also while the node is drained, for those who wait hear by that alone.
 
-    *Raises*: `UsageError` or `PeerLost` if the node is not open.
+    *Raises*: `UsageError` if the node is not open.
     """
     node._opened()
     job = node._exchange.service(name, fn, *args)
-    if job is None:
-        message = f"node {node.name!r} is closed"
-        raise PeerLost(message)
+    assert job is not None  # noqa: S101 - it is open
     return job
 
 
@@ -301,6 +300,18 @@ def refuse(node: Node, header: str | bytes) -> str | None:
     except QuiesceError:
         pass
     return None
+
+
+def check_node(node: object) -> None:
+    """Check what is to be a node.
+
+    *Raises*: `ArgumentError`.
+    """
+    from quiesce.mesh.node import Node  # noqa: PLC0415 - it needs this module
+
+    if not isinstance(node, Node):
+        message = f"node must be a Node, as made by Node('hotel', ...), not {node!r}"
+        raise ArgumentError(message)
 
 
 def check_address(address: object) -> None:

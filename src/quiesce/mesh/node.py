@@ -5,8 +5,8 @@ nodes. What holds:
 
 1. Every step (something is told to the engine, what it wants written is written, what it wants done is
    done) is made without an await, so no cancellation comes between.
-2. What cannot be written is not acted upon: the node then refuses all that comes, because it could not
-   keep what it says. Those who wait for it find that they cannot know.
+2. What cannot be written is not acted upon: the node refuses all that comes until it can, because it could not
+   keep what it says; unless it is told to go on without (`keeping.py`).
 3. All that it does on its own belongs to its scope.
 """
 
@@ -16,38 +16,36 @@ import os
 import random
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet, WeakValueDictionary
 
 from quiesce.core import arguments
 from quiesce.core.light import Model
 from quiesce.core.node import State, logger
-from quiesce.errors import EdgeRefused, JournalBroken, PeerLost, UsageError
+from quiesce.errors import PeerLost, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.cascade import Cascade, recovered
-from quiesce.mesh.compaction import Tidying
+from quiesce.mesh.clients.watch import Instrumentation
 from quiesce.mesh.courier import Patience
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.exchange import Exchange
-from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Closed, Settle
 from quiesce.mesh.home import Home
-from quiesce.mesh.hop import Hop, Part, Taken, failed
+from quiesce.mesh.hop import Hop, failed
+from quiesce.mesh.horizon import KEEP_SECONDS
 from quiesce.mesh.journal import DURABILITIES, Journal
-from quiesce.mesh.policy import KEEP_SECONDS, Policy, is_early, is_in_time, keep_time, own_address
-from quiesce.mesh.receipt import mark
+from quiesce.mesh.keeping import MODES, Keeping
+from quiesce.mesh.parts import Part, Taken
+from quiesce.mesh.policy import Policy, keep_time, own_address
+from quiesce.mesh.steps import Steps
 from quiesce.mesh.transport import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from quiesce.core.frontier import Frontier
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.mesh import states
-    from quiesce.mesh.facts import Answer, Record, Stop
-    from quiesce.mesh.receipt import Status
+    from quiesce.mesh.admission import Arrival
     from quiesce.mesh.states import Sending
     from quiesce.mesh.transport import Transport
 
@@ -56,7 +54,7 @@ __all__ = ["Node"]
 _OPEN = State.OPEN
 
 
-class Node:
+class Node(Steps):
     """One agent's part in the mesh.
 
     ```python
@@ -73,16 +71,22 @@ class Node:
         durability: `"process"`: what is written outlives the process; `"power"`: and the machine.
         peers: The addresses of nodes that receipts may be posted to, apart from its own origin; and
             of those that are not at the root of their server.
+        opaque: The addresses of agents that are known to take no part. No error of theirs, and no silence, is
+            waited for.
+        accept: Is asked whether a request that hands over a message, or asks for receipts, is to be accepted,
+            before anything of it is kept; for agents whose app checks credentials itself.
         transport: How to call other nodes; HTTP by default.
         patience: How often to try, and for how long.
         keep_seconds: How long a message may be under way, and how long it is remembered that it came.
             All nodes of a mesh should have the same: one with more is refused by those with less.
+        on_journal_failure: What to do while the journal cannot be written, as on a full disk. `"refuse"`: take no
+            messages. `"serve"`: go on as a node without a journal, of which nothing is fully settled.
         services: Patterns of names or functions of tasks that are loops, not work: a hop does not
             wait for them, and they go on after it.
         hops_max: How many messages are worked on at once; more are refused. None: any number.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but one have a default
         self,
         name: str,
         *,
@@ -90,28 +94,36 @@ class Node:
         journal: str | os.PathLike[str] | None = None,
         durability: str = "process",
         peers: Iterable[str] = (),
+        opaque: Iterable[str] = (),
+        accept: Callable[[Arrival], bool] | None = None,
         transport: Transport | None = None,
         patience: Patience | None = None,
         keep_seconds: float = KEEP_SECONDS,
+        on_journal_failure: str = "refuse",
         services: Iterable[str] = (),
         hops_max: int | None = 100_000,
     ) -> None:
         """Describe it; it is opened by `async with`, or by the server that it is part of."""
         self.name: str = arguments.name("name", name)
         self.url: str | None = None if url is None else own_address(url)
-        self._policy = Policy(self.url, peers)
+        self._policy = Policy(self.url, peers, opaque)
+        self._accept = accept
+        if accept is not None:
+            arguments.check_callable(accept, "accept", "a function of an Arrival")
         self._journal = None if journal is None else Journal(journal, durability=durability)
         arguments.one_of("durability", durability, DURABILITIES)  # also of one without
         self._patience = arguments.instance("patience", patience or Patience(), Patience)
         self._transport = checked(transport)
         self._keep = keep_time(keep_seconds)
+        self._mode = arguments.one_of("on_journal_failure", on_journal_failure, MODES)
+        self._keeping: Keeping | None = None
         self._services = arguments.patterns("services", services)
         self._hops_max = arguments.size("hops_max", hops_max) or sys.maxsize
         self._wall: Callable[[], float] = time.time
         self._random: Callable[[int], bytes] = os.urandom
         self._scope: Scope | None = None
-        self._is_opening = False
-        self._broken: BaseException | None = None
+        self._is_opening = self._serves = False
+        self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._hops: dict[bytes, Hop] = {}
         self._cascades: WeakValueDictionary[bytes, Cascade] = WeakValueDictionary()  # others let go
         self._strangers: WeakSet[Node] = WeakSet()  # nodes whose hops its clients were used in
@@ -143,11 +155,13 @@ class Node:
             lasting=self._journal is not None,
             patience=self._patience,
             jitter=random.random,
+            keep=self._keep,
+            wall=lambda: self._wall(),  # noqa: PLW0108 - as it is when it is asked
         )
-        self._hops, self._cascades, self._broken = {}, WeakValueDictionary(), None
+        self._hops, self._cascades, self._keeping = {}, WeakValueDictionary(), None
         if self._journal is not None:
-            self._journal.open_into(engine.detector.restore)
-            self._tidying = Tidying(self.name, self._journal, engine.detector)
+            self._keeping = Keeping(self._journal, engine, self._mode, self._random)
+            self._keeping.open()
         scope: Home | None = None
         try:
             scope = await Home.open(f"node {self.name}")
@@ -165,14 +179,16 @@ class Node:
             self.recovered = tuple(recovered(self, engine.detector.roots()))
             self._exchange = Exchange(self, engine, scope)
             await scope.enter(self._exchange.opened())
-            self._exchange.promise()
+            self._commit()
+            if self._keeping is not None:
+                self._keeping.opened()
         except BaseException:
             self._let_go()
             if scope is not None:
                 await scope.aclose()
             raise
         self._scope = scope
-        scope.node = self
+        scope.belong_to(self)
         self._exchange.start()
 
     def _let_go(self) -> None:
@@ -181,8 +197,8 @@ class Node:
             # Whoever has the journal next takes for dead what was at work: so nobody may have it.
             names = ", ".join(hop.name for hop in self._hops.values())
             logger.error("node %r is closed, but %s did not end", self.name, names)
-        elif self._journal is not None:
-            self._journal.close()
+        elif self._keeping is not None:
+            self._keeping.close()
         self._abandon()
 
     def _abandon(self) -> None:
@@ -194,15 +210,15 @@ class Node:
         self._scope = None
         self._let_go()
 
-    async def drain(self, within: float | None = 30.0) -> Report:
-        """Take no more, let what is worked on end, post the receipts, then close.
+    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+        """Refuse new messages, wait for the work to end, post the receipts, then close.
 
-        For the receipts there are three seconds at most, if those who are to have them do not answer.
-        One that was not posted is lost, unless there is a journal.
+        Receipts have three seconds at most, if the nodes that are to have them do not answer. One that
+        was not posted is lost, unless there is a journal.
 
         *Cancel safety*: as that of `Scope.drain()`.
         """
-        return await self._opened().drain(within)
+        return await self._opened().drain(within, cleanup=cleanup)
 
     async def aclose(self, within: float = 5.0) -> Report:
         """Cancel what is worked on, and close.
@@ -215,12 +231,7 @@ class Node:
         """Open it."""
         return await self.open()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         """Drain it if the block ended well, else close it."""
         if self._scope is not None:
             await (self.drain() if exc is None else self.aclose())
@@ -237,8 +248,6 @@ class Node:
     def frontier(self) -> Frontier:
         """List what is in flight here: hops, with all that belongs to them."""
         return self._opened().frontier()
-
-    # What users do with it.
 
     def cascade(self, name: str) -> Cascade:
         """Begin something of which one wants to know when all of it has ended, in every agent.
@@ -268,204 +277,12 @@ class Node:
         handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
         return Taken(self._arrive(handed), "handler", "handler")
 
-    async def _serve(self, path: str, body: bytes) -> bytes:
+    async def _serve(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, however it came."""
         if self._scope is None:
             message = f"node {self.name!r} is not open"
             raise PeerLost(message)
-        return await self._exchange.serve(path, body)
-
-    # Steps (1).
-
-    def _check(self) -> None:
-        self._opened()
-        if self._broken is not None:
-            raise self._no_journal() from self._broken
-
-    def _no_journal(self) -> JournalBroken:
-        message = f"node {self.name!r} could not write its journal, and takes nothing any more"
-        return JournalBroken(message)
-
-    def _commit(self) -> None:
-        """Write what has to last, then have done what is to be done (1, 2)."""
-        engine, exchange = self._engine, self._exchange
-        writes = engine.detector.writes
-        if writes:
-            engine.detector.writes = []
-            if self._journal is not None:
-                self._write(self._journal, writes)
-            if exchange._polls:
-                for record in writes:
-                    if type(record) is Closed:
-                        exchange.closed(record.edge)
-        if engine.news:
-            self._hear(engine.take_news())
-        if engine.is_stirred or exchange._flush is not None:
-            engine.take_stir()
-            exchange.look()
-
-    def _hear(self, told: list[Stop | Settle]) -> None:
-        for news in told:
-            if type(news) is Settle:
-                cascade = self._cascades.get(news.edge)
-                if cascade is None:
-                    self._told(news.edge)  # nobody will ask
-                else:
-                    cascade._settle(news.receipt)
-            elif news.edge in self._hops:
-                self._hops[news.edge]._cancel()
-
-    def _write(self, journal: Journal, records: list[Record]) -> None:
-        if self._broken is not None:
-            raise self._no_journal() from self._broken
-        try:
-            journal.write(records)
-        except BaseException as error:
-            self._broken = error
-            journal.drop_draft()  # what is known is no longer what was written
-            logger.critical("node %r cannot write its journal", self.name, exc_info=error)
-            self._abandon()
-            if not isinstance(error, Exception):
-                raise
-            raise self._no_journal() from error
-        if journal.size > self._tidying.at:
-            self._exchange.wake()  # it sees to that, too
-
-    def _begin(self, cascade: Cascade) -> Hop:
-        self._check()
-        self._hops_scope._admit()
-        record = self._engine.begin(self._random(12), self._random(16), self._clock())
-        self._commit()
-        hop = self._hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")
-        self._cascades[record.edge] = cascade
-        return hop
-
-    def _arrive(self, handed: wire.Handed, why_not: str | None = None) -> Hop:
-        if self._scope is None or self._broken is not None:
-            self._check()
-        edge, detector = handed.edge, self._engine.detector
-        why = why_not or self._objection(handed)
-        if why is None:
-            reply = self._policy.reply_to(handed.home)
-            answer = detector.arrive(edge, handed.cascade, handed.parent, reply)
-        elif self._exchange.may_note(edge):
-            answer = self._engine.refuse(edge, self._clock())
-        else:
-            answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
-        self._commit()
-        if answer is not RUN:
-            raise self._refusal(handed, answer, why or "it was taken before")
-        hop = self._hops[edge] = Hop(self, detector._hops[edge])
-        return hop
-
-    def _refusal(self, handed: wire.Handed, answer: Answer, why: str) -> EdgeRefused:
-        if answer.kind == "never" and is_early(handed, self._wall(), self._keep):
-            answer = NOT_NOW  # it would be forgotten before its copies are too late
-        known = self._engine.detector.find(handed.edge)
-        must_ask = known is not None and known.reply is None
-        header = wire.response_header(handed.edge, answer, must_ask=must_ask)
-        return EdgeRefused(f"message {mark(handed.edge)} is not worked on: {why}", header)
-
-    def _objection(self, handed: wire.Handed) -> str | None:
-        """Tell why a message is not to be worked on, if it is not known already."""
-        if not is_in_time(handed, self._wall(), self._keep):
-            return "it was under way for too long, or its sender's clock, or keep_seconds, is wrong"
-        if self._hops_scope._state is not _OPEN:
-            return "the agent is being shut down"
-        if len(self._hops) >= self._hops_max:
-            return "the agent has too much to do"
-        return None
-
-    def answer(self, hop: Hop) -> str:
-        """Give what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
-
-        To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
-        """
-        record = hop._record
-        if hop.packed is not None:
-            return wire.closed_header(record.edge, hop.packed)
-        answer = WORKING  # if its end could not be written, it is not told
-        if self._broken is None:
-            answer = self._engine.detector.ride(record.edge)  # which wants nothing done
-        return wire.response_header(record.edge, answer, must_ask=record.reply is None)
-
-    def _ended(self, hop: Hop, status: Status, why: str) -> None:
-        """Know that a hop has ended; from its own step."""
-        record = hop._record
-        self._hops.pop(record.edge, None)
-        if self._scope is None or self._broken is not None:
-            return  # nobody would be told; a journal says what it was
-        now = self._clock()
-        microseconds = int((now - hop._since) * 1e6 + 0.5)
-        try:
-            if hop.rides and status == "done":
-                packed = self._engine.detector.finish(record, microseconds)
-                if packed is not None:
-                    self._commit()
-                    hop.packed = packed
-                    return
-            for edge in list(record.edges) if record.edges else ():
-                self._engine.sent(edge, "is in doubt", now)  # nobody has said what became of it
-            self._engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
-            self._commit()
-        except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
-            logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
-
-    def _send(self, hop: states.Hop, to: str) -> tuple[bytes, str]:
-        self._check()
-        edge = self._random(12)
-        begin_by = int(self._wall() + self._keep)
-        handed = wire.Handed(hop.cascade, edge, mark(hop.edge), begin_by, self.url)
-        header = wire.request_header(handed)
-        self._engine.send(hop, edge, arguments.text("to", to), self._clock(), begin_by)
-        self._commit()
-        return edge, header
-
-    def _resolve(self, edge: bytes, to: str, how: Sending) -> None:
-        if self._scope is None or self._broken is not None:
-            return
-        self._engine.sent(edge, how, self._clock())
-        if how == "is in doubt" and self.url is None:
-            self._exchange.pull(edge, to)
-        self._commit()
-
-    def _answered(
-        self, edge: bytes, to: str, answer: Answer, how: Sending, *, must_ask: bool
-    ) -> None:
-        if self._scope is None or self._broken is not None:
-            return
-        now = self._clock()
-        if answer.receipt is not None:
-            self._engine.receive(edge, answer.receipt, now)
-        if how == "is refused" and self._exchange.is_old(edge):
-            how = "is in doubt"  # it may have run, and that be forgotten
-        self._engine.sent(edge, how, now)
-        self._exchange.contact(to, now)
-        if answer.kind == "working" and (must_ask or self.url is None):
-            self._exchange.pull(edge, to)
-        self._commit()
-
-    def _told(self, edge: bytes) -> None:
-        """Know that whoever has begun a cascade was told; if that cannot be written, he is told again."""
-        self._cascades.pop(edge, None)
-        if self._scope is not None and self._broken is None:
-            self._engine.told(edge, self._clock())
-            with suppress(JournalBroken):
-                self._commit()
-
-    def _dropped(self, root: states.Hop) -> None:
-        if self._engine.detector.find_root(root.edge) is root:  # not that of a later opening
-            self._told(root.edge)
-
-    def _cancel(self, hop: states.Hop) -> None:
-        self._check()
-        self._engine.cancel(hop, self._clock())
-        self._commit()
-
-    def _tidy(self) -> None:
-        """Have a smaller journal made, if it has grown; not at the end, which would wait for it."""
-        if self._journal is not None and not self._exchange.is_ending and self._tidying.is_due():
-            self._exchange.service("compaction", self._tidying.run)
+        return await self._exchange.serve(path, body, caller)
 
     def __repr__(self) -> str:
         """Name it, and say whether it is open."""
@@ -475,26 +292,28 @@ class Node:
     if TYPE_CHECKING:  # set when it is opened
         _engine: Engine
         _exchange: Exchange
-        _hops_scope: Scope
         _model: Model
-        _clock: Callable[[], float]
-        _tidying: Tidying
 
-    def asgi(self, app: Any) -> Any:
-        """Make an ASGI app take part.
+    def asgi(self, app: Any, *, grace: float = 30.0, cleanup: float = 5.0) -> Any:
+        """Wrap an ASGI app: requests that hand over a message become hops of this node.
 
-        Requests that hand over a message become hops, the node is open while the app is, and other
-        nodes reach it at `/quiesce/receipts`.
+        The node is open while the app is, and other nodes reach it at `/quiesce/receipts`. At the
+        shutdown, hops have `grace` seconds to end; cancelled ones have `cleanup` seconds. Inside of
+        a `Quiesce`, which drains requests and hops together, the times of that count.
         """
-        from quiesce.mesh.asgi import Mesh  # noqa: PLC0415 - only for those who serve
+        from quiesce.mesh.asgi import wrap  # noqa: PLC0415 - only for programs that serve
 
-        return Mesh(self, app)
+        return wrap(self, app, grace=grace, cleanup=cleanup)
 
     def client(self, **options: Any) -> Any:
-        """Make an `httpx.AsyncClient` whose requests hand over messages; the options are its own.
+        """Return an `AsyncClient` of httpx, or `library="httpx2"`, whose requests are messages of the current hop.
 
-        Requests that are sent in a hop, and are not safe by their method, become messages of it.
+        All requests to known nodes are; to others, unless their method is safe. Other options are the library's.
         """
-        from quiesce.mesh.http import client  # noqa: PLC0415 - httpx is optional
+        from quiesce.mesh.http import client  # noqa: PLC0415 - httpx and httpx2 are optional
 
         return client(self, **options)
+
+    def instrument(self) -> Instrumentation:
+        """Make requests that plain clients send to known nodes messages of the current hop, from now on."""
+        return Instrumentation(self)

@@ -3,13 +3,6 @@
 A message brings the address that its receipt is to be posted to. Whoever could choose that freely could
 make a node post to any server that it reaches. So an address is used only if it is a configured peer's,
 or at the node's own origin; else no receipt is posted, and the sender, who is told so, asks for it.
-
-How long a message may come, and how long it is remembered, is what `never` rests on. By the sender's clock, a
-message may begin for `keep` seconds after it was sent; by the receiver's, which may differ by `DRIFT_SECONDS`,
-for as much more. So whoever says of an edge that it never will run, or has run it, has to know that for the
-sender's `keep` and twice that: also if it has not seen the message, and so not the time in its header. A
-receiver keeps ids for its own `keep` and twice that. So it says `never` only to those whose `keep` is not longer
-than its own: that of a message is in its header, and whoever asks says it.
 """
 
 from __future__ import annotations
@@ -27,12 +20,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _JUDGED_MAX = 1024
-DRIFT_SECONDS = 300.0
-"""By how much the clocks of two machines may differ."""
-
-KEEP_SECONDS = 3600.0
-"""How long messages may be under way, of those who do not say it when they ask."""
-
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -80,20 +67,28 @@ def origin(url: str) -> tuple[str, str, int] | None:
     return parts.scheme, parts.hostname.lower(), _PORTS[parts.scheme] if port is None else port
 
 
+def _addresses(what: str, given: Iterable[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        message = f"{what} must be a list of addresses: write [{given!r}], not {given!r}"
+        raise ArgumentError(message)
+    try:
+        found = list(given)
+    except TypeError as error:
+        message = f"{what} must be a list of addresses, not {given!r}"
+        raise ArgumentError(message) from error
+    return frozenset(address(what, one) for one in found)
+
+
 class Policy:
     """Whose address is used."""
 
-    def __init__(self, own: str | None, peers: Iterable[str]) -> None:
-        if isinstance(peers, str):
-            message = f"peers must be a list of addresses: write [{peers!r}], not {peers!r}"
+    def __init__(self, own: str | None, peers: Iterable[str], opaque: Iterable[str] = ()) -> None:
+        self._peers = _addresses("peers", peers)
+        self._opaque = _addresses("opaque", opaque)
+        if both := self._peers & self._opaque:
+            message = f"{min(both)!r} is in peers and in opaque: it takes part, or it does not"
             raise ArgumentError(message)
-        try:
-            given = list(peers)
-        except TypeError as error:
-            message = f"peers must be a list of addresses, not {peers!r}"
-            raise ArgumentError(message) from error
-        self._peers = frozenset(address("peers", peer) for peer in given)
-        self._by_length = sorted(self._peers, key=len, reverse=True)
+        self._by_length = sorted(self._peers | self._opaque, key=len, reverse=True)
         self._own = None if own is None else origin(own)
         self._judged: dict[str | None, str | None] = {None: None}
 
@@ -115,6 +110,10 @@ class Policy:
         self._judged[home] = judged = plain if allowed else None
         return judged
 
+    def is_opaque(self, to: str) -> bool:
+        """Return whether an agent is known to take no part."""
+        return to in self._opaque
+
     def node_of(self, url: str) -> str:
         """Give the node that a request to this URL goes to: a peer below which it is, or its origin."""
         for peer in self._by_length:
@@ -125,16 +124,6 @@ class Policy:
         except ValueError:  # nobody is there, whoever has named it
             return "what is no address"
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
-
-
-def is_in_time(handed: wire.Handed, now: float, keep: float) -> bool:
-    """Tell whether a message may begin: it is not too late, nor too early (see `is_early`)."""
-    return now - DRIFT_SECONDS <= handed.begin_by <= now + keep + DRIFT_SECONDS
-
-
-def is_early(handed: wire.Handed, now: float, keep: float) -> bool:
-    """Tell whether a message may begin for longer than it would be remembered."""
-    return handed.begin_by > now + keep + DRIFT_SECONDS
 
 
 class Allowance:

@@ -128,11 +128,14 @@ class Pull:
         finally:
             self._rest = None
 
-    def contact(self, *, is_node: bool) -> None:
-        """Know that the agent is there: if the last question failed, the next one is put soon (3)."""
+    def contact(self, now: float, *, is_node: bool) -> None:
+        """Record that the agent is there: if the last question failed, the next one is put soon (3).
+
+        It may be called outside of tasks, by what another thread has posted.
+        """
         if self._failures and (is_node or not self._is_wrong):
             self._failures = 1
             if self._rest is not None:
                 # Not at once: it may say a lot, and answer no question.
-                soon = anyio.current_time() + self._patience.retry_first
+                soon = now + self._patience.retry_first
                 self._rest.deadline = min(self._rest.deadline, soon)

@@ -21,7 +21,8 @@ NOTES_MAX = 64
 """How many notes a receipt carries; the counts are exact beyond it."""
 
 Status = Literal[
-    "done", "failed", "cancelled", "lost", "refused", "unsent", "opaque", "unknown"
+    "done", "failed", "cancelled", "lost", "refused", "unsent", "undelivered", "opaque", "unknown",
+    "untracked",
 ]  # fmt: skip
 ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 """How a hop ends, in the words of the agent that ran it."""
@@ -67,19 +68,23 @@ class Receipt:
     failed: int = 0
     cancelled: int = 0
     lost: int = 0
-    """Edges whose agent stopped before it was done, and those that never reached theirs."""
+    """Edges whose agent stopped before it was done."""
     opaque: int = 0
     """Edges to agents that take no part: nobody knows when they have ended."""
     unknown: int = 0
     """Edges whose agent has not been heard of, or cannot tell."""
     volatile: int = 0
     """Edges to agents without a journal: a copy of the message that comes after a restart would run."""
+    untracked: int = 0
+    """Work that left its hop by a way that nobody follows, like a thread: it may still run."""
+    undelivered: int = 0
+    """Edges that never reached their agent, and never will run: their sender's call failed. No work was lost."""
     notes: tuple[Note, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether everything is known to have ended by itself."""
-        return not (self.lost or self.opaque or self.unknown or self.volatile)
+        return not (self.lost or self.opaque or self.unknown or self.volatile or self.untracked)
 
 
 # To fill a frozen object takes five times as long as another, and every message has two of them. So they
@@ -119,6 +124,8 @@ def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
         opaque=int(status == "opaque"),
         unknown=int(status == "unknown"),
         volatile=int(volatile),
+        untracked=int(status == "untracked"),
+        undelivered=int(status == "undelivered"),
         notes=() if status == "unsent" else (note,),
     )
 
@@ -126,7 +133,10 @@ def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
 class Tally:
     """The receipts of a hop's children, added up as they come in."""
 
-    __slots__ = ("cancelled", "failed", "hops", "lost", "notes", "opaque", "unknown", "volatile")
+    __slots__ = (
+        "cancelled", "failed", "hops", "lost", "notes", "opaque", "undelivered", "unknown", "untracked",
+        "volatile",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.hops: int = 0
@@ -136,6 +146,8 @@ class Tally:
         self.opaque: int = 0
         self.unknown: int = 0
         self.volatile: int = 0
+        self.untracked: int = 0
+        self.undelivered: int = 0
         self.notes: tuple[Note, ...] = ()
 
     def add(self, receipt: Receipt) -> None:
@@ -147,7 +159,10 @@ class Tally:
         self.opaque += receipt.opaque
         self.unknown += receipt.unknown
         self.volatile += receipt.volatile
+        self.untracked += receipt.untracked
+        self.undelivered += receipt.undelivered
         troubles = self.failed | self.cancelled | self.lost | self.opaque | self.unknown
+        troubles |= self.untracked | self.undelivered
         if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:  # as each is, at most
             self._bound()
         notes = receipt.notes
@@ -164,7 +179,7 @@ class Tally:
         """Give all of it as one receipt, of the status of no hop."""
         return Receipt(
             "done", self.hops, self.failed, self.cancelled, self.lost, self.opaque, self.unknown,
-            self.volatile, self.notes,
+            self.volatile, self.untracked, self.undelivered, self.notes,
         )  # fmt: skip
 
     def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
@@ -178,6 +193,8 @@ class Tally:
         made.opaque = self.opaque
         made.unknown = self.unknown
         made.volatile = self.volatile + volatile
+        made.untracked = self.untracked
+        made.undelivered = self.undelivered
         made.notes = foremost((own, *self.notes)) if self.notes else (own,)
         made.__class__ = Receipt
         return made  # type: ignore[no-any-return]  # it is one now
@@ -231,6 +248,10 @@ def _text(receipt: Receipt) -> str:
         counts += f',"u":{receipt.unknown}'
     if receipt.volatile:
         counts += f',"v":{receipt.volatile}'
+    if receipt.untracked:
+        counts += f',"x":{receipt.untracked}'
+    if receipt.undelivered:
+        counts += f',"d":{receipt.undelivered}'
     notes = f',"notes":[{",".join(map(_note_text, receipt.notes))}]' if receipt.notes else ""
     return f'{{"s":"{receipt.status}"{counts}{notes}}}'
 
@@ -260,6 +281,10 @@ class Alone:
 def unpack(packed: bytes) -> Receipt:
     """Make it what it was."""
     found = json.loads(packed)
-    hops, failed, cancelled, lost, opaque, unknown, volatile = map(found.get, "nfclouv", [0] * 7)
+    hops, failed, cancelled, lost, opaque, unknown = map(found.get, "nfclou", [0] * 6)
+    volatile, untracked, undelivered = map(found.get, "vxd", [0] * 3)
     notes = tuple(Note(*one) for one in found.get("notes", ()))
-    return Receipt(found["s"], hops, failed, cancelled, lost, opaque, unknown, volatile, notes)
+    return Receipt(
+        found["s"], hops, failed, cancelled, lost, opaque, unknown, volatile, untracked, undelivered,
+        notes,
+    )  # fmt: skip

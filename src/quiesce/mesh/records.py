@@ -13,14 +13,19 @@ from zlib import crc32 as _checksum
 from quiesce.mesh import wire
 from quiesce.mesh.facts import (
     RAN,
+    Aged,
     Begun,
+    Born,
     Cancelled,
     Closed,
+    Counted,
     EdgeClosed,
     Ended,
+    Gone,
     Keep,
     Over,
     Sent,
+    Stay,
     Taken,
     Tallied,
 )
@@ -77,20 +82,40 @@ def _seconds(value: Any) -> Any:
     return value
 
 
-_FORMS: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
+def _key(value: Any) -> Any:
+    bytes.fromhex(value)
+    return value
+
+
+def _root(edge: bytes, cascade: bytes, name: str) -> Begun:
+    return Begun(edge, cascade, "", None, is_root=True, name=name)
+
+
+def _old(edge: bytes, packed: bytes | None) -> Over:
+    return Over(edge, packed, is_long=True)
+
+
+_FORMS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...]]] = {
     "begun": (
         Begun,
         (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(str, NoneType), _one_of(bool)),
     ),
+    "root": (_root, (bytes.fromhex, bytes.fromhex, _one_of(str))),
     "sent": (Sent, (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(int))),
     "taken": (Taken, (bytes.fromhex,)),
+    "gone": (Gone, (bytes.fromhex,)),
     "keep": (Keep, (_seconds,)),
+    "born": (Born, (_one_of(str), _seconds, _key)),
+    "counted": (Counted, (_one_of(int),)),
+    "aged": (Aged, (_seconds, _one_of(bool))),
+    "stay": (Stay, (bytes.fromhex, _one_of(int))),
     "edge closed": (EdgeClosed, (bytes.fromhex, wire.receipt_of)),
     "tallied": (Tallied, (bytes.fromhex, wire.receipt_of)),
     "ended": (Ended, (bytes.fromhex, _status, _time, _one_of(str))),
     "cancelled": (Cancelled, (bytes.fromhex,)),
     "closed": (Closed, (bytes.fromhex, _packed)),
     "over": (Over, (bytes.fromhex, _packed_or_none)),
+    "old": (_old, (bytes.fromhex, _packed_or_none)),
 }
 
 
@@ -122,6 +147,9 @@ def record_of(line: bytes) -> Record:
 
 
 def _begun(record: Begun) -> bytes:
+    if record.name:
+        ids = f'"{record.edge.hex()}","{record.cascade.hex()}"'
+        return f'["root",{ids},{quoted(record.name)}]\n'.encode()
     reply = "null" if record.reply is None else quoted(record.reply)
     return (
         f'["begun","{record.edge.hex()}","{record.cascade.hex()}",{quoted(record.parent)},{reply},'
@@ -143,6 +171,22 @@ def _keep(record: Keep) -> bytes:
     return f'["keep",{record.seconds!r}]\n'.encode()
 
 
+def _born(record: Born) -> bytes:
+    return f'["born",{quoted(record.node)},{record.at!r},"{record.key}"]\n'.encode()
+
+
+def _counted(record: Counted) -> bytes:
+    return f'["counted",{record.records:d}]\n'.encode()
+
+
+def _aged(record: Aged) -> bytes:
+    return f'["aged",{record.at!r},{"true" if record.rotates else "false"}]\n'.encode()
+
+
+def _stay(record: Stay) -> bytes:
+    return f'["stay","{record.edge.hex()}",{record.by:d}]\n'.encode()
+
+
 def _ended(record: Ended) -> bytes:
     seconds = "null" if record.seconds is None else repr(record.seconds)
     what = f'"{record.status}",{seconds},{quoted(record.why)}'
@@ -160,14 +204,20 @@ def _closed(record: Closed) -> bytes:
 
 def _over(record: Over) -> bytes:
     packed = b"null" if record.packed is None else record.packed or b'""'
-    return b'["over","%s",%s]\n' % (record.edge.hex().encode(), packed)
+    form = b'["old","%s",%s]\n' if record.is_long else b'["over","%s",%s]\n'
+    return form % (record.edge.hex().encode(), packed)
 
 
 _TEXTS: dict[type, Callable[[Any], bytes]] = {
     Begun: _begun,
     Sent: _sent,
     Taken: _alone("taken"),
+    Gone: _alone("gone"),
     Keep: _keep,
+    Born: _born,
+    Counted: _counted,
+    Aged: _aged,
+    Stay: _stay,
     EdgeClosed: _with_receipt("edge closed"),
     Tallied: _with_receipt("tallied"),
     Ended: _ended,
@@ -180,7 +230,7 @@ _TEXTS: dict[type, Callable[[Any], bytes]] = {
 # And read: a million messages may be remembered, and JSON takes six times as long.
 
 _USUAL_OVER = re.compile(
-    rb'\["over","([0-9a-f]{24})",'
+    rb'\["(over|old)","([0-9a-f]{24})",'
     rb'(null|""|\{"s":"done","n":1,"notes":\[\["[0-9a-f]{12}","[0-9a-f]{12}","[ !#-\[\]-~]{0,200}","done",[0-9]{1,15}e-6,""\]\]\})'
     rb"\]\n"
 )
@@ -196,7 +246,8 @@ def _usual(text: bytes) -> Record | None:
     """Read a record of a hop that handed nothing on, or is over, if it is one: what `_decode` would give."""
     over = _USUAL_OVER.fullmatch(text)
     if over is not None:
-        return Over(unhexlify(over[1]), _NO_RECEIPTS.get(over[2], over[2]))
+        kind, edge, packed = over.groups()
+        return Over(unhexlify(edge), _NO_RECEIPTS.get(packed, packed), kind == b"old")
     begun = _USUAL_BEGUN.fullmatch(text)
     if begun is not None:
         edge, cascade, parent, reply = begun.groups()
@@ -207,5 +258,4 @@ def _usual(text: bytes) -> Record | None:
 def _decode(found: list[Any]) -> Record:
     name, *values = found
     kind, parsers = _FORMS[name]
-    record: Record = kind(*(parse(value) for parse, value in zip(parsers, values, strict=True)))
-    return record
+    return kind(*(parse(value) for parse, value in zip(parsers, values, strict=True)))

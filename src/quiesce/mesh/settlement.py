@@ -9,6 +9,7 @@ from quiesce.core import arguments
 from quiesce.mesh import wire
 from quiesce.mesh.drawing import tree
 from quiesce.mesh.receipt import ENDS
+from quiesce.mesh.texts import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Settled", "SettledWithLosses", "Settlement", "Unknown"]
 
 Require = Literal["full", "participants"]
+_LINE_MAX = 1000
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Settlement:
 
     @property
     def ok(self) -> bool:
-        """Whether it is known that everything has ended, and nothing was lost."""
-        return isinstance(self, Settled)
+        """Whether every hop is known to be done: none has failed, was cut short, or was lost."""
+        receipt = self.receipt
+        return isinstance(self, Settled) and not (receipt.failed or receipt.cancelled)
 
     def to_json(self) -> dict[str, Any]:
         """Give it for machines."""
@@ -57,7 +60,7 @@ class Settlement:
     def _counts(self) -> str:
         receipt = self.receipt
         hops = f"{receipt.hops} hop{'s' * (receipt.hops != 1)}"
-        words = ("failed", "cancelled", "lost", "opaque", "unknown")
+        words = ("failed", "cancelled", "lost", "undelivered", "opaque", "unknown", "untracked")
         told = [f"{count} {word}" for word in words if (count := getattr(receipt, word))]
         if receipt.volatile:
             told.append(f"{receipt.volatile} without a journal")
@@ -69,7 +72,11 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Settled(Settlement):
-    """Everything has ended: nothing of the cascade is in flight, nor ever will be."""
+    """Everything has ended: nothing of the cascade is in flight, nor ever will be.
+
+    Messages that did not reach their agent are in `receipt.undelivered`, and in the notes: their senders were told,
+    and may have sent others in their place.
+    """
 
 
 @dataclass(frozen=True)
@@ -79,17 +86,23 @@ class SettledWithLosses(Settlement):
 
 @dataclass(frozen=True)
 class Unknown(Settlement):
-    """It is not known whether everything has ended."""
+    """It is not known whether everything has ended: so far, or for good (`is_final`)."""
 
     missing: tuple[str, ...] = ()
     """What would have to be known."""
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it never will be known; else it is not known yet, and `settled()` may be called again."""
+        return self.receipt.status in ENDS
+
     def to_json(self) -> dict[str, Any]:
         """Give it for machines."""
-        return super().to_json() | {"missing": list(self.missing)}
+        return super().to_json() | {"missing": list(self.missing), "final": self.is_final}
 
     def _missing(self) -> Iterator[str]:
-        return (f"  not known: {what}" for what in self.missing)
+        how = "never known" if self.is_final else "not known yet"
+        return (f"  {how}: {harmless(what, _LINE_MAX)}" for what in self.missing)
 
 
 _VERDICTS = {Settled: "settled", SettledWithLosses: "settled with losses", Unknown: "unknown"}
@@ -121,6 +134,8 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
     if receipt.unknown:
         are = "is" if receipt.unknown == 1 else "are"
         yield f"whether {receipt.unknown} of its messages {are} still worked on"
+    if receipt.untracked:
+        yield from _left(receipt)
     if require == "full" and receipt.opaque:
         yield f"when agents that take no part have ended ({_messages(receipt.opaque)})"
     if require == "full" and receipt.volatile:
@@ -128,6 +143,19 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
             f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal would"
             " run after a restart"
         )
+
+
+def _left(receipt: Receipt) -> Iterator[str]:
+    """Name the work that left its hop untracked, and the agent whose hop it was."""
+    agents = {note.mark: note.name for note in receipt.notes}
+    named = [note for note in receipt.notes if note.status == "untracked"]
+    for note in named:
+        agent = agents.get(note.parent)
+        of_agent = "" if agent is None else f" of {agent}"
+        yield f"when work that left a hop{of_agent} has ended: {note.name}, {note.why}"
+    more = receipt.untracked - len(named)
+    if more > 0:
+        yield f"when {more} {'more ' * bool(named)}pieces of work that left their hops have ended"
 
 
 def _messages(count: int) -> str:

@@ -60,6 +60,7 @@ EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
     (EdgeState.SENDING, "is refused, for now"): EdgeState.CLOSED,
     (EdgeState.SENDING, "is not sent"): EdgeState.CLOSED,
     (EdgeState.SENDING, "is opaque"): EdgeState.CLOSED,
+    (EdgeState.SENDING, "is untracked"): EdgeState.CLOSED,
     **{
         (state, event): EdgeState.CLOSED
         for event in ("has a receipt", "never will run", "is not known there", "is given up")
@@ -68,7 +69,7 @@ EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
 }
 
 Sending = Literal[
-    "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque"
+    "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque", "is untracked"
 ]  # fmt: skip
 
 NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
@@ -79,10 +80,10 @@ class Edge:
 
     __slots__ = ("by", "hop", "is_taken", "state", "to")
 
-    def __init__(self, hop: Hop, to: str, by: int = 0) -> None:
+    def __init__(self, hop: Hop, to: str, by: float = 0) -> None:
         self.hop: Hop = hop
         self.to: str = to
-        self.by: int = by
+        self.by: float = by  # exactly, if this process has sent it; else in whole seconds, an `int`
         self.state: EdgeState = EdgeState.SENDING
         self.is_taken: bool = False
 
@@ -91,7 +92,7 @@ class Hop:
     """The receiving side of an edge, or the root of a cascade, which nobody has sent."""
 
     __slots__ = (
-        "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "parent", "receipt", "reply",
+        "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "name", "parent", "receipt", "reply",
         "seconds", "state", "status", "tally", "why",
     )  # fmt: skip
 
@@ -101,6 +102,7 @@ class Hop:
         self.parent: str = begun.parent
         self.reply: str | None = begun.reply
         self.is_root: bool = begun.is_root
+        self.name: str = begun.name
         self.state: HopState = HopState.RUNNING
         self.status: Status = "done"
         self.seconds: float | None = None

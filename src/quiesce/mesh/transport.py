@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory", "Transport"]
 
-RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
+RECEIPTS, PROBE, READY = "/quiesce/receipts", "/quiesce/probe", "/quiesce/ready"
 # Said by what is there, and is no node, or does not pass on what is for one. Not by one that is being
 # started, or by a proxy whose server is down.
 _NOT_HERE = frozenset((301, 302, 303, 307, 308, 404, 405, 410, 501))

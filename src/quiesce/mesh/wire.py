@@ -1,7 +1,8 @@
-"""The wire: two headers and two JSON bodies, version 00. docs/protocol.md describes them for others.
+"""The wire: two headers and two JSON bodies, version 00. docs/reference/protocol.md describes them for others.
 
 A parser takes anything and gives a value or raises `RemoteProtocolError`, which never quotes an edge's
-id. Everything has a limit. What a later version adds is ignored, what it changes is refused.
+id. Everything has a limit. What a later version adds is ignored, what it changes is refused. Names and reasons that
+other agents give are shown to people: they have no control characters when they leave this module.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from quiesce.mesh.receipt import (
     pack,
     unpack,
 )
+from quiesce.mesh.texts import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,7 @@ _PACKED_ON_HEADER = (
     HEADER_BYTES_MAX - len("00-0123456789ab;s=closed;r=")
 ) // 2  # it is in hexadecimal
 HOME_MAX = 512
+SEEN_MAX = 100
 
 _STATUSES = frozenset(get_args(Status))
 _KINDS = frozenset(("working", "never", "not now", "unknown"))
@@ -56,6 +59,7 @@ _FIRST = re.compile(
 _ANSWER = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<mark>[0-9a-f]{12})(?P<more>-[0-9a-f-]*)?")
 _MARK = re.compile(r"[0-9a-f]{12}|")
 _SECONDS = re.compile(r"[0-9]{1,12}")
+_SEEN = re.compile(rf"[0-9A-Za-z.]{{0,{SEEN_MAX}}}")
 _HOME = re.compile(r"https?://[!-+\--:<-~]+")  # visible ASCII, without comma and semicolon
 _PLAIN = re.compile(
     r"00-([0-9a-f]{32})-([0-9a-f]{24})-([0-9a-f]{12})-[0-9a-f]{2}"
@@ -63,7 +67,7 @@ _PLAIN = re.compile(
 )
 _COUNTS = {
     "n": "hops", "f": "failed", "c": "cancelled", "l": "lost", "o": "opaque", "u": "unknown",
-    "v": "volatile",
+    "v": "volatile", "x": "untracked", "d": "undelivered",
 }  # fmt: skip
 
 
@@ -218,6 +222,10 @@ def call_body(call: Call) -> bytes:
         made["wait"] = call.wait
     if call.keep is not None:
         made["keep"] = call.keep
+    if call.now is not None:
+        made["now"] = call.now
+    if call.seen:
+        made["seen"] = call.seen
     return dumps(made)
 
 
@@ -229,16 +237,28 @@ def parse_call(body: bytes, to: str = "") -> Call:
     """
     found = versioned("call", body)
     receipts = _pairs(found, "receipts", _parse_receipt)
-    wait, keep = found.get("wait", 0), found.get("keep")
-    if not is_time(wait) or not (keep is None or is_time(keep)):
-        _refuse("call", "wait or keep is not a number of seconds")
+    wait, keep, now = found.get("wait", 0), found.get("keep"), found.get("now")
+    if not is_time(wait) or not all(one is None or is_time(one) for one in (keep, now)):
+        _refuse("call", "wait, keep or now is not a number of seconds")
     asks = _pairs(found, "asks", _parse_ask)
-    return Call(to, receipts, asks, min(float(wait), WAIT_MAX), keep)
+    return Call(to, receipts, asks, min(float(wait), WAIT_MAX), keep, now, _seen(found))
+
+
+def _seen(found: dict[str, Any]) -> str:
+    seen = found.get("seen", "")
+    if not isinstance(seen, str) or not _SEEN.fullmatch(seen):
+        _refuse("seen", f"not at most {SEEN_MAX} letters, digits and dots")
+    return seen
 
 
 def reply_body(reply: Reply) -> bytes:
     """Write the answer to a call; without what would make it too long, which is asked for again."""
-    head = dumps({"v": VERSION, "taken": [edge.hex() for edge in reply.taken]})[:-1]
+    made: dict[str, Any] = {"v": VERSION, "taken": [edge.hex() for edge in reply.taken]}
+    if reply.age is not None:
+        made["age"] = reply.age
+    if reply.seen:
+        made["seen"] = reply.seen
+    head = dumps(made)[:-1]
     left, answers = BODY_BYTES_MAX - len(head) - 20, []
     for edge, answer in reply.answers:
         answers.append(dumps([edge.hex(), _answered(answer)]))
@@ -257,7 +277,10 @@ def parse_reply(body: bytes) -> Reply:
     """
     found = versioned("reply", body)
     taken = tuple(edge_of(one) for one in items(found, "taken"))
-    return Reply(taken, _pairs(found, "answers", _parse_answer))
+    age = found.get("age")
+    if age is not None and not is_time(age):
+        _refuse("reply", "age is not a number of seconds")
+    return Reply(taken, _pairs(found, "answers", _parse_answer), age, _seen(found))
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -363,7 +386,13 @@ def _parse_receipt(found: Any) -> Receipt:
     receipt = receipt_of(found)
     if receipt.status not in ENDS or not receipt.hops or not getattr(receipt, receipt.status, 1):
         _refuse("receipt", "not of a hop that was run, or it does not count itself")
-    return receipt
+    if all(note.name.isprintable() and note.why.isprintable() for note in receipt.notes):
+        return receipt
+    return replace(receipt, notes=tuple(map(_harmless, receipt.notes)))
+
+
+def _harmless(note: Note) -> Note:
+    return replace(note, name=harmless(note.name, NAME_MAX), why=harmless(note.why, WHY_MAX))
 
 
 def receipt_of(found: Any) -> Receipt:
@@ -408,7 +437,5 @@ def _parse_note(found: Any) -> Note:
 
 
 def is_time(value: Any) -> bool:
-    """Tell whether it is a number of seconds."""
-    return (
-        type(value) in {int, float} and 0 <= value <= COUNT_MAX
-    )  # no infinity is, nor what is no number
+    """Tell whether it is a number of seconds; no infinity is one, nor what is no number."""
+    return type(value) in {int, float} and 0 <= value <= COUNT_MAX

@@ -3,7 +3,8 @@
 One watcher for each program that starts processes: a small child of its own, in a session of its
 own, that reads a pipe whose other end only this program has. When the pipe breaks, however this
 program ended, the watcher kills the process groups that stand in a table, and goes. The table is
-memory that both share: to enter a group wakes nobody, so it costs a start next to nothing.
+memory that both share: to enter a group wakes nobody, so it costs a start next to nothing. `ps` shows
+the watcher as `quiesce-watcher`.
 
 On Linux the watcher then also looks for processes whose environment has this program's mark: those
 that left their group (`setsid`), and one that was forked in the moment in which its owner was
@@ -35,10 +36,16 @@ _GROUPS_MAX = 64 * 1024  # in the table; whoever has more processes has their ma
 _NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
 _NUMBERS_MIN = 10  # of the files handed to it, so that none is in the way of its first four
 
-# Run by an interpreter of its own, without site-packages. 0 is the pipe, 3 the table.
+# Run by an interpreter of its own, without site-packages. 0 is the pipe, 3 the table. It goes when two
+# looks in a row have found nothing: while a process is in its exec, it has no environment to be seen.
 WATCHER = """
-import array, os, signal, sys
+import array, os, signal, sys, time
 mark = sys.argv[1].encode()
+try:
+    with open("/proc/self/comm", "w") as file:
+        file.write("quiesce-watcher")
+except OSError:
+    pass
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
     signal.signal(number, signal.SIG_IGN)
 os.closerange(4, int(sys.argv[2]))
@@ -57,6 +64,7 @@ def marked(pid):
             return mark in file.read().split(b"\\0")
     except OSError:
         return False
+looks = 0
 for _ in range(100):  # what is being forked while we look is found the next time
     try:
         found = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and marked(pid)]
@@ -67,8 +75,11 @@ for _ in range(100):  # what is being forked while we look is found the next tim
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
-    if not found:
+    looks = 0 if found else looks + 1
+    if looks == 2:
         break
+    if looks:
+        time.sleep(0.05)
 """
 
 

@@ -7,12 +7,24 @@ task. While a pump's task runs, its own hook takes such generators, and the pump
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core import sites
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+
+
+def handles(body: object, kind: type[BaseException]) -> bool:
+    """Return whether a task's body is handling an exception of a kind, in an `except` or a `finally`.
+
+    `Nested.own` hides the body from a look at the task itself.
+    """
+    chain = sites.links(body)
+    return any(isinstance(found, kind) for link in chain for found in gc.get_referents(link))
 
 
 class Nested:

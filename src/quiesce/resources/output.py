@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quiesce.core.backends import Backend
+    from quiesce.errors import ProcessLost
     from quiesce.resources.spawning import Child, Wiring
 
     Sink = Callable[[str, str], object]
@@ -162,8 +163,10 @@ class Output(Incoming):
 class Outputs:
     """Both outputs of one process."""
 
-    def __init__(self, backend: Backend, child: Child) -> None:
-        """Own the child's pipes, until `finish()`."""
+    def __init__(self, backend: Backend, child: Child, lost: Callable[[str], ProcessLost]) -> None:
+        """Own the child's pipes, until `finish()`; `lost` makes the error of a reader."""
+        self._lost = lost
+        self._finished = False
         self.stdout: Output = Output("stdout", backend, child.stdout)
         self.stderr: Output = Output("stderr", backend, child.stderr)
 
@@ -175,6 +178,7 @@ class Outputs:
 
     def finish(self) -> None:
         """Take what is there, and end."""
+        self._finished = True
         for output in (self.stdout, self.stderr):
             output.finish()
 
@@ -183,11 +187,11 @@ class Outputs:
         return (*self.stdout.tail(), *self.stderr.tail())
 
     async def line_matching(self, pattern: re.Pattern[str] | str) -> str:
-        """Wait for a line of either output in which the pattern is found, and give it.
-
-        If the outputs end before, it waits for ever: whoever calls has a deadline.
+        """Wait for a line of either output in which the pattern is found, and return it.
 
         *Cancel safety*: it takes nothing from other readers.
+
+        *Raises*: `ProcessLost` if the process has ended, and no line that is kept matches.
         """
         wanted = re.compile(pattern)
         readers = [aiter(self.stdout), aiter(self.stderr)]
@@ -196,6 +200,8 @@ class Outputs:
                 while (line := reader.take()) is not None:
                     if wanted.search(line):
                         return line
+            if self._finished:
+                raise self._lost(f"has ended without a line that matches {wanted.pattern!r}")
             await self.stdout.waiters.wait(self.stderr.waiters)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from quiesce.core.gate import Gate
 from quiesce.core.hold import Described, Fate
 from quiesce.core.node import logger
-from quiesce.errors import UsageError
+from quiesce.errors import ProcessLost, UsageError
 from quiesce.resources import lifeline, reaping, spawning
 from quiesce.resources.output import Outputs
 from quiesce.resources.raw import Input, RawOutput
@@ -69,7 +69,7 @@ class OwnedProcess(Described):
         self._backend = node._backend
         self._child = child
         self._launch = launch
-        self._outputs = Outputs(node._backend, child)
+        self._outputs = Outputs(node._backend, child, self._lost)
         self._name = name
         self._grace = grace
         self._since: float = node._backend.clock()
@@ -210,11 +210,11 @@ class OwnedProcess(Described):
             tick = min(tick * 2, _TICK_SECONDS_MAX)
 
     def _abort(self) -> None:
-        """End what could not be owned after all, in this step; nothing but its death takes time."""
+        """Kill a process that cannot be owned after all, in this step."""
         self._stop_watching()
         spawning.signal_group(self.pid, signal.SIGKILL)
         lifeline.forget(self.pid)
-        spawning.bury(self.pid)
+        spawning.reap_killed(self.pid)
         spawning.await_death(self.pid, _DYING_SECONDS)
         self._release_files()
 
@@ -254,6 +254,12 @@ class OwnedProcess(Described):
             node._completed += 1
         node._discard(self)
 
+    def _lost(self, what: str) -> ProcessLost:
+        message = (
+            f"process {self._name!r} ({self.pid}) {what}: {spawning.exit_text(self._returncode)}"
+        )
+        return ProcessLost(message, self._returncode, self._outputs.tail())
+
     def _has_exited(self) -> bool:
         fd = self._child.exit_fd
         return self._exited or self._gone.is_open or reaping.has_exited(self.pid, fd)
@@ -266,7 +272,8 @@ class OwnedProcess(Described):
         found: dict[str, object] = {
             "pid": self.pid,
             "state": self._state,
-            "argv": tuple(self._launch.argv),
+            "program": self._launch.argv[0],
+            "arguments": len(self._launch.argv) - 1,  # not themselves: there may be secrets in them
         }
         if self._returncode is not None:
             found["returncode"] = self._returncode

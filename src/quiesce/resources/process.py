@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from quiesce.core import arguments, sites
+from quiesce.core.current import place_for
 from quiesce.errors import (
     ArgumentError,
     NotReady,
@@ -19,12 +20,11 @@ from quiesce.errors import (
     SpawnFailed,
     UsageError,
 )
-from quiesce.resources import lifeline, output, spawning
+from quiesce.resources import lifeline, output, spawning, turns
 from quiesce.resources.listening import Listener
 from quiesce.resources.owner import owner_of
 from quiesce.resources.owning import BY_THE_CLOSE, OwnedProcess, clean_up
 from quiesce.resources.ready import Launch, Line, ready_of
-from quiesce.resources.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -198,12 +198,6 @@ class Process(OwnedProcess):
             )
             raise UsageError(message)
 
-    def _lost(self, what: str) -> ProcessLost:
-        message = (
-            f"process {self._name!r} ({self.pid}) {what}: {spawning.exit_text(self._returncode)}"
-        )
-        return ProcessLost(message, self._returncode, self._outputs.tail())
-
     # Readiness.
 
     async def _become_ready(self, ready: Ready, within: float) -> None:
@@ -233,7 +227,11 @@ class Process(OwnedProcess):
         """Wait for readiness, for the exit, or for the deadline, in the caller's own task."""
         with anyio.CancelScope(deadline=self._backend.clock() + within) as race:
             self._on_exit.append(race.cancel)
-            await ready.wait(self)
+            try:
+                await ready.wait(self)
+            except ProcessLost:  # a probe that reads its lines may notice the exit first
+                if not self._has_exited():
+                    raise
         if self._has_exited():
             await self._settled.wait()
             if self._asked == BY_THE_CLOSE:
@@ -306,7 +304,7 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
         seconds = arguments.seconds("ready_within", ready_within)
         probe = None if ready is None else ready_of(ready)
         place = sites.starter(sys._getframe(1), node._backend.current())
-        await turns.take(node._backend)
+        await turns.of(node._backend).take()
         process = _start(
             node, Launch(spawning.words_of(argv)),
             [part for part in (listen, probe) if part is not None],
@@ -354,6 +352,7 @@ def _start(  # noqa: PLR0913 - those of start_process
     except BaseException:
         clean_up(launch)
         raise
+    node = node if service else place_for(node)
     process = Process(node, child, launch, called, grace, frame)
     try:
         process._begin(sink)

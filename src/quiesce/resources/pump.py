@@ -31,7 +31,7 @@ from quiesce.core.hold import Described, Fate
 from quiesce.core.node import Graveyard, State, logger
 from quiesce.errors import JobCancelled, ScopeClosed, UsageError
 from quiesce.resources import sources
-from quiesce.resources.nested import Nested
+from quiesce.resources.nested import Nested, handles
 from quiesce.resources.reading import nobody, reads_only
 
 if TYPE_CHECKING:
@@ -482,7 +482,7 @@ class Pump(Described, Generic[T]):
             self._job._stop(force=force)
 
     def _swallowed(self) -> bool:
-        return bool(self._job._swallowed())
+        return bool(self._job._swallowed()) and not handles(self._body, self._backend.cancelled)
 
     def _chain(self) -> list[sites.Frame]:
         frame = getattr(self._iterator, "ag_frame", None)

@@ -85,13 +85,13 @@ class Reader(Generic[T]):
         self._grip.take()
 
     def __del__(self) -> None:
-        """Have nothing in hand: the loop was left, by `break` or by an exception."""
+        """Put down what was in hand: the loop was left, by `break` or by an exception.
+
+        That is done in the event loop's next turn: the collector may run in any thread, and in the
+        middle of a change to the scope's tables.
+        """
         if self._grip.holding:
-            backend = self._lane._backend
-            if backend.here():
-                self._grip.put_down()
-            else:  # the collector runs where it likes
-                backend.post(self._grip.put_down)
+            self._lane._backend.post(self._grip.put_down)
 
 
 class BatchReader(Reader[list[T]]):

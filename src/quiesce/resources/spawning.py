@@ -17,6 +17,7 @@ import os
 import pwd
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Wiring = Literal["pipe", "inherit", "discard"]
 
 _PAUSE_SECONDS = 0.0005
+_REAP_SECONDS = 0.05  # that the event loop may wait for a killed child, once
 RETURNCODE_UNKNOWN = 255  # somebody else has reaped it; asyncio says the same
 
 
@@ -219,10 +221,9 @@ def _wire(pipes: Pipes, out: Wiring) -> int | None:
 
 
 def abort(child: Child) -> None:
-    """End a child that cannot be owned after all, without waiting for anything but its death."""
+    """Kill a child that cannot be owned after all, and close its files."""
     signal_group(child.pid, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(child.pid, 0)
+    reap_killed(child.pid)
     for fd in (child.exit_fd, child.stdin, child.raw, child.stdout, child.stderr):
         if fd is not None:
             os.close(fd)
@@ -249,6 +250,27 @@ def bury(pid: int) -> int:
         logger.warning("process %d was reaped by somebody else: its exit code is unknown", pid)
         return RETURNCODE_UNKNOWN
     return os.waitstatus_to_exitcode(status)
+
+
+def reap_killed(pid: int) -> None:
+    """Reap a child that was killed, which takes about a millisecond.
+
+    A child that does not die at once (it waits for a disk that does not answer) is left to a
+    thread: the event loop must not wait for it.
+    """
+    until = time.monotonic() + _REAP_SECONDS
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() >= until:
+                name = f"quiesce exit of {pid}"
+                threading.Thread(target=_reap, args=(pid,), name=name, daemon=True).start()
+                return
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def _is_foreign(pid: int) -> bool:

@@ -36,6 +36,7 @@ def stream(
     source: AsyncIterable[T] | AsyncIterator[T] | Callable[[], AsyncIterable[T]],
     *,
     buffer: int = 0,
+    resumable: bool = False,
     scope: Scope | None = None,
     name: str | None = None,
 ) -> Stream[T]:
@@ -49,13 +50,14 @@ def stream(
 
     Nothing is started before the first read. From then on the stream is in flight in the scope
     until the generator has ended, by itself or because it was closed: by `aclose()`, by the end of
-    an `async with`, by the scope's close, or by dropping the stream.
+    an `async with`, by the scope's close, by dropping the stream, or because its reader was cancelled.
 
     What differs from a plain generator:
 
     - It runs in its own task, and sees the context variables as they were at the first read; what
       it sets is not seen by the reader.
-    - A reader that is cancelled does not cancel the generator: the item is the next reader's.
+    - A reader that is cancelled while it waits for an item ends the generator, as it ends a plain
+      one. But the reader does not wait: the generator ends in its own task, and the scope waits.
     - Closing it in the middle of a step cancels that step, be it the generator's own cleanup: a
       buffer may have brought it there. (A plain generator cannot be closed then.) On trio a
       cancellation lasts: a `finally` that awaits after that has to be shielded, as in every task.
@@ -65,6 +67,8 @@ def stream(
             that gives one, which is called in the stream's own task.
         buffer: How many items are read ahead. 0: the generator runs only while somebody waits.
             What is buffered when the stream is closed is dropped.
+        resumable: Whether a cancelled reader leaves the stream open. Then the item that it waited for
+            is the next reader's, and `asyncio.wait_for(anext(stream), 15)` may be tried again.
         scope: Whose work it is; the current scope by default.
         name: What it is called in frontiers, reports and errors; the generator's name by default.
 
@@ -76,7 +80,8 @@ def stream(
         called = arguments.text("name", name)
     _check_buffer(buffer)
     owner = owner_of("a stream", scope)
-    return Stream(Pump(owner, source, buffer, called, _getframe(1)))
+    pump: Pump[T] = Pump(owner, source, buffer, called, _getframe(1))
+    return Stream(pump, resumable=bool(resumable))
 
 
 def _check_buffer(buffer: object) -> None:
@@ -99,18 +104,19 @@ def _check_source(source: object) -> str:
 
 
 class Stream(Generic[T]):
-    """What is read by `async for`; made by `stream()`.
+    """An async iterator whose source runs in a task of its own; made by `stream()`.
 
     One task at a time may read; any task may close. It is also an async context manager that
     closes at the end of the block. Dropped before its end, it closes as well, but nobody is told
     when: the scope waits for it.
     """
 
-    __slots__ = ("_pump",)
+    __slots__ = ("_pump", "_resumable")
 
-    def __init__(self, pump: Pump[T]) -> None:
-        """Be a handle of a stream; use `stream()`."""
+    def __init__(self, pump: Pump[T], *, resumable: bool = False) -> None:
+        """Make a handle of a stream; use `stream()`."""
         self._pump = pump
+        self._resumable = resumable
 
     @property
     def name(self) -> str:
@@ -124,8 +130,8 @@ class Stream(Generic[T]):
     async def __anext__(self) -> T:
         """Wait for the next item.
 
-        *Cancel safety*: cancelled, it has taken nothing; the item is the next reader's, and the
-        generator is not cancelled.
+        *Cancel safety*: if cancelled, the stream is closed; the cancellation is passed on at once.
+        A resumable stream stays open, and the item is the next reader's.
 
         *Raises*: what the generator raises, once, then `StopAsyncIteration`; `ScopeClosed` if the
         scope has closed the stream; `JobCancelled` if its task was cancelled by others;
@@ -134,7 +140,11 @@ class Stream(Generic[T]):
         pump = self._pump
         items = pump._items
         if not items or pump._reader is not None:
-            await pump.read()
+            try:
+                await pump.read()
+            except pump._backend.cancelled:
+                self._abandoned()
+                raise
         if len(items) <= pump._wake_from:
             pump.wake()
         return items.popleft()
@@ -142,7 +152,7 @@ class Stream(Generic[T]):
     async def asend(self, value: Any) -> T:
         """Send a value into the generator, and wait for the next item. Not with a buffer.
 
-        *Cancel safety*: the value may have been sent; the item is the next reader's.
+        *Cancel safety*: as `anext()`; the value may have been sent.
 
         *Raises*: as `anext()`; `UsageError` with a buffer, for what is not a generator, or if the
         item that a cancelled reader has asked for was not taken yet.
@@ -154,21 +164,36 @@ class Stream(Generic[T]):
         if pump._job is None and not pump._over:
             message = "can't send non-None value to a just-started async generator"
             raise TypeError(message)
-        await pump.read(("asend", value))
-        return pump._items.popleft()
+        return await self._command(("asend", value))
 
     async def athrow(self, error: BaseException | type[BaseException], /) -> T:
         """Raise an error inside the generator, and wait for the next item. Not with a buffer.
 
-        *Cancel safety*: the error may have been raised; the item is the next reader's.
+        *Cancel safety*: as `anext()`; the error may have been raised.
 
         *Raises*: as `asend()`.
         """
         if isinstance(error, type):
             error = error()
         self._check_command("athrow")
-        await self._pump.read(("athrow", error))
+        return await self._command(("athrow", error))
+
+    async def _command(self, ask: tuple[str, Any]) -> T:
+        try:
+            await self._pump.read(ask)
+        except self._pump._backend.cancelled:
+            self._abandoned()
+            raise
         return self._pump._items.popleft()
+
+    def _abandoned(self) -> None:
+        """Close the stream, as its reader was cancelled; here, and not when the stream is collected.
+
+        The exception refers to this frame, and this frame to the stream. A program that keeps the
+        exception, or a task that ended with it, would keep the generator running.
+        """
+        if not self._resumable:
+            self._pump.close()
 
     def _check_command(self, verb: str) -> None:
         pump = self._pump

@@ -7,7 +7,6 @@ ahead at once, and the others in the turns that follow, in between what else the
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -15,23 +14,21 @@ if TYPE_CHECKING:
     from quiesce.core.backends import Backend, Waiter
 
 
-class Turns(threading.local):
-    """Who may fork now, in the event loop of this thread."""
+class Turns:
+    """The order in which the tasks of one event loop may fork."""
 
-    def __init__(self) -> None:
-        self.loop: object = None
+    def __init__(self, backend: Backend) -> None:
+        self.backend: Backend = backend
         self.taken: bool = False
         self.queue: deque[Waiter] = deque()
 
-    async def take(self, backend: Backend) -> None:
+    async def take(self) -> None:
         """Wait for a turn; the caller forks in the step in which this returns.
 
         *Cancel safety*: nothing was started; the turn goes to the next.
         """
-        if self.loop is not backend.loop:  # the one before it has ended
-            self.loop, self.taken, self.queue = backend.loop, False, deque()
         while self.taken:
-            waiter = backend.waiter()
+            waiter = self.backend.waiter()
             self.queue.append(waiter)
             try:
                 await waiter
@@ -42,7 +39,7 @@ class Turns(threading.local):
                     self._next()
                 raise
         self.taken = True
-        if not backend.soon(self._next):
+        if not self.backend.soon(self._next):
             self.taken = False  # the loop is at its end: nobody waits for a turn
 
     def _next(self) -> None:
@@ -54,4 +51,17 @@ class Turns(threading.local):
                 return
 
 
-turns: Turns = Turns()
+_turns: dict[
+    object, Turns
+] = {}  # of each event loop; there may be two in a thread (trio's guest mode)
+
+
+def of(backend: Backend) -> Turns:
+    """Return the turns of an event loop."""
+    turns = _turns.get(backend.loop)
+    if turns is None:
+        for loop, old in list(_turns.items()):
+            if not old.backend.alive():
+                _turns.pop(loop, None)
+        turns = _turns[backend.loop] = Turns(backend)
+    return turns

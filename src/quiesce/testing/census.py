@@ -364,7 +364,7 @@ def verdict(first: Left, second: Left) -> list[Finding]:
 
 
 def _open_scopes() -> dict[Any, Any]:
-    """Give the open scopes that are in no other."""
+    """Return the open scopes that are in no other."""
     return {root: root for root in roots}
 
 

@@ -123,6 +123,7 @@ async def assert_gate(
     *Raises*: `GateFailed`, with the table; `UsageError` if nothing could be planted at all; what
     `start` raises.
     """
+    __tracebackhide__ = True  # pytest shows the caller's code, and the table, not this
     chosen = list(kinds)
     ways = dict(by or {})
     for kind in (*chosen, *ways):

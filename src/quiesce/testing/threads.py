@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import linecache
 import re
 import sys
@@ -23,6 +24,8 @@ _POOLED = re.compile(r"(?P<pool>ThreadPoolExecutor)-\d+_\d+|(?P<prefix>.*)_\d+")
 # Modules whose threads wait for work, and are kept for the next one who has some.
 _ANYIO = "anyio._backends._asyncio"
 _TRIO = "trio._core._thread_cache"
+_POOL = "concurrent.futures.thread"
+_POOL_LOOP = concurrent.futures.thread._worker.__code__
 _TO_THREAD = "run_in_thread.<locals>.call"
 _RETURNED = object()
 _PAUSE_SECONDS = 0.001
@@ -36,20 +39,36 @@ def present() -> dict[threading.Thread, threading.Thread]:
 
 def _is_kept(thread: threading.Thread) -> bool:
     """Tell whether a thread is not its starter's to end."""
-    if isinstance(thread, threading._DummyThread):
-        return True  # not started by Python
     target: Any = getattr(thread, "_target", _RETURNED)
-    if target is _RETURNED:
-        return True  # Python lets go of the function when that has returned: the thread is all but gone
+    if isinstance(thread, threading._DummyThread) or target is _RETURNED:
+        # It was not started by Python; or its function has returned, and it is all but gone.
+        return True
     module = getattr(getattr(target, "__func__", target), "__module__", None)
     if module == "asyncio.unix_events":
         return True  # it waits for a process, and ends with it: the process is what is left
     if type(thread).__module__ == _ANYIO:
         return _is_idle_in_anyio(thread) or _has_done_its_work(thread)
+    if module == _POOL:
+        return _is_idle_in_pool(thread) or _belongs_to_loop(thread)
     if module == _TRIO:
         return _is_idle_in_trio(thread, target.__self__) or _has_done_its_work(thread)
+    return _belongs_to_loop(thread)
+
+
+def _belongs_to_loop(thread: threading.Thread) -> bool:
+    """Return whether a thread is one of the default executor of a loop that is not closed."""
     loop = getattr(thread, "_quiesce_loop", None)
-    return loop is not None and not loop.is_closed()  # of its default executor
+    return loop is not None and not loop.is_closed()
+
+
+def _is_idle_in_pool(thread: threading.Thread) -> bool:
+    """Return whether a thread of a `ThreadPoolExecutor` waits for work.
+
+    Then its own loop is the innermost frame: the queue it waits for is written in C. The pool ends
+    its threads when it is shut down or collected, and at the latest when Python exits.
+    """
+    frame = next(_frames(thread), None)
+    return frame is None or frame.f_code is _POOL_LOOP
 
 
 def _is_idle_in_anyio(thread: threading.Thread) -> bool:

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from quiesce.core.backends.tasks import TaskJob
+from quiesce.core.patches import Patch, unseen
 from quiesce.resources.nested import Nested
 from quiesce.testing import endings, processes
 from quiesce.testing.notes import Birth, Event, Reading, is_runner
-from quiesce.testing.patches import Patch, unseen
 from quiesce.testing.places import asked, calling, of_origin, started_by
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def app(agent: Agent) -> Any:
         backoff=Backoff(first_seconds=0.05, longest_seconds=0.5),
     )
     made = quiesce_app(
-        Executor(agent), card=_card(agent), node=agent.node, outbox=sender, drain=5.0, cleanup=1.0
+        Executor(agent), card=_card(agent), node=agent.node, outbox=sender, grace=5.0, cleanup=1.0
     )
     if kit.FIRST:
         made.router.routes[:0] = _routes(made.state.a2a)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import threading
 from contextlib import suppress
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -467,3 +468,32 @@ async def test_a_task_that_is_created_to_start_eagerly_is_held_before_it_starts(
     assert seen == [0, 1]
     assert scope.report is not None
     assert scope.report.completed == 1
+
+
+async def test_two_loops_do_not_mix_up_the_tasks_that_they_make() -> None:
+    """While one loop's factory makes a task, another loop asks for its own running task."""
+    seen = list[object]()
+
+    def ask_elsewhere() -> None:
+        async def ask() -> None:
+            scope = await Scope.open("other")
+            scope._backend.current()
+            seen.append(len(scope.frontier()))
+            await scope.aclose()
+
+        asyncio.run(ask())
+
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        thread = threading.Thread(target=ask_elsewhere)
+        thread.start()
+        thread.join()
+        return asyncio.Task(coro, loop=loop, **options)
+
+    loop = asyncio.get_running_loop()
+    async with Scope("a", adopt=True) as scope:
+        loop.set_task_factory(factory)
+        task = asyncio.create_task(asyncio.Event().wait())
+        loop.set_task_factory(None)
+        assert [held.task for held in scope._holds.values()] == [task]  # type: ignore[attr-defined]  # of a ForeignTask
+        task.cancel()
+    assert seen == [0]

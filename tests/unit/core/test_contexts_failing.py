@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +13,7 @@ from quiesce import Scope, ScopeClosed
 from tests.stress import Raising, Resource, Stubborn, lasting, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 PROMPT = 1.0
 
@@ -184,6 +186,34 @@ async def test_cancelled_while_entering() -> None:
     assert not context.is_open
     assert scope.report is not None
     assert scope.report.ok
+
+
+@pytest.mark.backends("asyncio", "uvloop")  # on trio, a cancellation lasts
+async def test_given_up_and_then_closed_it_is_cancelled_once() -> None:
+    """A close that comes while a cancelled caller waits does not cut what the manager cleans up."""
+    log: list[str] = []
+    go_on = anyio.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        try:
+            await anyio.sleep_forever()
+            yield
+        finally:
+            await go_on.wait()
+            log.append("cleaned up")
+
+    scope = await Scope.open("a")
+    caller = asyncio.create_task(scope.enter(slow()))
+    await turns()
+    caller.cancel()
+    await turns()
+    closing = asyncio.create_task(scope.aclose())
+    await turns()
+    go_on.set()
+    await asyncio.wait({caller, closing})
+    assert caller.cancelled()
+    assert log == ["cleaned up"]
 
 
 async def test_cancelled_in_the_step_in_which_it_is_entered() -> None:

@@ -418,3 +418,23 @@ async def test_a_new_scope_has_no_frontier() -> None:
     """Asking before the scope is open is an error that says how to open it."""
     with pytest.raises(UsageError, match="async with Scope"):
         Scope("new").frontier()
+
+
+class Unspeakable:
+    """A value of a user's that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __str__
+
+
+async def test_a_detail_that_cannot_be_shown_is_named_by_its_type() -> None:
+    """A user's `__str__` that raises spoils neither the frontier nor the report."""
+    scope = await Scope.open("a")
+    scope.hold("request", "one", value=Unspeakable())
+    text = "value=<Unspeakable, whose str raised ZeroDivisionError>"
+    assert text in str(scope.frontier())
+    report = await scope.aclose(within=0)
+    assert "Unspeakable" in str(report)
+    assert "Unspeakable" in scope.report.to_json() if scope.report else False

@@ -262,7 +262,7 @@ async def test_a_cancelled_waiter_leaves_nothing() -> None:
         for job in jobs:
             job.cancel()
         await outside.idle()
-        assert scope._idle_waiters == []
+        assert not scope._idle_waiters
         hold.release()
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from quiesce import Scope
-from tests.stress import CANCELLED, SCHEDULING, Raising, Stubborn, timed_close, turns
+from tests.stress import CANCELLED, SCHEDULING, Raising, Stubborn, lasting, timed_close, turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -284,3 +284,38 @@ async def test_what_is_stuck_does_not_keep_the_rest_from_being_closed() -> None:
         assert service.done()
         assert childs.done()
         assert child.state == "closed"
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+@pytest.mark.parametrize("how", ["from", "while", "in a group"])
+async def test_a_cleanup_of_an_error_that_came_of_the_cancellation_is_left_alone(how: str) -> None:
+    """Code turns the cancellation into its own error; the cleanup of that is not cancelled again."""
+    ended = list[str]()
+
+    class Connection:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            try:
+                await lasting(0.2)
+                ended.append("clean")
+            except asyncio.CancelledError:
+                ended.append("interrupted")
+                raise
+
+    async def work() -> None:
+        async with Connection():
+            try:
+                await anyio.sleep_forever()
+            except asyncio.CancelledError as error:
+                if how == "from":
+                    raise LookupError from error
+                if how == "while":
+                    raise LookupError  # noqa: B904 - what is tried
+                raise BaseExceptionGroup("both", [error, LookupError()]) from None
+
+    scope = await Scope.open("a")
+    scope.spawn(work)
+    await turns()
+    await scope.aclose(within=5)
+    assert ended == ["clean"]

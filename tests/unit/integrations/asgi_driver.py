@@ -179,7 +179,7 @@ def wrapped(handler: Any, **options: Any) -> Quiesce:
             raise NotImplementedError
         await handler(scope, receive, send)
 
-    return Quiesce(app, **{"drain": SHORT, "hold_signal": False, **options})
+    return Quiesce(app, **{"grace": SHORT, "hold_signal": False, **options})
 
 
 async def plain(scope: Any, receive: Any, send: Any) -> None:

@@ -114,7 +114,7 @@ async def test_open_requests_finish_and_new_ones_are_refused() -> None:
         await go.wait()
         await respond(send)
 
-    app = wrapped(handler, drain=10, retry_after=7)
+    app = wrapped(handler, grace=10, retry_after=7)
     open_one = Call(app, "/open")
     async with anyio.create_task_group() as group, living(app) as life:
         group.start_soon(open_one.run)
@@ -135,7 +135,7 @@ async def test_open_requests_finish_and_new_ones_are_refused() -> None:
 
 async def test_readiness_turns_at_once() -> None:
     """The probe is answered 200, and 503 from the step on in which the drain begins."""
-    app = wrapped(forever, grace=SHORT / 2)
+    app = wrapped(forever, notice=SHORT / 2)
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(Call(app).run)
         await turns()
@@ -182,7 +182,7 @@ async def test_the_frontier_is_shown_where_it_was_asked_for(option: Any, path: s
 
 async def test_new_requests_are_served_for_the_grace() -> None:
     """While load balancers find out, new requests are served; then they are refused."""
-    app = wrapped(plain, grace=SHORT, drain=5)
+    app = wrapped(plain, notice=SHORT, grace=5)
     async with living(app):
         async with anyio.create_task_group() as group:
             group.start_soon(app.drain)
@@ -221,13 +221,13 @@ async def test_a_stream_is_ended_at_the_deadline(headers: Any, complete: bool) -
 
 
 async def test_a_request_without_an_answer_gets_one_at_the_deadline() -> None:
-    """What has not begun to answer is answered with 503, and reported."""
+    """What has not begun to answer is answered with 500, and reported."""
     app = wrapped(forever)
     call = Call(app, "/slow")
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)
         await turns()
-    assert (call.status, call.complete, call.error) == (503, True, None)
+    assert (call.status, call.complete, call.error) == (500, True, None)
     assert lost(app) == {"cancelled": ["GET /slow"]}
 
 
@@ -241,7 +241,7 @@ async def test_a_handler_may_end_by_itself() -> None:
         await here.closing()
         await send({"type": "http.response.body", "body": b"data: bye\n\n"})
 
-    app = wrapped(polite, drain=10)
+    app = wrapped(polite, grace=10)
     call = Call(app)
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)
@@ -261,7 +261,7 @@ async def test_a_loop_of_a_library_is_no_work() -> None:
         asyncio.create_task(housekeeper())  # noqa: RUF006 - that is the point
         await respond(send)
 
-    app = wrapped(handler, drain=1000, services=["*housekeeper"])
+    app = wrapped(handler, grace=1000, services=["*housekeeper"])
     with anyio.fail_after(5):
         async with living(app):
             await ask(app)
@@ -282,7 +282,7 @@ async def test_an_app_that_falls_over_when_it_is_cut_is_reported() -> None:
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)
         await turns()
-    assert (call.status, call.error) == (503, None)
+    assert (call.status, call.error) == (500, None)
     assert lost(app) == {"failed": ["GET /"]}
 
 
@@ -313,14 +313,14 @@ async def test_an_app_that_does_not_end_holds_nobody_up() -> None:
         async def stuck(scope: Any, receive: Any, send: Any) -> None:
             await stubborn.run()
 
-        app = wrapped(stuck, drain=SHORT / 2, cleanup=SHORT / 2)
+        app = wrapped(stuck, grace=SHORT / 2, cleanup=SHORT / 2)
         call = Call(app)
         async with anyio.create_task_group() as group, living(app):
             group.start_soon(call.run)
             await turns()
             await app.drain()
             assert call.over.is_set()
-        assert (call.status, call.error) == (503, None)
+        assert (call.status, call.error) == (500, None)
         assert lost(app) == {"stuck": ["GET /"]}
 
 
@@ -337,13 +337,13 @@ async def test_a_late_answer_of_what_was_ended_is_refused() -> None:
                 refused.append(error)
                 raise
 
-        app = wrapped(late, drain=SHORT / 4, cleanup=SHORT / 4)
+        app = wrapped(late, grace=SHORT / 4, cleanup=SHORT / 4)
         call = Call(app)
         async with anyio.create_task_group() as group, living(app):
             group.start_soon(call.run)
             await turns()
     assert len(refused) == 1
-    assert (call.status, [m["type"] for m in call.sent].count("http.response.start")) == (503, 1)
+    assert (call.status, [m["type"] for m in call.sent].count("http.response.start")) == (500, 1)
 
 
 async def test_a_client_that_does_not_read_is_not_waited_for_long() -> None:
@@ -355,7 +355,7 @@ async def test_a_client_that_does_not_read_is_not_waited_for_long() -> None:
                 await anyio.sleep_forever()
             await super().send(message)
 
-    app = wrapped(events, drain=SHORT / 4, cleanup=SHORT / 4)
+    app = wrapped(events, grace=SHORT / 4, cleanup=SHORT / 4)
     call = Deaf(app)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group, living(app):
@@ -396,7 +396,7 @@ async def test_a_background_task_that_fails(when: str, caplog: pytest.LogCapture
         asyncio.create_task(fails())  # noqa: RUF006 - that is the point
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     with caplog.at_level(logging.ERROR):
         async with living(app) as life:
             await ask(app)
@@ -421,7 +421,7 @@ async def test_a_job_that_fails(caplog: pytest.LogCaptureFixture) -> None:
         here.spawn(fails, name="some job")
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     async with living(app):
         await ask(app)
         await turns()
@@ -447,7 +447,7 @@ async def test_tasks_of_the_server_are_not_the_apps() -> None:
         await receive()
         await respond(send)
 
-    app = wrapped(reads, drain=1000)
+    app = wrapped(reads, grace=1000)
     with anyio.fail_after(5):
         async with living(app):
             await Busy(app).run()

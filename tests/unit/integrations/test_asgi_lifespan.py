@@ -13,7 +13,7 @@ import pytest
 
 from quiesce import Report, Scope, UsageError, current_scope
 from quiesce.core.roots import roots
-from quiesce.integrations.asgi import Quiesce
+from quiesce.integrations.asgi import Quiesce, telling
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -63,7 +63,7 @@ class Noting:
 async def test_the_apps_own_shutdown_comes_after_the_drain() -> None:
     """What requests use is closed when the last of them has ended, not before."""
     inner = Noting()
-    app = Quiesce(inner, drain=10, hold_signal=False)
+    app = Quiesce(inner, grace=10, hold_signal=False)
     async with anyio.create_task_group() as group, living(app) as life:
         group.start_soon(Call(app, "/long").run)
         await turns()
@@ -140,7 +140,7 @@ async def test_a_shutdown_that_does_not_end_is_cut(caplog: pytest.LogCaptureFixt
         await receive()
         await anyio.sleep_forever()
 
-    app = Quiesce(handler, drain=SHORT / 2, cleanup=SHORT / 2, hold_signal=False)
+    app = Quiesce(handler, grace=SHORT / 2, cleanup=SHORT / 2, hold_signal=False)
     with anyio.fail_after(5):
         async with living(app) as life:
             pass
@@ -174,7 +174,7 @@ async def test_tasks_of_the_startup_do_not_hold_up_the_drain() -> None:
         tasks[0].cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    app = Quiesce(handler, drain=1000, hold_signal=False)
+    app = Quiesce(handler, grace=1000, hold_signal=False)
     with anyio.fail_after(5):
         async with living(app) as life:
             await turns()
@@ -209,7 +209,7 @@ async def test_without_a_lifespan_it_is_open_while_there_is_work() -> None:
 
 async def test_without_a_lifespan_two_requests_share_a_scope() -> None:
     """The second request does not open another, and the first to end does not close it."""
-    app = wrapped(events, drain=SHORT)
+    app = wrapped(events, grace=SHORT)
     first, second = Call(app, "/1"), Call(app, "/2")
     async with anyio.create_task_group() as group:
         group.start_soon(first.run)
@@ -298,7 +298,7 @@ async def test_a_request_may_call_its_own_app_in_a_drain() -> None:
             inner.append(await ask(app, "/inner"))
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     outer = Call(app, "/outer")
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(outer.run)
@@ -350,6 +350,22 @@ async def test_the_drain_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "GET /stream" in last.message
 
 
+async def test_the_drain_is_told_without_logging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beginning and its report are on standard error, if nothing has configured a handler."""
+    monkeypatch.setattr(telling.logger, "hasHandlers", lambda: False)
+    app = wrapped(events)
+    call = Call(app, "/stream")
+    async with anyio.create_task_group() as group, living(app):
+        group.start_soon(call.run)
+        await call.answering.wait()
+    first, second, *more = capsys.readouterr().err.splitlines()
+    assert first == "quiesce: the server shuts down: draining, grace 0.1 s: 1 request in flight"
+    assert second.startswith("quiesce: scope 'requests' closed in ")
+    assert "cancelled: job GET /stream" in more[0]
+
+
 async def test_drain_by_hand() -> None:
     """`drain()` stops the app as SIGTERM does, for everyone who calls it."""
     app = wrapped(forever)
@@ -382,7 +398,7 @@ async def test_a_request_may_ask_for_the_drain() -> None:
             await here.closing()
         await respond(send)
 
-    app = wrapped(handler, drain=1000, grace=SHORT / 4)
+    app = wrapped(handler, grace=1000, notice=SHORT / 4)
     other, asking = Call(app, "/other"), Call(app, "/drain")
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group, living(app):

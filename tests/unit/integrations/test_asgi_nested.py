@@ -67,7 +67,7 @@ def leaving(gate: anyio.Event, *, service: bool = False) -> Any:
 async def test_the_scope_outside_waits_for_what_the_request_has_left() -> None:
     """The app knows of it as ever, and the other one does, too, until it has ended."""
     gate = anyio.Event()
-    app = wrapped(leaving(gate), drain=10)
+    app = wrapped(leaving(gate), grace=10)
     outside = Outside(app)
     async with living(outside):
         call = await ask(outside, "/x")
@@ -114,7 +114,7 @@ async def test_tasks_of_any_code_are_waited_for() -> None:
         kept.append(asyncio.create_task(first()))
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     outside = Outside(app)
     async with living(outside):
         await ask(outside)
@@ -129,7 +129,7 @@ async def test_tasks_of_any_code_are_waited_for() -> None:
 
 async def test_to_close_the_scope_outside_cancels_what_the_request_has_left() -> None:
     """It is cut off there, and the report there says so; the app goes on."""
-    app = wrapped(leaving(anyio.Event()), drain=10)
+    app = wrapped(leaving(anyio.Event()), grace=10)
     outside = Outside(app)
     async with living(outside):
         await ask(outside, "/x")
@@ -198,7 +198,7 @@ async def test_a_request_in_a_scope_that_takes_no_more_is_refused() -> None:
 async def test_a_scope_around_the_server_holds_no_requests() -> None:
     """The server is its work, and the requests are the server's: all is as without that scope."""
     gate = anyio.Event()
-    app = wrapped(leaving(gate), drain=10)
+    app = wrapped(leaving(gate), grace=10)
     async with Scope("main") as main, living(app):
         await ask(app)
         assert not main.frontier()
@@ -223,7 +223,7 @@ async def test_a_call_from_the_app_to_itself_belongs_to_who_holds_the_first() ->
             await ask(app, "/inner")
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     outside = Outside(app)
     async with living(outside):
         await ask(app)
@@ -270,7 +270,7 @@ async def test_what_is_outside_of_the_app_is_in_the_scope_outside() -> None:
 async def test_an_app_without_a_lifespan_is_held_too() -> None:
     """It is closed when all is over, as ever."""
     gate = anyio.Event()
-    app = wrapped(leaving(gate), drain=10)
+    app = wrapped(leaving(gate), grace=10)
     outside = Outside(app)
     await ask(outside)
     await turns()

@@ -170,7 +170,7 @@ async def test_what_a_request_leaves_waits_for_the_apps_drain(backend: str) -> N
         own.spawn(later, own)
         await respond(send)
 
-    app = wrapped(handler, drain=10)
+    app = wrapped(handler, grace=10)
     async with living(app):
         await ask(app)
         await turns()
@@ -239,7 +239,7 @@ async def test_a_lifespan_that_is_cancelled_says_what_was_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server that does not wait for the shutdown still gets the report into the log."""
-    app = wrapped(forever, drain=1000)
+    app = wrapped(forever, grace=1000)
     call = Call(app, "/slow")
     with caplog.at_level(logging.INFO):
         async with anyio.create_task_group() as group:
@@ -253,7 +253,7 @@ async def test_a_lifespan_that_is_cancelled_says_what_was_lost(
                 await turns()
                 assert app.draining
                 server.cancel_scope.cancel()
-    assert (call.status, lost(app)) == (503, {"cancelled": ["GET /slow"]})
+    assert (call.status, lost(app)) == (500, {"cancelled": ["GET /slow"]})
     assert caplog.text.count("WORK LOST") == 1
 
 
@@ -274,7 +274,7 @@ async def test_a_lifespan_that_is_cancelled_keeps_no_request_waiting() -> None:
                 group.start_soon(call.run)
                 await turns()
                 server.cancel_scope.cancel()
-        assert (call.status, call.error) == (503, None)
+        assert (call.status, call.error) == (500, None)
         assert lost(app) == {"stuck": ["GET /stuck"]}
 
 

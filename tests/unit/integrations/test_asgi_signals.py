@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from quiesce.core import exits
 from quiesce.core.signals import heard
-from quiesce.integrations.asgi import exits
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -81,7 +81,7 @@ async def stopped(server: Server, told: Any) -> list[str]:
         await go.wait()
         await plain(scope, receive, send)
 
-    app = wrapped(brief, hold_signal=True, drain=5)
+    app = wrapped(brief, hold_signal=True, grace=5)
     call = Call(app)
 
     async def run() -> None:
@@ -124,7 +124,7 @@ async def test_a_signal_stops_the_server_also_if_a_drain_was_begun_by_hand(when:
     """A `drain()` leaves the server running; SIGTERM does not, and the exit code tells of the loss."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(forever, hold_signal=True, drain=SHORT / 4)
+    app = wrapped(forever, hold_signal=True, grace=SHORT / 4)
     async with living(app), anyio.create_task_group() as group:
         group.start_soon(Call(app).run)
         await turns()
@@ -208,11 +208,11 @@ async def test_an_ignored_signal_stays_ignored_by_the_server() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("grace", [0.0, 1000.0])
-async def test_a_second_signal_cancels_what_is_left(grace: float) -> None:
-    """It ends the grace as well as the drain, and what is cut is reported."""
+@pytest.mark.parametrize("notice", [0.0, 1000.0])
+async def test_a_second_signal_cancels_what_is_left(notice: float) -> None:
+    """It ends the notice as well as the drain, and what is cut is reported."""
     signal.signal(SIGTERM, Uvicorn().handle)
-    app = wrapped(events, hold_signal=True, drain=1000, grace=grace)
+    app = wrapped(events, hold_signal=True, grace=1000, notice=notice)
     call = Call(app, "/long")
     async with living(app), anyio.create_task_group() as group:
         group.start_soon(call.run)
@@ -230,7 +230,7 @@ async def test_a_third_signal_stops_the_server_at_once() -> None:
     """With an app that does not end, the server is told without waiting."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(events, hold_signal=True, drain=1000, grace=1000)
+    app = wrapped(events, hold_signal=True, grace=1000, notice=1000)
     async with living(app), anyio.create_task_group() as group:
         call = Call(app)
         group.start_soon(call.run)
@@ -248,7 +248,7 @@ async def test_a_third_signal_stops_the_server_at_once() -> None:
 async def test_a_shutdown_in_the_middle_of_a_drain_hurries_it() -> None:
     """A server that shuts down by itself (Ctrl-C) while SIGTERM is being obeyed does not wait."""
     signal.signal(SIGTERM, Uvicorn().handle)
-    app = wrapped(forever, hold_signal=True, drain=1000)
+    app = wrapped(forever, hold_signal=True, grace=1000)
     call = Call(app)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group, living(app) as life:
@@ -258,7 +258,7 @@ async def test_a_shutdown_in_the_middle_of_a_drain_hurries_it() -> None:
             await until(lambda: app.draining)
             await turns()
             life.shut_down()
-    assert (call.status, lost(app)) == (503, {"cancelled": ["GET /"]})
+    assert (call.status, lost(app)) == (500, {"cancelled": ["GET /"]})
 
 
 @contextmanager
@@ -291,7 +291,7 @@ async def test_the_exit_code_tells_of_a_loss(
     """The process exits with 1 if SIGTERM has cost something, and as it would otherwise if not."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(handler, hold_signal=True, drain=SHORT / 4, exit_code=exit_code)
+    app = wrapped(handler, hold_signal=True, grace=SHORT / 4, exit_code=exit_code)
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(Call(app).run)
         await turns()

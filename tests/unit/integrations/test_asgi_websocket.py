@@ -24,7 +24,7 @@ from tests.unit.integrations.asgi_driver import (
 @pytest.mark.parametrize("extended", [True, False])
 async def test_a_new_websocket_is_refused_in_a_drain(extended: bool) -> None:  # noqa: FBT001 - a parameter
     """It gets 503 where the server can say so, and is closed unaccepted where it cannot."""
-    app = wrapped(forever, drain=10 * SHORT)
+    app = wrapped(forever, grace=10 * SHORT)
     extensions: Any = {"extensions": {"websocket.http.response": {}}} if extended else {}
     async with anyio.create_task_group() as group, living(app) as life:
         open_one = Call(app)
@@ -45,7 +45,7 @@ async def test_a_new_websocket_is_refused_in_a_drain(extended: bool) -> None:  #
 
 async def test_a_websocket_is_told_before_the_deadline() -> None:
     """Its app receives a disconnect with 1001, returns, and the client gets 1001: no loss."""
-    app = wrapped(chat, drain=10, hang_up=SHORT / 2)
+    app = wrapped(chat, grace=10, hang_up=SHORT / 2)
     call = Call(app, kind="websocket")
     async with anyio.create_task_group() as group, living(app) as life:
         group.start_soon(call.run)
@@ -93,7 +93,7 @@ async def test_a_websocket_that_was_not_accepted_is_refused_at_the_deadline() ->
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)
         await turns()
-    assert (got, call.close_code) == (["websocket.connect"], 1013)
+    assert (got, call.close_code) == (["websocket.connect"], 1001)
 
 
 async def test_a_websocket_that_closes_itself_is_left_alone() -> None:
@@ -103,7 +103,7 @@ async def test_a_websocket_that_closes_itself_is_left_alone() -> None:
         await chat(scope, receive, send)
         await send({"type": "websocket.close", "code": 4000})
 
-    app = wrapped(tidy, drain=10, hang_up=0)
+    app = wrapped(tidy, grace=10, hang_up=0)
     call = Call(app, kind="websocket")
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(call.run)
@@ -115,7 +115,7 @@ async def test_a_websocket_that_closes_itself_is_left_alone() -> None:
 @pytest.mark.parametrize(("kind", "name"), [("http", "GET /feed"), ("websocket", "WS /feed")])
 async def test_a_service_does_not_hold_up_the_drain(kind: str, name: str) -> None:
     """A feed that never ends is ended when all work is done, cleanly, and is no loss."""
-    app = wrapped(events if kind == "http" else chat, drain=1000, services=[name])
+    app = wrapped(events if kind == "http" else chat, grace=1000, services=[name])
     call = Call(app, "/feed", kind=kind)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group, living(app):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from quiesce import Scope
-from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost
-from quiesce.mesh import Memory, Node, Patience, current_hop
+from quiesce import Scope, detached
+from quiesce.errors import CascadeCancelled, EdgeRefused, JournalBroken, PeerLost
+from quiesce.mesh import Memory, Node, Patience, Unknown, current_hop
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import mark
-from tests.stress import lasting
+from tests.stress import lasting, turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,6 +56,40 @@ class Lines(Memory):
         reply = await super().call(to, path, body)
         self.replies.append(reply)
         return reply
+
+
+class NoRoom:
+    """The keeping of a journal on a disk that is full, and stays so."""
+
+    is_refusing = True
+
+    def __init__(self, node: Node) -> None:
+        """Be that of a node, in place of its own."""
+        self._own = node._keeping
+        self.error = OSError(errno.ENOSPC, "No space left on device")
+        node._keeping = self  # type: ignore[assignment]  # as far as it is used
+
+    def retry(self) -> bool:
+        """Fail."""
+        return False
+
+    def write(self, records: object) -> bool:
+        """Fail."""
+        del records
+        return False
+
+    def why(self) -> str:
+        """Give what is wrong."""
+        return "it cannot write"
+
+    def broken(self) -> JournalBroken:
+        """Give the error."""
+        return JournalBroken(self.why())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._own is not None:
+            self._own.close()
 
 
 class World:
@@ -128,7 +162,9 @@ class World:
 
     async def deliver(self, to: str, header: str, handler: Handler) -> str:
         """Have a node's server run a handler; gives what the answer says, when it is there."""
-        return await self._servers.spawn(self.serve, to, header, handler)
+        with detached():  # as if it were in a process of its own
+            job = self._servers.spawn(self.serve, to, header, handler)
+        return await job
 
     async def serve(self, to: str, header: str, handler: Handler) -> str:
         """Run a handler as a hop, and answer."""
@@ -229,3 +265,28 @@ class Full:
                     raise OSError(errno.ENOSPC, "no space left")
                 self.left -= 1
         self._write(kept, records)
+
+
+async def is_held_by(start: Callable[[Hop, anyio.Event], object]) -> None:
+    """See that a hop has not ended before what a handler has left, and ends right after it."""
+    gate = anyio.Event()
+    hops: list[Hop] = []
+
+    async def handler(hop: Hop) -> None:
+        hops.append(hop)
+        start(hop, gate)
+
+    async with World() as world:
+        root, _ = await world.add("a"), await world.add("b")
+        async with root.cascade("c") as cascade:
+            await world.hand("b", handler)
+        await turns(20)
+        (hop,) = hops
+        assert hop.state == "open"
+        assert len(world.nodes["b"]._hops) == 1
+        early = await cascade.settled(within=0)
+        assert isinstance(early, Unknown)
+        gate.set()
+        assert (await cascade.settled(5, require="participants")).ok
+        assert hop.state == "closed"
+        assert not world.nodes["b"]._hops

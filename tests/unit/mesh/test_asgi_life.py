@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import anyio
 import pytest
 
 from quiesce import Scope
+from quiesce.core import exits
 from quiesce.errors import JournalInUse
-from quiesce.mesh import CascadeFront, Patience, exchange, wire
+from quiesce.mesh import CascadeFront, Patience, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.transport import RECEIPTS
 from tests.stress import turns
@@ -94,18 +96,17 @@ async def test_a_life_that_ends_badly_closes_the_node(how: str) -> None:
             job.cancel()
         await until(job.done)
         assert node._scope is None
+        await turns()  # the scope hears of a failure a moment later
         server._failed.clear()
 
 
 async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The server has a limited time; what was cut short is logged."""
     async with World() as world, Scope("server") as server:
         node = world.make("b")
-        drain = node.drain
-        monkeypatch.setattr(node, "drain", lambda _: drain(0.05))
-        life = Life(node.asgi(with_lifespan))
+        life = Life(node.asgi(with_lifespan, grace=0.05, cleanup=0.05))
         life.ask("startup")
         server.spawn(life.run)
         await until(lambda: life.told)
@@ -125,8 +126,8 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
     ends: bool,  # noqa: FBT001 - a case
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server waits for open requests before it ends the lifespan: for what is at work here, if not for long."""
-    monkeypatch.setattr(exchange, "_ENDING_SECONDS", 60.0 if ends else 0.1)
+    """A server waits for open requests before it ends the lifespan: until the work has ended, or is cut."""
+    monkeypatch.setattr(exits, "_lost", False)
     heard: list[int] = []
     gate = anyio.Event()
 
@@ -137,7 +138,7 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
     try:
         async with World() as world, Scope("server") as server:
             node = world.make("b")
-            served = node.asgi(app)
+            served = node.asgi(app, grace=60.0 if ends else 0.1)
             life = Life(served)
             life.ask("startup")
             job = server.spawn(life.run)
@@ -156,10 +157,13 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
                 gate.set()
             await until(asking.done)
             ((_, answer),) = wire.parse_reply(question.body).answers
-            assert (answer.kind, heard) == ("closed" if ends else "working", [number])
+            assert answer.receipt is not None
+            assert (answer.receipt.status, heard) == ("done" if ends else "cancelled", [number])
+            assert exits._lost is False  # it is told when the lifespan has ended
             gate.set()
             life.ask("shutdown")
             await job
+        assert exits._lost is not ends
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
@@ -187,7 +191,7 @@ async def test_after_the_signal_connections_are_not_used_again(*, is_front: bool
             return [one.header(b"connection") for one in (message, plain, question)]
 
         assert await connections() == [None] * 3
-        node._exchange.told_to_end()
+        node._exchange.told_to_end(60.0)
         assert await connections() == ["close"] * 3
         assert await connections(http_version="1.0") == ["close"] * 3
         assert await connections(http_version="2") == [None] * 3
@@ -216,7 +220,7 @@ async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None
 
         both, other = asked(*edges), asked(elsewhere)
         await until(lambda: node._exchange._waiting == 2)
-        node._exchange.told_to_end()
+        node._exchange.told_to_end(60.0)
         await until(other.done)
         gates[0].set()
         await until(lambda: edges[0] not in node._hops)
@@ -225,3 +229,41 @@ async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None
         gates[1].set()
         kinds = [answer.kind for _, answer in wire.parse_reply(await both).answers]
         assert kinds == ["closed", "closed"]
+
+
+async def test_a_question_after_the_signal_does_not_wait_for_other_agents() -> None:
+    """Nothing is at work here that could answer it, and the server waits for the question."""
+    async with World() as world:
+        node = await world.add("b", patience=Patience(give_up=600))
+        async with node.cascade("waits") as _kept:
+            with here().delegate("http://nowhere") as handing:
+                handing.in_doubt()
+            (edge,) = node._hops
+        await until(lambda: not node._hops)
+        node._exchange.told_to_end(math.inf)
+        body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+        asking = world._servers.spawn(node._serve, RECEIPTS, body)
+        await until(asking.done)
+        ((_, answer),) = wire.parse_reply(await asking).answers
+        assert answer.kind == "working"
+
+
+async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() -> None:
+    """Also if the work has handed a message to another agent, which may take any time."""
+    gate = anyio.Event()
+    async with World() as world:
+        node = await world.add("b", patience=Patience(give_up=600))
+        async with node.cascade("waits") as _kept:
+            with here().delegate("http://nowhere") as handing:
+                handing.in_doubt()
+            here().spawn(gate.wait)
+            (edge,) = node._hops
+        node._exchange.told_to_end(math.inf)
+        body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+        asking = world._servers.spawn(node._serve, RECEIPTS, body)
+        await until(lambda: node._exchange._waiting == 1)
+        await turns(5)
+        assert not asking.done()
+        gate.set()
+        await until(asking.done)
+        assert node._exchange._waiting == 0

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
-from quiesce.mesh import Settled, Unknown
+from quiesce.mesh import Patience, Settled, Unknown
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, cancel_inside, hangs, here, leaves, nothing
 
@@ -169,7 +169,7 @@ async def test_cancelled_inside_of_the_block() -> None:
         cascade = node.cascade("c")
         await cancel_inside(cascade)
         found = await cascade.settled(1)
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
         assert found.receipt.status == "cancelled"
 
@@ -241,7 +241,7 @@ async def test_cancelled_before_a_message_was_answered() -> None:
         await cascade.cancel()
         gate.set()
         found = await cascade.settled(5, require="participants")
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.cancelled == 2
 
 
@@ -257,7 +257,7 @@ async def test_cancelled_with_an_agent_that_takes_no_part() -> None:
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.receipt.opaque == 1
-        assert (await cascade.settled(0, require="participants")).ok
+        assert isinstance(await cascade.settled(0, require="participants"), Settled)
 
 
 async def test_cancelled_with_an_agent_that_is_not_reached() -> None:
@@ -316,7 +316,7 @@ async def test_a_block_that_failed_has_failed() -> None:
             async with cascade:
                 raise LookupError
         found = await cascade.settled(1)
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.failed == 1
 
 
@@ -343,3 +343,31 @@ async def test_a_hop_in_a_hop_of_the_same_task_is_cancelled_alone() -> None:
             await turns(2)
         assert (await inner.settled(1)).receipt.cancelled == 1
         assert (await outer.settled(1)).receipt.cancelled == 0
+
+
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_agent_that_does_not_answer_is_named(is_cancelled: bool) -> None:  # noqa: FBT001 - a case
+    """Not only the nearest one, which waits for it as well."""
+    async with World() as world:
+        for name in "abc":
+            await world.add(name, patience=Patience())
+
+        async def handler(hop: Hop) -> None:
+            with hop.delegate("http://c") as handing:
+                handing.answered(await world.deliver("c", handing.header, leaves))
+
+        async with world.nodes["a"].cascade("c") as cascade:
+            await world.hand("b", handler)
+        world.lines.cut.add("http://c")
+        if is_cancelled:
+            await cascade.cancel()
+        found = await cascade.settled(5)
+        assert isinstance(found, Unknown)
+        assert not found.is_final
+        (line,) = (line for line in found.missing if "not reached" in line)
+        assert "http://c" in line
+        assert ("not told to end" in line) == is_cancelled
+        assert "not known yet" in str(found)
+        world.lines.cut.clear()
+        await cascade.cancel()

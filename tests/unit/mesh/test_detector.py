@@ -224,7 +224,7 @@ def test_what_was_not_taken_is_closed_at_once(how: str, counts: tuple[int, int, 
 @pytest.mark.parametrize(
     ("answer", "counts"),
     [
-        (NEVER, (1, 0, 0)),
+        (NEVER, (0, 0, 0)),
         (NOT_NOW, (0, 1, 0)),
         (UNKNOWN, (0, 1, 0)),
         (Answer("closed", Receipt("lost", lost=1)), (1, 0, 0)),
@@ -244,6 +244,7 @@ def test_what_a_receiver_says_closes_an_edge(answer: Answer, counts: tuple[int, 
     settle = detector.take()[-1]
     assert isinstance(settle, Settle)
     assert (settle.receipt.lost, settle.receipt.unknown, settle.receipt.volatile) == counts
+    assert settle.receipt.undelivered == (answer is NEVER)  # no work is lost by it
     detector.told(ONE, NEVER)
     detector.receive(ONE, DONE)
     detector.give_up(ONE, "late")
@@ -262,6 +263,29 @@ def test_a_receipt_that_is_faster_than_the_answer_is_enough() -> None:
     assert detector.take() == []
     detector.end(hop, "done")
     assert Settle in kinds(detector.take())
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_work_that_left_a_hop_is_counted_in_its_receipt(*, is_restored: bool) -> None:
+    """Also after a restart between the end of the hop and its receipt."""
+    detector = new()
+    detector.arrive(ROOT, CASCADE, "", "http://up")
+    hop = detector.hop(ROOT)
+    detector.send(hop, ONE, "thread")
+    detector.sent(ONE, "is untracked", "started at app.py:12")
+    detector.send(hop, TWO, "http://b")
+    detector.sent(TWO, "is taken")
+    detector.end(hop, "done")
+    if is_restored:
+        records, detector = detector.writes, new()
+        detector.restore(records)
+        hop = detector.hop(ROOT)
+    detector.receive(TWO, Receipt("done"))
+    assert hop.receipt is not None
+    assert hop.receipt.untracked == 1
+    assert [note.why for note in hop.receipt.notes if note.status == "untracked"] == [
+        "started at app.py:12"
+    ]
 
 
 def test_forged_receipts_change_nothing() -> None:

@@ -6,13 +6,14 @@ from quiesce.mesh.courier import Patience, Reply
 from quiesce.mesh.engine import Engine
 from quiesce.mesh.facts import NEVER, Settle
 from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.wire import Handed
 
 CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
 
 
 def new() -> Engine:
     """Give an engine without jitter."""
-    return Engine("here", lasting=True, patience=Patience(), jitter=lambda: 1.0)
+    return Engine("here", lasting=True, patience=Patience(), jitter=lambda: 1.0, wall=lambda: 0.0)
 
 
 def test_a_node_answers_only_for_what_it_was_asked() -> None:
@@ -29,7 +30,7 @@ def test_a_node_answers_only_for_what_it_was_asked() -> None:
     engine.replied(second, Reply((), ((TWO, NEVER),)), 10.0)
     (settle,) = engine.take_news()
     assert isinstance(settle, Settle)
-    assert settle.receipt.lost == 2
+    assert settle.receipt.undelivered == 2
 
 
 def test_a_receipt_goes_from_node_to_node() -> None:
@@ -37,7 +38,7 @@ def test_a_receipt_goes_from_node_to_node() -> None:
     one, other = new(), new()
     hop = one.begin(ROOT, CASCADE, 0.0)
     one.send(hop, ONE, "other", 0.0)
-    assert other.arrive(ONE, CASCADE, "", "one", 0.0).kind == "run"
+    assert other.arrive(Handed(CASCADE, ONE, "", 3600), "one").kind == "run"
     one.sent(ONE, "is taken", 0.0)
     other.ride(ONE, 0.0)
     one.end(hop, "done", 0.0)

@@ -16,7 +16,7 @@ from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.receipt import Receipt
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import Lines, World, here, leaves, nothing, until
+from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -456,7 +456,7 @@ async def test_one_that_is_closed_or_broken_takes_no_calls(path: str, tmp_path: 
     """It says so in one way, whatever is called."""
     async with World(tmp_path) as world:
         node = await world.add("b")
-        node._broken = OSError()
+        NoRoom(node)
         with pytest.raises(PeerLost):
             await node._serve(path, b'{"v":0}')
         await node.drain(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce.errors import EdgeRefused
-from quiesce.mesh import SettledWithLosses, Unknown, links, wire
+from quiesce.mesh import Settled, Unknown, links, wire
 from quiesce.mesh.courier import Call
 from tests.stress import lasting
 from tests.unit.mesh.meshing import World, here
@@ -58,7 +58,7 @@ async def test_what_was_said_to_never_run_does_not(
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
         other._wall = lambda: world.wall + moved
         late = Late(world)
-        assert isinstance(await late.begin(node), SettledWithLosses)
+        assert isinstance(await late.begin(node), Settled)
         for _ in range(60):
             await lasting(200)
             world.wall += 200

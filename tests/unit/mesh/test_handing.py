@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 from quiesce import ArgumentError, UsageError
-from quiesce.mesh import Settled, SettledWithLosses, Unknown, wire
+from quiesce.mesh import Settled, Unknown, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
 from quiesce.mesh.receipt import Note, Receipt, mark
@@ -75,15 +75,15 @@ async def test_what_the_answer_says_is_what_is_known(
 async def test_what_is_in_doubt_is_asked_for(
     tell: Callable[[Handing], None], url: str | None, tmp_path: Path
 ) -> None:
-    """A receiver that it never reached says so, and it is lost; a copy that comes later is refused."""
+    """A receiver that it never reached says so, and it is not delivered; a copy that comes later is refused."""
     async with World(tmp_path) as world:
         node, _ = await world.add("a", url=url), await world.add("b")
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 tell(handing)
         found = await cascade.settled(5)
-        assert isinstance(found, SettledWithLosses)
-        assert found.receipt.lost == 1
+        assert isinstance(found, Settled)
+        assert found.receipt.undelivered == 1
         answer = await world.deliver("b", handing.header, nothing)
         assert answer == f"00-{handing.mark};s=never"
 
@@ -194,7 +194,7 @@ async def test_what_answers_in_the_place_of_a_peer_does_not_speak_for_it() -> No
         node = await world.add("a", peers=["http://b"])
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                handing.answered(None)
+                handing.answered(None, is_error=True)
         found = await cascade.settled(0.1, require="participants")
         assert isinstance(found, Unknown)
         assert not found.receipt.opaque
@@ -211,7 +211,7 @@ async def test_a_peer_that_has_answered_and_knows_nothing_of_it_has_it_all_the_s
             with here().delegate("http://b") as handing:
                 handing.answered(None, is_error=is_error)
         found = await cascade.settled(5)
-        assert type(found) is (SettledWithLosses if is_error else Unknown)
+        assert type(found) is (Settled if is_error else Unknown)
         assert ("a proxy drops" in str(found)) == (not is_error)
 
 

@@ -16,7 +16,7 @@ from quiesce.errors import CascadeCancelled
 from quiesce.mesh import Settled, Unknown, current_hop
 from quiesce.mesh.hop import hop_of
 from tests.stress import CANCELLED, lasting, turns
-from tests.unit.mesh.meshing import HandlerError, World, fails, here, nothing
+from tests.unit.mesh.meshing import HandlerError, World, fails, here, is_held_by, nothing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -71,31 +71,6 @@ def by_callback_of_a_job(hop: Hop, gate: anyio.Event) -> None:
 
 STARTERS = [by_spawn, by_child, by_callback_of_a_job]
 ADOPTED = [by_task, by_task_of_a_task, by_last_callback]
-
-
-async def is_held_by(start: Starter) -> None:
-    """See that a hop has not ended before what a handler has left, and ends right after it."""
-    gate = anyio.Event()
-    hops: list[Hop] = []
-
-    async def handler(hop: Hop) -> None:
-        hops.append(hop)
-        start(hop, gate)
-
-    async with World() as world:
-        root, _ = await world.add("a"), await world.add("b")
-        async with root.cascade("c") as cascade:
-            await world.hand("b", handler)
-        await turns(20)
-        (hop,) = hops
-        assert hop.state == "open"
-        assert len(world.nodes["b"]._hops) == 1
-        early = await cascade.settled(within=0)
-        assert isinstance(early, Unknown)
-        gate.set()
-        assert (await cascade.settled(5, require="participants")).ok
-        assert hop.state == "closed"
-        assert not world.nodes["b"]._hops
 
 
 @pytest.mark.parametrize("start", STARTERS)
@@ -338,7 +313,7 @@ async def test_the_sender_is_told_how_it_ended(
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
         found = await cascade.settled(5, require="participants")
-        assert found.ok
+        assert isinstance(found, Settled)
         note = found.receipt.notes[1]
         assert (note.name, note.status, note.why) == ("b", status, why)
         assert found.receipt.failed == (status == "failed")
@@ -415,7 +390,7 @@ async def test_it_is_cancelled_with_its_cascade_in_the_midst(swallows: bool) -> 
         found = await cascade.settled(5, require="participants")
         assert sorted(ended) == ["handler", "job"]
         assert found.receipt.cancelled == 2
-        assert found.ok
+        assert isinstance(found, Settled)
 
 
 async def test_a_cancelled_one_ends_when_its_cleanup_has() -> None:

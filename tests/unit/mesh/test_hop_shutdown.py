@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quiesce.mesh import Cascade, Hop
-    from quiesce.mesh.hop import Part
+    from quiesce.mesh.parts import Part
 
 
 async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:

@@ -23,14 +23,18 @@ from quiesce.mesh import records as forms
 from quiesce.mesh import wire
 from quiesce.mesh.facts import (
     RAN,
+    Aged,
     Begun,
+    Born,
     Cancelled,
     Closed,
+    Counted,
     EdgeClosed,
     Ended,
     Keep,
     Over,
     Sent,
+    Stay,
     Taken,
     Tallied,
 )
@@ -99,7 +103,7 @@ def any_records() -> st.SearchStrategy[Record]:
     statuses = st.sampled_from(get_args(Status))
     marks = st.sampled_from(["", "0123456789ab"])
     notes = st.builds(Note, marks, marks, text, statuses, seconds, text)
-    receipts = st.builds(Receipt, statuses, *[counts] * 7, st.lists(notes, max_size=3).map(tuple))
+    receipts = st.builds(Receipt, statuses, *[counts] * 9, st.lists(notes, max_size=3).map(tuple))
     return st.one_of(
         st.builds(Begun, edges, st.binary(min_size=16, max_size=16), text, st.none() | text, is_root=st.booleans()),
         st.builds(Sent, edges, edges, text, st.integers(0, 10**12)),
@@ -108,7 +112,12 @@ def any_records() -> st.SearchStrategy[Record]:
         st.builds(Ended, edges, st.sampled_from(ENDS), seconds, text),
         *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied)),
         st.builds(Closed, edges, receipts.map(pack)),
-        st.builds(Over, edges, st.none() | receipts.map(pack)),
+        st.builds(Over, edges, st.none() | receipts.map(pack), st.booleans()),
+        st.builds(Born, text, st.floats(0, 1e12), st.binary(max_size=16).map(bytes.hex)),
+        st.builds(Aged, st.floats(0, 1e12), st.booleans()),
+        st.builds(Stay, edges, st.integers(0, 10**12)),
+        st.builds(Counted, st.integers(0, 10**12)),
+        st.builds(lambda edge, name: Begun(edge, bytes(16), "", None, is_root=True, name=name), edges, text),
     )  # fmt: skip
 
 
@@ -139,7 +148,7 @@ def test_what_is_usual_is_read_as_anything_else(
     """The short way to read a record gives what JSON gives, or nothing."""
     is_root = microseconds == 0
     begun = Begun(edge, cascade, parent, reply, is_root=is_root)
-    over = Over(edge, Alone(name).packed(edge, parent, microseconds))
+    over = Over(edge, Alone(name).packed(edge, parent, microseconds), is_root)
     read: list[Any] = []
     for record in (begun, over):
         text = forms.line_of(record)[9:]
@@ -179,6 +188,12 @@ def plain(record: Record) -> list[object]:
     """Give what the line of a record has to say."""
     name = "edge closed" if isinstance(record, EdgeClosed) else type(record).__name__.lower()
     values = [getattr(record, slot) for slot in type(record).__slots__]
+    if isinstance(record, Begun):
+        values.pop()
+        if record.name:
+            return ["root", record.edge.hex(), record.cascade.hex(), record.name]
+    if isinstance(record, Over):
+        name = "old" if values.pop() else "over"
     if isinstance(record, (Closed, Over)) and record.packed is not None:
         values[1] = unpack(record.packed)
     return [name, *(_plain(value) for value in values)]
@@ -338,7 +353,8 @@ def test_a_folder_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_nothing_follows_a_part_of_a_line_that_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_nothing_follows_a_part_of_a_line_that_stays(goes_on: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a case
     """A write fails, and so does taking it back: the next would be lost with it; the lock is kept."""
     path = tmp_path / "journal"
     journal = Journal(path)
@@ -352,13 +368,16 @@ def test_nothing_follows_a_part_of_a_line_that_stays(tmp_path: Path) -> None:
         return write(file, data[: left.pop()])
 
     cannot = mock.patch.object(os, "ftruncate", side_effect=OSError(errno.EIO, "I/O error"))
-    with mock.patch.object(os, "write", half), cannot, pytest.raises(OSError, match="I/O"):
-        journal.write([Over(b"1" * 12)])
-    with pytest.raises(JournalBroken, match="nothing may follow"):
-        journal.write([Over(b"2" * 12)])
+    with cannot:
+        with mock.patch.object(os, "write", half), pytest.raises(OSError, match="I/O"):
+            journal.write([Over(b"1" * 12)])
+        with pytest.raises(JournalBroken, match="nothing may follow"):
+            journal.write([Over(b"2" * 12)])
     with pytest.raises(JournalInUse):
         Journal(path).open()
+    if goes_on:  # when it can be taken back, the next one follows
+        journal.write([Over(b"3" * 12)])
     journal.close()
     again = Journal(path)
-    assert again.open() == []
+    assert again.open() == ([Over(b"3" * 12)] if goes_on else [])
     again.close()

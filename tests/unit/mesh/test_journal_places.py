@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce.errors import JournalBroken, JournalInUse
-from quiesce.mesh import SettledWithLosses, wire
+from quiesce.mesh import Settled, wire
 from quiesce.mesh.facts import Answer, Begun
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Note, Receipt, pack
@@ -118,7 +118,7 @@ async def test_a_node_that_is_started_with_less_time_keeps_what_it_has_promised(
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
         late = Late(world)
-        assert isinstance(await late.begin(node), SettledWithLosses)
+        assert isinstance(await late.begin(node), Settled)
         await other.aclose()
         again = await world.add("b", keep_seconds=keep)
         for _ in range(33):

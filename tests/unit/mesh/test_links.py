@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce.errors import PeerLost, UsageError
-from quiesce.mesh import Node, Settled, Unknown, current_hop, wire
+from quiesce.errors import ArgumentError, PeerLost, UsageError
+from quiesce.mesh import CascadeFront, Node, Settled, Unknown, current_hop, wire
 from quiesce.mesh.links import (
     REQUEST_KEY,
     RESPONSE_KEY,
@@ -24,6 +24,7 @@ from quiesce.mesh.links import (
     with_meta,
     without_meta,
 )
+from quiesce.mesh.policy import Allowance
 from quiesce.mesh.transport import RECEIPTS, Memory
 from quiesce.testing import sweep
 
@@ -79,8 +80,8 @@ def in_doubt(link: Link) -> None:
     """Hand over an edge of which nothing is heard."""
     hop = current_hop()
     assert hop is not None
-    with link.delegate(hop):
-        pass
+    with link.delegate(hop) as handing:
+        assert handing.header  # it goes along
 
 
 # Who is called.
@@ -163,7 +164,7 @@ async def test_an_agent_that_takes_no_part_is_opaque_whatever_its_node_would_say
 async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(tmp_path: Path) -> None:
     """So many refusals are noted, and promised; the others are not."""
     async with Node("below", journal=tmp_path / "below") as below:
-        below._exchange._unknown._left, below._exchange._unknown._per_second = 2.0, 0.0
+        below._exchange._noted._callers[""] = Allowance(2, 0.0, below._clock)
         handed_over = [
             wire.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
             for one in range(4)
@@ -296,7 +297,7 @@ async def test_a_journal_that_cannot_be_written_does_not_keep_a_connection_from_
         monkeypatch.setattr(node._journal, "write", fail)
         link.close()
         assert "the disk is full" in caplog.text
-        assert node._broken is not None
+        assert node._is_refusing
         caplog.clear()
 
 
@@ -360,3 +361,12 @@ def test_an_error_without_room_stays_as_it_is(data: object) -> None:
     """The sender asks, then."""
     assert with_answer(data, "told") is data
     assert with_answer(None, "told") == {"_meta": {RESPONSE_KEY: "told"}}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda node: Link(node, "acp", None, never), lambda node: CascadeFront(node, node)]
+)
+async def test_what_is_no_node_is_refused(make: Callable[[Any], object]) -> None:
+    """The error says what to write."""
+    with pytest.raises(ArgumentError, match=r"node must be a Node.*not 'hotel'"):
+        make("hotel")

@@ -212,7 +212,7 @@ async def test_a_drain_that_takes_too_long_cancels() -> None:
         report = await other.drain(0.05)
         assert len(report.cancelled) == 1
         found = await cascade.settled(1, require="participants")
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
 
 
@@ -246,7 +246,7 @@ async def test_it_is_not_closed_before_its_receipts_are_posted(way: str, how: st
             await job
         assert other._engine.unposted == 0
         found = await cascade.settled(1, require="participants")
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
         await program.aclose(1)
 
@@ -283,7 +283,7 @@ async def test_one_that_asks_is_told_before_the_node_is_gone() -> None:
         assert other._exchange._waiting == 1
         await other.drain(0.05)
         found = await cascade.settled(0.5, require="participants")
-        assert found.ok
+        assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
 
 
@@ -375,13 +375,19 @@ async def test_a_copy_is_told_to_ask_if_the_first_was() -> None:
     [
         (0.0, True),
         (-290.0, True),
-        (-310.0, False),
+        (-310.0, True),
+        (-86_000.0, True),
+        (-87_000.0, False),
         (3600.0 + 290.0, True),
         (3600.0 + 310.0, False),
     ],
 )
-async def test_clocks_may_differ_by_five_minutes(moved: float, taken: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a case
-    """By more, a message is refused: its copies could come after it was forgotten."""
+async def test_a_sender_may_be_a_day_ahead_and_an_hour_behind(
+    moved: float,
+    taken: bool,  # noqa: FBT001 - a case
+    tmp_path: Path,
+) -> None:
+    """Beyond that a message is refused: its copies could come after it was forgotten."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
         other._wall = lambda: world.wall + moved
@@ -390,18 +396,17 @@ async def test_clocks_may_differ_by_five_minutes(moved: float, taken: bool, tmp_
         found = await cascade.settled(1)
         assert (found.receipt.hops == 2) == taken
         # Of one that comes too early it cannot be said that it never will run.
-        assert found.ok == (moved > -300)
+        assert found.ok == (moved > -86_400)
 
 
-async def test_a_sender_that_keeps_messages_for_longer_is_refused(tmp_path: Path) -> None:
-    """Its copies may come when nobody remembers them any more."""
+async def test_a_sender_that_keeps_messages_for_longer_is_taken(tmp_path: Path) -> None:
+    """The message is remembered for as long as its copies may come."""
     async with World(tmp_path) as world:
         node, _ = await world.add("a", keep_seconds=9000.0), await world.add("b")
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(1)
-        assert isinstance(found, Unknown)
-        assert found.receipt.volatile == 1
+        assert found.ok, found
 
 
 @pytest.mark.backends("asyncio", "trio")
@@ -431,7 +436,7 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
-    """And never worked on: their sender knows that."""
+    """Their sender asks, and knows then that they are never worked on."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b", hops_max=2)
         async with node.cascade("c") as cascade:
@@ -440,8 +445,8 @@ async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
         assert len(other._hops) == 2
         await cascade.cancel()
         found = await cascade.settled(5)
-        assert found.ok
-        assert sum(note.status == "refused" for note in found.receipt.notes) == 3
+        assert isinstance(found, Settled)
+        assert found.receipt.hops == 3
 
 
 async def test_what_is_not_of_the_protocol_begins_nothing() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import PeerLost, RemoteProtocolError
-from quiesce.mesh import Busy, MeshFrontier, Unknown, wire
+from quiesce.mesh import Busy, MeshFrontier, Settled, Unknown, wire
 from quiesce.mesh.transport import NoMesh
 from tests.stress import turns
-from tests.unit.mesh.meshing import Lines, World, here, leaves, nothing, until
+from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ async def test_it_is_the_tree_of_those_who_are_at_it() -> None:
         text = json.dumps(found.to_json())
         assert "sleep_forever" in text
         await cascade.cancel()
-        assert (await cascade.settled(5, require="participants")).ok
+        assert isinstance(await cascade.settled(5, require="participants"), Settled)
         ended = await cascade.frontier()
         assert ended.entries == ()
         assert str(ended) == "cascade 'trip': nobody at work"
@@ -139,7 +139,7 @@ async def test_a_node_that_takes_no_calls_is_not_reached(name: str) -> None:
             await world.nodes["d"].aclose(1)
             assert isinstance(await cascade.settled(0), Unknown)
             return
-        world.nodes["d"]._broken = OSError()
+        NoRoom(world.nodes["d"])
         found = await cascade.frontier()
         (lost,) = (entry for entry in found.entries if entry.state == "not reached")
         assert lost.name == "http://d"

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from quiesce.errors import EdgeRefused, QuiesceError
-from quiesce.mesh import Settled, Unknown, exchange, wire
+from quiesce.mesh import Settled, Unknown, admission, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.receipt import Note, Receipt
 from tests.stress import lasting, turns
@@ -131,7 +131,7 @@ async def test_what_strangers_can_have_noted_is_bounded(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of questions, or of messages, for edges that never were; others are answered later."""
-    monkeypatch.setattr(exchange, "_UNKNOWN_AT_ONCE", 50)
+    monkeypatch.setattr(admission, "_EACH", 50)
     async with World(tmp_path) as world:
         node = await world.add("a")
 
@@ -167,7 +167,7 @@ async def test_who_is_told_nothing_for_sure_is_told_not_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a flood, a message that was not taken, and not noted, may come again: that is not settled."""
-    monkeypatch.setattr(exchange, "_UNKNOWN_AT_ONCE", 0)
+    monkeypatch.setattr(admission, "_EACH", 0)
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
         other._hops_max = 0
@@ -175,7 +175,7 @@ async def test_who_is_told_nothing_for_sure_is_told_not_now(
             await world.hand("b", nothing)
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
-        assert found.receipt.volatile == 1
+        assert found.is_final
         assert not other._engine.detector._over
 
 

@@ -91,7 +91,7 @@ def test_counts_have_a_bound_that_can_be_told() -> None:
     """Whatever others say: what is made of it is a receipt that everybody takes."""
     own, tally = note(EDGE, mark(EDGE), "name", "done", 0.5, ""), Tally()
     for _ in range(3):
-        tally.add(Receipt("done", *(COUNT_MAX,) * 7))
+        tally.add(Receipt("done", *(COUNT_MAX,) * 8))
     for status in ENDS:
         for receipt in (tally.sum(), tally.close(status, own, volatile=True)):
             assert wire.receipt_of(json.loads(pack(receipt))) == receipt

@@ -76,6 +76,7 @@ async def test_a_task_that_reads_many_channels_keeps_none(
         assert max(counts) <= min(counts) + 1
         assert not scope._resources
         gc.collect()
+        await turns(4)  # a reader that is dropped lets go in the event loop
         assert not any(ref() for ref in refs)
 
 
@@ -179,3 +180,16 @@ async def test_no_instrument_is_left_on_trio() -> None:
         await turns()
         assert channel.statistics.readers == 0
     assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
+
+
+async def test_a_dropped_iterator_changes_nothing_in_the_step_of_its_collection() -> None:
+    """The collector may run in the middle of a change: the item is put down a turn later."""
+    async with Scope("a") as scope:
+        channel = Channel[int]()
+        channel.send_nowait(1)
+        reader = aiter(channel)
+        assert await anext(reader) == 1
+        del reader
+        assert scope.frontier()
+        await turns()
+        assert not scope.frontier()

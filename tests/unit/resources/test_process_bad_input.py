@@ -7,21 +7,25 @@ import math
 import os
 import re
 import socket
+import subprocess
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
 from quiesce.errors import NotReady, SpawnFailed
+from quiesce.resources import spawning
 from quiesce.resources.connecting import UnixSocket
 from quiesce.resources.listening import Listener
 from quiesce.resources.notify import Notify
 from quiesce.resources.process import start_process
 from quiesce.resources.ready import Fd, Line
-from quiesce.resources.turns import turns
+from quiesce.resources.turns import of
 from tests.unit.resources.processes import Census, counted
 from tests.unit.resources.ready_children import open_descriptors
 
@@ -222,7 +226,7 @@ async def test_a_start_that_is_cancelled_before_its_turn_takes_its_listener_alon
     async with Scope("a") as scope:
         await watched(scope)
         with nothing_left(scope, census), anyio.CancelScope() as cancelled:
-            monkeypatch.setattr(turns, "taken", True)  # it is somebody else's
+            monkeypatch.setattr(of(scope._backend), "taken", True)  # it is somebody else's
             cancelled.cancel()
             await start_process(["true"], listen=Listener.unix(tmp_path / "socket"))
         assert cancelled.cancelled_caught
@@ -236,3 +240,27 @@ async def test_a_socket_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     async with Scope("a"):
         with pytest.raises(NotReady, match=r"UnixSocket\('.*no folder/socket'\): No such file"):
             await start_process(["sleep", "60"], ready=UnixSocket(path), ready_within=0.1)
+
+
+async def test_a_killed_child_that_does_not_die_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child that cannot be owned is killed; if that takes long, a thread waits for it."""
+    reaped, waitpid = threading.Event(), os.waitpid
+    asked = list[int]()
+
+    def undead(pid: int, options: int) -> tuple[int, int]:
+        asked.append(options)
+        if options == os.WNOHANG:
+            return 0, 0
+        result = waitpid(pid, options)
+        reaped.set()
+        return result
+
+    child = subprocess.Popen(["true"], process_group=0)  # noqa: ASYNC220, S607 - what is tried
+    monkeypatch.setattr(os, "waitpid", undead)
+    spawning.reap_killed(child.pid)
+    assert await anyio.to_thread.run_sync(reaped.wait)
+    assert set(asked[:-1]) == {os.WNOHANG}
+    monkeypatch.undo()
+    child.returncode = 0

@@ -341,3 +341,13 @@ async def test_its_environment_is_ours_or_the_given_one(monkeypatch: pytest.Monk
         assert [line async for line in ours.stdout] == ["caf\ufffd", ""]
         given = await start_process(argv, env={"PATH": os.environ["PATH"], "OTHER": "x"})
         assert [line async for line in given.stdout] == ["", "x"]
+
+
+async def test_the_arguments_of_a_process_are_not_shown() -> None:
+    """A token on a command line is in no frontier and in no report: there is the program's name."""
+    scope = await Scope.open("a")
+    await start_process(["sleep", "60.0001"], scope=scope)
+    (entry,) = scope.frontier().in_flight
+    assert (entry.details["program"], entry.details["arguments"]) == ("sleep", 1)
+    report = await scope.aclose()
+    assert "60.0001" not in f"{entry} {report} {report.to_json()}"

@@ -11,7 +11,7 @@ import pytest
 from quiesce import Scope, UsageError
 from quiesce.errors import ProcessLost
 from quiesce.resources import incoming, output
-from quiesce.resources.process import start_process
+from quiesce.resources.process import Process, start_process
 from tests.unit.resources.processes import GRACE, counted
 
 if TYPE_CHECKING:
@@ -305,3 +305,25 @@ async def test_there_is_no_standard_input_by_default() -> None:
         with pytest.raises(UsageError, match="stdin='pipe'"):
             await process.send(b"x")
         assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_search_for_a_line_ends_with_the_process(when: str) -> None:
+    """No line will match any more: the search raises, with the exit code and the last lines."""
+    async with Scope("a") as scope:
+        process = await start_process(["sh", "-c", "echo other; read x; exit 3"], stdin="pipe")
+        if when == "before":
+            process.close_stdin()
+            await process.wait()
+        else:
+            scope.spawn(close_after_a_line, process)
+        with pytest.raises(ProcessLost, match="without a line that matches 'wanted'") as caught:
+            await process.lines.line_matching("wanted")
+        assert caught.value.returncode == 3
+        assert await process.lines.line_matching("other") == "other"
+
+
+async def close_after_a_line(process: Process) -> None:
+    """End a process when it has written its line."""
+    await process.lines.line_matching("other")
+    process.close_stdin()

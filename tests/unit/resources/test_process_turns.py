@@ -8,7 +8,7 @@ import pytest
 from quiesce import Scope, ScopeClosed
 from quiesce.resources import spawning
 from quiesce.resources.process import start_process
-from quiesce.resources.turns import turns
+from quiesce.resources.turns import _turns, of
 from tests.unit.resources.processes import counted
 
 pytestmark = pytest.mark.real_time
@@ -55,13 +55,15 @@ async def test_a_turn_of_one_who_was_cancelled_goes_to_the_next() -> None:
             for job in jobs[1::2]:
                 await (await job).wait()
             assert len(census.pids) >= STARTS // 2
+            turns = of(scope._backend)
         assert not turns.queue
 
 
 async def test_a_scope_that_is_closed_before_the_turn_comes_starts_nothing() -> None:
     """Whether it may start is decided in the step of the fork."""
     scope = await Scope.open("a")
-    await turns.take(scope._backend)
+    turns = of(scope._backend)
+    await turns.take()
 
     async def start() -> None:
         with pytest.raises(ScopeClosed):
@@ -78,3 +80,23 @@ async def test_a_scope_that_is_closed_before_the_turn_comes_starts_nothing() -> 
             await scope.aclose()
             turns._next()
         assert census.pids == []
+
+
+async def test_another_loop_of_the_thread_has_its_own_turns() -> None:
+    """Two event loops in one thread (trio's guest mode) do not take each other's turns."""
+    scope = await Scope.open("a")
+    turns = of(scope._backend)
+    await turns.take()
+
+    class Elsewhere:
+        loop = object()
+
+        @staticmethod
+        def alive() -> bool:
+            return True
+
+    assert of(Elsewhere()) is not turns  # type: ignore[arg-type]  # all that is asked of a backend
+    assert of(scope._backend) is turns
+    assert turns.taken
+    _turns.pop(Elsewhere.loop)
+    await scope.aclose()

@@ -267,10 +267,10 @@ async def test_what_is_no_generator_refuses_them_and_can_be_read_on() -> None:
 
 
 async def test_an_item_that_was_not_taken_comes_first() -> None:
-    """After a cancelled reader, nothing is sent before its item was made and read."""
+    """In a resumable stream, nothing is sent before a cancelled reader's item was made and read."""
     counter = Counter()
     counter.slow_from = 0
-    async with Scope("a"), stream(counter) as source:
+    async with Scope("a"), stream(counter, resumable=True) as source:
         await cancelled_read(source)
         for _ in ("in the making", "made"):
             with pytest.raises(UsageError, match="cancelled reader"):
@@ -282,8 +282,8 @@ async def test_an_item_that_was_not_taken_comes_first() -> None:
 
 
 async def test_a_cancelled_sender_has_sent_it_once_or_not_at_all() -> None:
-    """The answer is the next reader's, and the value does not come up again."""
-    async with Scope("a"), stream(echo) as source:
+    """In a resumable stream, the answer is the next reader's, and the value does not come up again."""
+    async with Scope("a"), stream(echo, resumable=True) as source:
         assert await anext(source) == "ready"
         with anyio.CancelScope() as cancel_scope:
             cancel_scope.cancel()

@@ -132,10 +132,10 @@ async def test_after_the_end_it_has_ended_for_ever(buffer: int) -> None:
 
 @BUFFERS
 async def test_a_cancelled_reader_loses_nothing(buffer: int) -> None:
-    """The item that a cancelled reader has waited for is the next reader's."""
+    """In a resumable stream, the item that a cancelled reader has waited for is the next reader's."""
     counter = Counter()
     counter.slow_from = 1
-    async with Scope("a"), stream(counter, buffer=buffer) as source:
+    async with Scope("a"), stream(counter, buffer=buffer, resumable=True) as source:
         assert await anext(source) == 0
         await cancelled_read(source)
         counter.hold_up.set()
@@ -144,10 +144,10 @@ async def test_a_cancelled_reader_loses_nothing(buffer: int) -> None:
 
 
 async def test_a_cancelled_reader_does_not_cancel_the_generator() -> None:
-    """The step goes on, without a buffer as well, and is the last one until somebody reads."""
+    """In a resumable stream, the step goes on, and is the last one until somebody reads."""
     counter = Counter()
     counter.slow_from = 0
-    async with Scope("a"), stream(counter) as source:
+    async with Scope("a"), stream(counter, resumable=True) as source:
         await cancelled_read(source)
         counter.hold_up.set()
         await turns()
@@ -213,11 +213,11 @@ async def test_an_error_goes_to_the_reader_once(buffer: int) -> None:
 
 
 async def test_an_error_waits_for_the_next_reader() -> None:
-    """An error that a cancelled reader would have got is the next reader's."""
+    """In a resumable stream, an error that a cancelled reader would have got is the next reader's."""
     counter = Counter()
     counter.slow_from = counter.fail_at = 0
     async with Scope("a"):
-        source = stream(counter)
+        source = stream(counter, resumable=True)
         await cancelled_read(source)
         counter.hold_up.set()
         await turns()

@@ -68,11 +68,11 @@ async def surely(fn: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
 
 async def read_all(buffer: int) -> None:
-    """Read to the end; after a cancellation somebody else does, and nothing is missing."""
+    """Read a resumable stream to the end; after a cancellation another reader does, and misses nothing."""
     source = Source()
     seen: list[int] = []
     scope = await Scope.open("a")
-    made = stream(source, buffer=buffer, scope=scope)
+    made = stream(source, buffer=buffer, resumable=True, scope=scope)
 
     async def read() -> None:
         async for item in made:
@@ -105,6 +105,24 @@ async def leave_early(made: Stream[int]) -> None:
     """Read the first item."""
     async for _ in made:
         break
+
+
+async def reading_once() -> None:
+    """Read a plain stream to the end, or be cancelled: then it ends, and the scope stays open."""
+    source = Source()
+    scope = await Scope.open("a")
+    made = stream(source, scope=scope)
+
+    async def finish() -> None:
+        await scope.idle()
+        source.check()
+        await scope.aclose()
+
+    try:
+        async for _ in made:
+            pass
+    finally:
+        await surely(finish)
 
 
 async def dropping() -> None:
@@ -161,7 +179,15 @@ async def closing_the_scope() -> None:
         source.check()
 
 
-SUBJECTS = [reading, reading_ahead, dropping, closing, closing_in_a_step, closing_the_scope]
+SUBJECTS = [
+    reading,
+    reading_ahead,
+    reading_once,
+    dropping,
+    closing,
+    closing_in_a_step,
+    closing_the_scope,
+]
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import queue
 import signal
@@ -336,3 +337,24 @@ def test_files_are_found_although_a_weak_proxy_stands_for_what_is_gone() -> None
     with open("/dev/null") as file:  # noqa: PTH123 - any file
         assert files._owners([file.fileno()]).keys() == {file.fileno()}
     assert len(proxies) == 1
+
+
+def test_an_idle_thread_of_a_pool_is_not_left() -> None:
+    """A pool of a module keeps its threads for the next one who has work; a busy one is found."""
+    held = threading.Event()
+    before = set(threads.present())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(os.getpid).result()
+        while set(threads.present()) - before:
+            pass  # until it waits for work again
+        begun = threading.Event()
+
+        def work() -> None:
+            begun.set()
+            held.wait()
+
+        future = pool.submit(work)
+        begun.wait()
+        assert len(set(threads.present()) - before) == 1
+        held.set()
+        future.result()

@@ -484,3 +484,8 @@ def test_the_table_is_made_for_human_eyes() -> None:
         "  a child process                        SURVIVED SILENTLY",
     ]
     assert str(Gate(gate.rows[:2])).startswith("the gate holds: 1 drained, 1 reported")
+
+
+async def test_a_gate_that_fails_does_not_show_library_code() -> None:
+    """The frames of the library say that pytest is to leave them out."""
+    assert "__tracebackhide__" in assert_gate.__code__.co_varnames

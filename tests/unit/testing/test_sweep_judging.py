@@ -403,3 +403,22 @@ def test_a_sweep_inside_a_loop_is_refused() -> None:
 
     asyncio.run(main())
     trio.run(main)
+
+
+async def _swallows() -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+async def _obeys() -> None:
+    await asyncio.sleep(0)
+
+
+def test_a_sweep_is_true_if_no_run_failed() -> None:
+    """`assert sweep(...)` works, and its short form names the runs that failed."""
+    good, bad = sweep(_obeys, clock="mock"), sweep(_swallows, clock="mock")
+    assert good
+    assert not bad
+    assert bad.failures[0].id in repr(bad)
+    assert "\n" not in repr(bad)
+    assert repr(good).startswith("<sweep on asyncio")

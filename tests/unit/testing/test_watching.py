@@ -16,9 +16,9 @@ import trio
 import uvloop
 
 from quiesce.core.backends.tasks import TaskJob
+from quiesce.core.patches import Patch
 from quiesce.testing import watching
 from quiesce.testing.census import Census
-from quiesce.testing.patches import Patch
 from quiesce.testing.watching import watch
 
 if TYPE_CHECKING:

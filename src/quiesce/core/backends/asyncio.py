@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.backends.tasks import foreign, start, task_of, unasked, watch
+from quiesce.core.backends import parts, sharing
+from quiesce.core.backends.tasks import begin_foreign, foreign, start, task_of, unasked, watch
 from quiesce.core.node import current
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class AsyncioBackend:
     def current(self) -> object | None:
         task = current_task()
         if foreign:
-            foreign[-1].begin(task)
+            begin_foreign(self.loop, task)
         return task
 
     def ended(self, task: Any) -> bool:
@@ -165,6 +166,12 @@ class AsyncioBackend:
                 found.append((held, replace(described, error=task_of(held).exception())))
         return found
 
+    def stop_all(self, node: Node, table: dict[object, Held]) -> int:
+        return sharing.stop_all(node, table)
+
+    def look_at_parts(self, node: Node) -> None:
+        parts.look_below(node)
+
     def adopt(self) -> Callable[[], None]:
         from quiesce.core.adoption import install  # noqa: PLC0415 - only for those who adopt
 
@@ -175,7 +182,7 @@ def _add_left(found: set[Node], handles: Iterable[Any]) -> set[Node]:
     """Add those whose code has left callbacks with the loop, and all around them.
 
     Not of the next steps of tasks, which are held as such, or are services and never end; nor of what a
-    socket has for whoever has opened it.
+    socket has for the code that has opened it, nor of cancellations that anyio delivers.
     """
     for handle in handles:
         node = handle._context.get(current)
@@ -184,11 +191,17 @@ def _add_left(found: set[Node], handles: Iterable[Any]) -> set[Node]:
         call = handle._callback
         owner = getattr(call, "__self__", None)
         of_socket = isinstance(owner, BaseTransport) and call.__name__ in _OF_SOCKETS
-        if not (of_socket or isinstance(owner, Task)):
+        if not (of_socket or isinstance(owner, Task) or _cancels(owner, call)):
             while node is not None and node not in found:
                 found.add(node)
                 node = node._above()
     return found
+
+
+def _cancels(owner: object, call: Any) -> bool:
+    """Return whether a callback of anyio delivers a cancellation, over and over until its task has ended."""
+    name = getattr(call, "__name__", "")
+    return name == "_deliver_cancellation" and type(owner).__module__.startswith("anyio.")
 
 
 def _raise(error: BaseException) -> None:

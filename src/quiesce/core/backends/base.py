@@ -139,5 +139,11 @@ class Backend(Protocol):
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:
         """Give the adopted tasks whose failure nobody has asked for, and take it over."""
 
+    def stop_all(self, node: Node, table: dict[object, Held]) -> int:
+        """Ask all that a node holds to end; hand on, and count, what other scopes wait for."""
+
+    def look_at_parts(self, node: Node) -> None:
+        """Find the tasks below a node that services have started and now wait for (parts.py)."""
+
     def adopt(self) -> Callable[[], None]:
         """Begin to offer every new task to the scope it is born in; gives the way to stop."""

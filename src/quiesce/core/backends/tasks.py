@@ -7,28 +7,35 @@ as its callback. The end of every job is seen by one shared function, `_task_don
 
 from __future__ import annotations
 
-import gc
 import re
+import sys
 import weakref
-from asyncio import CancelledError, Task, current_task
+from asyncio import Future, Task, current_task
+from asyncio.events import _get_running_loop
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from quiesce.core import known, sites
 from quiesce.core import report as reports
-from quiesce.core import sites
+from quiesce.core.backends import parts
+from quiesce.core.backends.awaiting import waiters_of
+from quiesce.core.backends.swallowing import coro_of, deferred, spared, swallowed, went_on
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
 from quiesce.core.node import current
 from quiesce.errors import JobCancelled, UsageError
 
 if TYPE_CHECKING:
-    from asyncio import Future
     from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
-    from types import CodeType
+    from types import CodeType, FrameType
 
     from quiesce.core.node import Node
 
 T = TypeVar("T")
+
+_getframe = sys._getframe
+_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to whoever waits
 
 _NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
 _UNASKED_MIN = 64  # failures kept before those that were asked for are let go
@@ -71,14 +78,20 @@ class OwnedTask(Task[T]):
         """Nothing more is known."""
         return NOTHING
 
+    @property
+    def _declared_as(self) -> str | None:
+        return known.full_name(coro_of(self))
+
     def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
         return watch(self, call)
 
     def _stop(self, *, force: bool = False) -> None:
+        if deferred(self):
+            return
         if force or not self.cancelling() or swallowed(self):
             Task.cancel(self)
         else:  # somebody has cancelled it before, and it is cleaning up
-            _spared.add(self)
+            spared.add(self)
 
     def _swallowed(self) -> bool:
         return went_on(self) or swallowed(self)
@@ -96,9 +109,9 @@ class OwnedTask(Task[T]):
 class AdoptedTask(OwnedTask[T]):
     """A task that other code created inside a scope, and that behaves like any other.
 
-    Whether its failure was handled is for that other code to say, by asking for the result, as
-    asyncio has it. A failure that nobody had asked for when the task is collected, or when the
-    scope closes, is the scope's to report.
+    Its failure is handled if a task receives it: by awaiting this task, or by asking for its result.
+    A failure that no task has received when this task is collected, or when the scope closes, is
+    the scope's to report.
     """
 
     __slots__ = ()
@@ -113,18 +126,62 @@ class AdoptedTask(OwnedTask[T]):
         reclassify(self, self._node)
 
 
+class PartTask(AdoptedTask[T]):
+    """An adopted task that a service has started, or a task that a service has started."""
+
+    __slots__ = ()
+
+    def add_done_callback(self, *args: Any, **options: Any) -> None:
+        """Add a callback, as ever; the service may have begun to wait for this task."""
+        super().add_done_callback(*args, **options)
+        if self in self._node._holds:
+            self._node._backend.soon(partial(parts.look, self))
+
+    def _stop(self, *, force: bool = False) -> None:
+        if force or not parts.is_ended_by_service(self):
+            super()._stop(force=force)
+
+
 class FailedTask(AdoptedTask[T]):
     """What an adopted task becomes when it fails: a finalizer on all of them would cost."""
 
     __slots__ = ()
 
+    def exception(self) -> BaseException | None:
+        """Return the error. A callback that only looks at it has not handled it.
+
+        asyncio takes any call for handling. Here a call counts if it is a task's, or that of a
+        callback which passes the error on to a task that waits: `gather`, `shield`, a task group.
+        """
+        by_callback = _get_running_loop() is not None and current_task() is None
+        if self._log_traceback and by_callback and not _passes_on(_getframe(1)):
+            self.__class__ = SeenTask
+            return self._exception  # which leaves the flag as it is
+        return super().exception()
+
     def __del__(self) -> None:
-        """Report a failure that nobody asked for."""
+        """Report a failure that no task has received."""
         if self._log_traceback:
-            error = self.exception()
+            error = super().exception()
             assert error is not None  # noqa: S101 - that is what the flag says
-            self._node._unhandled(self, error)
+            self._node._unhandled(self, error, seen=type(self) is SeenTask)
         super().__del__()
+
+
+class SeenTask(FailedTask[T]):
+    """A failed task whose error a callback has looked at, to log it for example."""
+
+    __slots__ = ()
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Return whether the code that asks for an error gives it to a task that waits for it."""
+    if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
+        return True
+    return any(
+        isinstance(value, Future) and not isinstance(value, Task) and any(waiters_of(value))
+        for value in frame.f_locals.values()
+    )
 
 
 class TaskJob(OwnedTask[T], Job[T]):
@@ -143,6 +200,10 @@ class TaskJob(OwnedTask[T], Job[T]):
     def key(self) -> Hashable | None:
         """The key given to `spawn`."""
         return self._key
+
+    @property
+    def _declared_as(self) -> str | None:
+        return None  # `spawn` says whether it is a service
 
     @property
     def outcome(self) -> Outcome[T] | None:
@@ -229,13 +290,19 @@ class ForeignTask:
     def details(self) -> Mapping[str, object]:
         return NOTHING
 
+    @property
+    def _declared_as(self) -> str | None:
+        return known.full_name(coro_of(self.task))
+
     def _stop(self, *, force: bool = False) -> None:
         task = self.task
+        if not force and task is not None and parts.is_ended_by_service(task):
+            return
         fresh = force or not isinstance(task, Task) or not task.cancelling() or swallowed(task)
         if task is not None and fresh:
             task.cancel()
         elif task is not None:
-            _spared.add(task)  # as above
+            spared.add(task)  # as above
 
     def _swallowed(self) -> bool:
         task = self.task
@@ -269,56 +336,21 @@ def watch(task: Future[Any], call: Callable[[], None]) -> Callable[[], None]:
     return forget
 
 
-foreign: list[ForeignTask] = []  # those that are being made, the innermost last
+foreign: list[ForeignTask] = []  # those that are being made, of all loops, the innermost last
+
+
+def begin_foreign(loop: object, task: Task[Any] | None) -> None:
+    """Let the innermost hold of this loop that has no task yet be the hold of the running task."""
+    for held in reversed(foreign):
+        if held._node._loop is loop:
+            held.begin(task)
+            return
 
 
 def name_of(task: Task[Any], coro: object) -> str:
     """Give the name of a task; `Task-7` says less than the name of its function."""
     name = task.get_name()
     return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name
-
-
-def coro_of(task: object) -> object:
-    """Give the coroutine of a task that runs.
-
-    An eager task that has ended has none, and CPython 3.12.1 crashes when it is asked for it.
-    """
-    return task.get_coro() if isinstance(task, Task) and not task.done() else None
-
-
-# Those that were to be cancelled, and were being cancelled by somebody else already.
-_spared: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
-
-
-def went_on(task: Task[Any]) -> bool:
-    """Tell whether a task was spared, and then it was a timeout of its own that had cancelled it.
-
-    It has taken that back since, and nothing has told the task to end.
-    """
-    return task in _spared and not task.cancelling()
-
-
-def swallowed(task: Task[Any]) -> bool:
-    """Tell whether a task was cancelled and has visibly gone on with its work.
-
-    While a coroutine handles an exception (in `except` or `finally`), it refers to it. A task
-    that was cancelled and nowhere handles the cancellation has swallowed it; one that handles
-    it is cleaning up, and is left alone: a second cancellation would break its cleanup. One that
-    waits for other tasks has passed its cancellation on to them, so they decide.
-    """
-    waited_for = getattr(task, "_fut_waiter", None)
-    if not task.cancelling() or waited_for is None or waited_for.done():
-        return False  # not cancelled, or not yet resumed with it
-    helpers = [waited_for, *getattr(waited_for, "_children", ())]  # gather() has several
-    asked = [h for h in helpers if isinstance(h, Task) and not h.done() and h.cancelling()]
-    if asked:
-        return any(swallowed(helper) for helper in asked)
-    chain = sites.links(coro_of(task))
-    return bool(chain) and not any(
-        isinstance(referent, CancelledError)
-        for link in chain
-        for referent in gc.get_referents(link)
-    )
 
 
 def _task_done(task: TaskJob[Any]) -> None:
@@ -339,6 +371,8 @@ def _task_done(task: TaskJob[Any]) -> None:
 def settle(node: Node, key: object, held: Any, task: Future[Any]) -> None:
     """Record how a job ended, then stop holding it."""
     service = key in node._services
+    if service:
+        parts.release(task)  # type: ignore[arg-type]  # a job is a task
     if task.cancelled():
         node._job_cancelled(held, service=service)
     elif (error := task.exception()) is not None:
@@ -366,27 +400,31 @@ def adopted_done(task: AdoptedTask[Any]) -> None:
 def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
     """Record how an adopted task ended, then stop holding it."""
     service = task in node._services
+    part = service and parts.is_part(task)
+    if service:
+        parts.release(task)  # type: ignore[arg-type]  # it was adopted as a task
     if task.cancelled():
-        node._job_cancelled(held, service=service)
+        if not part:
+            node._job_cancelled(held, service=service)
     elif task._exception is not None:
         if len(node._unasked) >= node._unasked_limit:
             node._unasked = [entry for entry in node._unasked if unasked(entry[0]) is not None]
             node._unasked_limit = max(_UNASKED_MIN, 2 * len(node._unasked))
         described = reports.ended(held, node._name, node._backend.clock())
-        if type(task) is AdoptedTask:
+        if isinstance(task, AdoptedTask):
             task.__class__ = FailedTask
             node._unasked.append((weakref.ref(task), described))
         else:  # there is no way to hear of its end: keep it
             node._unasked.append((lambda: held, described))
     elif service:
-        node._stopped += 1
+        node._stopped += not part
     else:
         node._completed += 1
     node._discard(task)
 
 
 def unasked(ref: Callable[[], Any]) -> Any:
-    """Give the hold of a failed task, if it lives, and its failure has not been asked for."""
+    """Return the hold of a failed task if it lives, and no task has received its failure."""
     held = ref()
     return held if held is not None and getattr(task_of(held), "_log_traceback", False) else None
 
@@ -429,6 +467,6 @@ def is_service(node: Node, task: Task[Any]) -> bool:
     pattern = node._service_pattern
     if pattern is None:
         return False
-    if pattern.fullmatch(task.get_name()) is not None:
-        return True
-    return pattern.fullmatch(getattr(coro_of(task), "__qualname__", "")) is not None
+    coro = coro_of(task)
+    names = (task.get_name(), getattr(coro, "__qualname__", ""), known.full_name(coro) or "")
+    return any(pattern.fullmatch(name) is not None for name in names)

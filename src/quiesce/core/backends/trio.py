@@ -315,6 +315,14 @@ class TrioBackend:
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:  # noqa: ARG002 - trio adopts nothing
         return []
 
+    def stop_all(self, node: Node, table: dict[object, Held]) -> int:  # noqa: ARG002 - trio adopts nothing
+        for held in list(table.values()):
+            held._stop()
+        return 0
+
+    def look_at_parts(self, node: Node) -> None:
+        """Do nothing: trio adopts nothing."""
+
     def adopt(self) -> Callable[[], None]:
         message = (
             "Scope(adopt=True) works on asyncio and uvloop only: on trio no task can be started "

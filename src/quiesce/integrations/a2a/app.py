@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.current import detached
 from quiesce.core.signals import heard
-from quiesce.errors import SdkMissing
+from quiesce.errors import ArgumentError, SdkMissing
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.handler import QuiescentRequestHandler
 from quiesce.integrations.a2a.pushing import DurablePushSender
+from quiesce.integrations.asgi import Quiesce, settings
 
 if TYPE_CHECKING:
     import os
@@ -29,13 +32,16 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     card: Any,
     store: Any = None,
     outbox: str | os.PathLike[str] | Outbox | DurablePushSender | None = None,
-    drain: float = 30.0,
+    allow_private: bool | Iterable[str] = False,
+    grace: float = 30.0,
     cleanup: float = 5.0,
     rpc: str = "/",
     rest: str | None = None,
     routes: Iterable[Any] = (),
-    watch_signals: bool = True,
     node: Node | None = None,
+    notice: float = 0.0,
+    hold_signal: bool = True,
+    exit_code: bool = True,
     **options: Any,
 ) -> Any:
     """Build a Starlette app that serves an agent, and loses neither tasks nor pushes.
@@ -44,62 +50,85 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     app = quiesce_app(Agent(), card=card, store=store, outbox="pushes.db")
     ```
 
-    `uvicorn app:app` then serves it. On SIGTERM it refuses new messages, lets the accepted tasks
-    end, and gives a terminal state to the rest. The handler is `app.state.a2a`; what sends pushes,
-    and has their dead letters, is `app.state.push_sender`.
+    `uvicorn app:app` then serves it. Its outermost part is a `Quiesce`: SIGTERM lets the accepted tasks
+    end, gives a terminal state to the rest, and only then reaches the server. The handler is
+    `app.state.a2a`; what sends pushes, and has their dead letters, is `app.state.push_sender`.
 
     Args:
         agent: The agent's executor.
-        card: The agent's card. In 1.x, one with an interface of protocol version 0.3 has clients of
-            0.3 served as well.
+        card: The agent's card. In 1.x, an interface of version 0.3 on it serves clients of 0.3, too.
         store: Where tasks are kept; in memory by default, where a restart forgets them.
         outbox: A file, or an outbox, or a whole `DurablePushSender`, for push notifications;
             without one, none are sent, and nothing is known of tasks after a crash.
-        drain: How many seconds tasks may take to end after SIGTERM.
+        allow_private: Whether pushes may go to private and loopback addresses: False, True, or the
+            networks that they may go to. Only with an `outbox` that is not a `DurablePushSender`.
+        grace: How many seconds tasks, open requests and hops may take to end after SIGTERM.
         cleanup: How many more what was cut short may take, and the last pushes.
         rpc: Where JSON-RPC is served.
         rest: Below which path REST is served; not at all by default. (In 0.3 it needs FastAPI.)
         routes: More routes, asked before those of the SDK.
-        watch_signals: Whether to begin with the signal itself. Servers wait for open requests
-            before they end the lifespan, and an open request may be waiting for its task.
-        node: The node of this agent, if it takes part in cascades: its card says so, messages that are
-            part of one become hops, and the node is open while the app is.
+        node: The node of this agent, if it takes part in cascades: its card says so, and messages that
+            are part of one become hops.
+        notice: As for `Quiesce`, and so are the next two.
+        hold_signal: Whether SIGTERM is held back from the server until the app is drained.
+        exit_code: Whether the process exits with 1 if anything was lost.
         options: For the SDK's handler. Push configurations are kept in memory, unless there is a
-            `push_config_store`; those of tasks that have not ended are in the outbox as well.
+            `push_config_store`; those of open tasks are in the outbox as well.
 
-    *Raises*: `SdkMissing` if Starlette is not installed.
+    *Raises*: `ArgumentError` if an option cannot be; `SdkMissing` if Starlette is not installed.
     """
-    if outbox is not None:
-        sender = outbox if isinstance(outbox, DurablePushSender) else DurablePushSender(outbox)
+    if (sender := _sender(outbox, allow_private)) is not None:
         options.setdefault("push_sender", sender)
     if node is not None:
-        from quiesce.integrations.a2a.mesh import declare_cascades  # noqa: PLC0415 - for those alone
+        from quiesce.integrations.a2a.mesh import declare_cascades  # noqa: PLC0415 - only with a node
 
+        settings.checked_node(node)
         card = declare_cascades(card, node)
         options["node"] = node
-    handler = _handler(agent, card, store, drain, cleanup, options)
+    handler = _handler(agent, card, store, grace, cleanup, options)
 
-    @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[None]:
-        async with handler:
-            with _watching(handler, drain, cleanup, wanted=watch_signals):
-                yield
-
-    app = _starlette()(routes=[*routes, *_routes(handler, card, rpc, rest)], lifespan=lifespan)
-    if node is not None:
-        _join(app, node)
+    served = [*routes, *_routes(handler, card, rpc, rest)]
+    app = _starlette()(routes=served, lifespan=partial(_lifespan, handler, grace, cleanup))
+    _wrap(
+        app, node, grace=grace, cleanup=cleanup, notice=notice, hold_signal=hold_signal,
+        exit_code=exit_code,
+    )  # fmt: skip
     app.state.a2a = handler
     app.state.push_sender = options.get("push_sender")
     return app
 
 
-def _join(app: Any, node: Node) -> None:
-    """Have an app take part in the mesh: its innermost part opens hops, its outermost answers nodes."""
-    from quiesce.mesh.front import CascadeFront, CascadeInside  # noqa: PLC0415 - same
+@asynccontextmanager
+async def _lifespan(
+    handler: QuiescentRequestHandler, grace: float, cleanup: float, _: Any
+) -> AsyncIterator[None]:
+    async with handler:
+        with _hearing_interrupts(handler, grace, cleanup):
+            yield
 
-    app.add_middleware(CascadeInside, node=node)
+
+def _wrap(app: Any, node: Node | None, **options: Any) -> None:
+    """Make the innermost part of an app open hops, and the outermost drain all of it."""
+    if node is not None:
+        from quiesce.mesh.front import CascadeInside  # noqa: PLC0415 - as above
+
+        app.add_middleware(CascadeInside, node=node)
     build = app.build_middleware_stack
-    app.build_middleware_stack = lambda: CascadeFront(node, build())
+    app.build_middleware_stack = lambda: Quiesce(build(), **options)
+    app.drains_server = True  # see Quiesce
+
+
+def _sender(outbox: Any, allow_private: bool | Iterable[str]) -> DurablePushSender | None:  # noqa: FBT001 - an option
+    """Make what sends pushes, if there is an outbox."""
+    if isinstance(outbox, DurablePushSender) or outbox is None:
+        if allow_private is not False:
+            message = (
+                "allow_private is for an outbox that is a file or an Outbox: give it to the"
+                " DurablePushSender, or give an outbox"
+            )
+            raise ArgumentError(message)
+        return outbox
+    return DurablePushSender(outbox, allow_private=allow_private)
 
 
 def _starlette() -> Any:
@@ -115,7 +144,7 @@ def _handler(
     agent: Any,
     card: Any,
     store: Any,
-    drain: float,
+    grace: float,
     cleanup: float,
     options: dict[str, Any],
 ) -> QuiescentRequestHandler:
@@ -131,8 +160,8 @@ def _handler(
     return QuiescentRequestHandler(
         agent_executor=agent,
         task_store=InMemoryTaskStore() if store is None else store,
-        drain_seconds=drain,
-        cleanup_seconds=cleanup,
+        grace=grace,
+        cleanup=cleanup,
         **options,
     )
 
@@ -170,24 +199,21 @@ def _old_routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any
 
 
 @contextmanager
-def _watching(
-    handler: QuiescentRequestHandler,
-    drain: float,
-    cleanup: float,
-    *,
-    wanted: bool,
+def _hearing_interrupts(
+    handler: QuiescentRequestHandler, grace: float, cleanup: float
 ) -> Iterator[None]:
-    """Begin the drain with the signal, and leave the signal to the server as well."""
-    if not wanted:
-        yield
-        return
+    """Begin the drain with Ctrl-C, which is not held back from the server.
+
+    The server waits for open requests before it ends the lifespan, and an open request may be waiting for
+    its task.
+    """
     loop = asyncio.get_running_loop()
     draining: set[asyncio.Task[Any]] = set()
 
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
             if not draining:
-                draining.add(loop.create_task(handler.drain(within=drain, cleanup=cleanup)))
+                draining.add(loop.create_task(handler.drain(within=grace, cleanup=cleanup)))
 
-    with heard(loop.call_soon_threadsafe, begin):
+    with heard(loop.call_soon_threadsafe, begin, (signal.SIGINT,)):
         yield

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from quiesce.core import arguments
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _log = logging.getLogger("quiesce.a2a")
-_SHARE = 0.5  # of the cleaning up, for executors that were cut; the rest is for what they leave
+_SHARE = 0.5  # of the cleaning up, for executors that were cut, and what they have left running
 
 
 class End:
@@ -58,7 +59,7 @@ class End:
         self._cleanup = min(self._cleanup, arguments.seconds("cleanup", cleanup))
         self._tighten(asyncio.get_running_loop().time() + grace)
         if self._job is None:
-            self._job = self._scope.spawn(self._run, name="end", service=True)
+            self._job = self._scope.spawn(self._timed, name="end", service=True)
         job = self._job
         try:
             report = await job
@@ -75,13 +76,22 @@ class End:
             self._deadline = deadline
             self._sooner.set()
 
+    async def _timed(self) -> Report:
+        """Run, and report the time of all of it: that of the scope is only the time of its last step."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        report = await self._run()
+        return dataclasses.replace(report, seconds=clock() - began)
+
     async def _run(self) -> Report:
         self._pushes.drain()
         await self._quiet()
         until = asyncio.get_running_loop().time() + self._cleanup
         cut = [self._described(entry) for entry in self._executor.cut()]
-        share = self._cleanup * _SHARE if cut else 0.0
-        await self._idle(share)
+        by = until - self._cleanup * (1 - _SHARE)
+        await self._end_work(by)
+        if cut:  # their last events are still to be stored
+            await self._idle(by - asyncio.get_running_loop().time())
         await self._answer_for_all(until)
         await self._idle(until - asyncio.get_running_loop().time())
         await self._end_inner(until)
@@ -91,6 +101,20 @@ class End:
         finally:
             await self._pushes.close()
         return dataclasses.replace(report, undelivered=(*report.undelivered, *cut))
+
+    async def _end_work(self, by: float) -> None:
+        """Wait for executors that were told to stop; then cancel what they have left, and join it.
+
+        Not the other way round: what an executor starts to clean up is not to be cancelled under it.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(by):
+                await self._executor.ended()
+        work = self._tracker.work
+        if work is not None:
+            closing = work._close_with_parent(by)
+            await closing.carry_out_if_nobody_does()
+            await closing.done.wait()
 
     def _described(self, entry: Entry) -> Ended:
         """Say in the report what was cut short, although it was answered for."""

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.current import detached
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.a2a.outbox import OVER, TRYING, WAITING
 from quiesce.integrations.a2a.posting import NotTaken, Refused, receiver
@@ -110,7 +111,8 @@ class Lanes:
 
     def spawn(self, call: Any, *args: Any, name: str) -> None:
         """Start a job of the server's."""
-        with suppress(ScopeClosed):  # too late: what it was about stays in the outbox
+        # If it is too late, what it was about stays in the outbox. A push is an edge, not work of its hop.
+        with suppress(ScopeClosed), detached():
             self._scope.spawn(call, *args, name=name)
 
     def drain(self) -> None:

@@ -55,6 +55,7 @@ class OwnedExecutor:
         self._executor = executor
         self._tracker = tracker
         self.closed: bool = False
+        self._one_ended = asyncio.Event()
 
     def _queue(self, queue: Any, entry: Entry) -> Any:
         # 0.3 looks for the queue's own class when it taps; its events need no count.
@@ -77,7 +78,7 @@ class OwnedExecutor:
             asked.executes(context.task_id)
         self._tracker.refresh(entry)
         queue = self._queue(event_queue, entry)
-        token = current.set(self._tracker.scope)  # what the user's code begins is work
+        token = current.set(self._tracker.work)  # what the user's code begins is work
         try:
             if entry.cut:
                 await _fail(context, queue, entry, STOPPED)
@@ -88,6 +89,7 @@ class OwnedExecutor:
             entry.executing -= 1
             entry.runner = None if not entry.executing else entry.runner
             self._tracker.refresh(entry)
+            self._one_ended.set()
 
     async def _execute(self, context: Any, queue: Any, entry: Entry) -> None:
         try:
@@ -117,7 +119,7 @@ class OwnedExecutor:
     async def cancel(self, context: Any, event_queue: Any) -> None:
         """Pass on the wish of a client."""
         entry = self._tracker.entry(context.task_id)
-        token = current.set(self._tracker.scope)
+        token = current.set(self._tracker.work)
         try:
             await self._executor.cancel(context, self._queue(event_queue, entry))
         finally:
@@ -133,6 +135,15 @@ class OwnedExecutor:
             if entry.runner is not None:
                 entry.runner.cancel()
         return cut
+
+    async def ended(self) -> None:
+        """Wait until no executor runs that was told to stop.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+        while any(entry.cut and entry.executing for entry in self._tracker.entries.values()):
+            self._one_ended.clear()
+            await self._one_ended.wait()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)

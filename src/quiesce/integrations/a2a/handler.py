@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from quiesce.core import arguments
 from quiesce.core.current import detached
 from quiesce.core.scope import Scope
+from quiesce.core.serving import drain_of_server
 from quiesce.errors import ArgumentError, ScopeClosed, UsageError
 from quiesce.integrations.a2a import closing, queueing, recovering, versions
 from quiesce.integrations.a2a.executing import OwnedExecutor
@@ -60,8 +61,8 @@ class QuiescentRequestHandler:
     Args:
         args: As the SDK's handler takes them.
         handler_class: The SDK's handler, or one with the same arguments.
-        drain_seconds: How long the end of an `async with` waits for tasks to end.
-        cleanup_seconds: How long what was cut short may take to clean up, and the last pushes to
+        grace: How long the end of an `async with` waits for tasks to end.
+        cleanup: How long what was cut short may take to clean up, and the last pushes to
             be sent.
         node: The node of this agent, if it takes part in cascades: a message that is part of one is
             executed, stored and pushed in its hop. It is opened and closed by others: `node.asgi()`.
@@ -74,14 +75,14 @@ class QuiescentRequestHandler:
         self,
         *args: Any,
         handler_class: Callable[..., Any] | None = None,
-        drain_seconds: float = 30.0,
-        cleanup_seconds: float = 5.0,
+        grace: float = 30.0,
+        cleanup: float = 5.0,
         node: Node | None = None,
         **options: Any,
     ) -> None:
         """Put everything around the SDK's handler; nothing is opened before the first request."""
-        self._drain_seconds = arguments.seconds("drain_seconds", drain_seconds)
-        self._cleanup_seconds = arguments.seconds("cleanup_seconds", cleanup_seconds)
+        self._grace = arguments.seconds("grace", grace)
+        self._cleanup = arguments.seconds("cleanup", cleanup)
         factory = handler_class or versions.Default
         signature = inspect.signature(factory)
         try:
@@ -92,7 +93,7 @@ class QuiescentRequestHandler:
         given |= given.pop("kwargs", {})
         self._mesh: MeshTracker | None = None
         self._tracker = Tracker()
-        agent = given["agent_executor"]
+        agent = _checked(given["agent_executor"])
         if node is not None:
             from quiesce.integrations.a2a import mesh_joining  # noqa: PLC0415 - for those alone
 
@@ -117,6 +118,7 @@ class QuiescentRequestHandler:
         self._ready = False
         self._opening: Job[None] | None = None
         self._end: closing.End | None = None
+        self._has_joined = self._is_told = False
         self.recovered: recovering.Recovery = recovering.Recovery()
         """What a process before this one has left, once the handler is open."""
         self.draining: bool = False
@@ -138,7 +140,17 @@ class QuiescentRequestHandler:
         except BaseException:
             await self.aclose()
             raise
+        owner = drain_of_server.get()
+        if owner is not None and not self._has_joined:
+            self._has_joined = True
+            owner.join("a2a", self._drain_for_server)
         return self
+
+    async def _drain_for_server(self, grace: float, cleanup: float) -> Report:
+        """Drain as part of a server, which then tells the report."""
+        report = await self.drain(grace, cleanup=cleanup)
+        self._is_told = True
+        return report
 
     async def _opened(self) -> Scope:
         if self._scope is None:
@@ -147,7 +159,9 @@ class QuiescentRequestHandler:
             if versions.FIRST:  # it has loops for each task, busy or parked; 0.3 has none
                 self._loops = self._scope.child("loops of the SDK", adopt=True, services=("*",))
             self._tracker.scope = self._scope
-            self._opening = self._scope.spawn(self._open, name="open")
+            self._tracker.work = self._scope.child("work", adopt=True)
+            with detached():
+                self._opening = self._scope.spawn(self._open, name="open")
         if self._opening is not None:
             await self._opening
         self._ready = True
@@ -179,9 +193,10 @@ class QuiescentRequestHandler:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Drain; the report is logged."""
-        report = await self.drain(within=self._drain_seconds, cleanup=self._cleanup_seconds)
-        _log.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
+        """Drain; the report is logged, unless a `Quiesce` around the app has told it."""
+        report = await self.drain(within=self._grace, cleanup=self._cleanup)
+        if not self._is_told:
+            _log.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
 
     # Asking, and closing.
 
@@ -290,7 +305,8 @@ class QuiescentRequestHandler:
         asked = self._asked(params)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            job = scope.spawn(self._attempt, call, params, context, asked, answer, name=name)
+            with detached():  # the tracker sees to the hop
+                job = scope.spawn(self._attempt, call, params, context, asked, answer, name=name)
         except ScopeClosed:
             self._tracker.gave_up(asked)
             raise versions.refusal(_REFUSAL) from None
@@ -366,9 +382,10 @@ class QuiescentRequestHandler:
         # In 0.3 it is the reading of a stream that stores.
         service = versions.FIRST or not work
         try:
-            scope.spawn(self._pump, call, params, context, feed, name="stream", service=service)
-            if work and versions.FIRST:
-                feed.hold = scope.hold("a2a stream", params.message.message_id)
+            with detached():  # as in _run()
+                scope.spawn(self._pump, call, params, context, feed, name="stream", service=service)
+                if work and versions.FIRST:
+                    feed.hold = scope.hold("a2a stream", params.message.message_id)
         except ScopeClosed:
             self._tracker.gave_up(self._asked(params))
             raise versions.refusal(_REFUSAL) from None
@@ -427,6 +444,20 @@ def _answered(answer: asyncio.Future[Any], _: object) -> None:
     """See to it that a client is answered whose request was cut, be it before it had begun."""
     if not answer.done():
         answer.set_exception(versions.refusal(_REFUSAL))
+
+
+def _checked(agent: Any) -> Any:
+    """Refuse what cannot be an executor: the SDK would only find out with the first message.
+
+    *Raises*: `ArgumentError`.
+    """
+    if isinstance(agent, type):
+        message = f"the agent must be an executor, not the class {agent.__name__}: make one"
+        raise ArgumentError(message)
+    if not callable(getattr(agent, "execute", None)):
+        message = f"the agent must be an executor, with async execute() and cancel(), not {agent!r}"
+        raise ArgumentError(message)
+    return agent
 
 
 def _sender(given: dict[str, Any]) -> DurablePushSender | Relay | None:

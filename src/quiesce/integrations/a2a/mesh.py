@@ -12,12 +12,12 @@ for gRPC, and for proxies that let no header through that they do not know. What
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from a2a import types
 from a2a.utils import errors
 
 from quiesce.integrations.a2a import versions
+from quiesce.mesh.links import check_node
 from quiesce.mesh.policy import origin
 from quiesce.mesh.transport import RECEIPTS
 
@@ -41,6 +41,7 @@ def declare_cascades(card: Any, node: Node) -> Any:
 
     `quiesce_app(..., node=node)` does it by itself.
     """
+    check_node(node)
     copy = versions.copied(card)
     params = {} if node.url is None else {_RECEIPTS: node.url + RECEIPTS}
     own = types.AgentExtension(
@@ -63,17 +64,17 @@ def urls_of(card: Any) -> list[str]:
 
 
 def node_of(card: Any, node: Node) -> str | None:
-    """Give the address of the node of an agent, if its card declares one that may be asked.
+    """Return the address of the node of an agent, if its card declares one that may be asked.
 
-    The card is the agent's word, and what it names is asked for receipts. So it has to be where its
-    messages are sent anyway, or a configured peer.
+    The card is the agent's word, and what it names is asked for receipts. So it has to be at an interface of the
+    agent, or a configured peer; and, when a message is sent, where that is sent (see `_Message.leaves`).
     """
     for one in card.capabilities.extensions or ():
         if one.uri == CASCADE_EXTENSION:
             found = _params(one).get(_RECEIPTS)
             if isinstance(found, str) and found.endswith(RECEIPTS):
                 base = found.removesuffix(RECEIPTS)
-                if _is_near(base, urls_of(card)) or node._policy.allows(base):
+                if is_near(base, urls_of(card)) or node._policy.allows(base):
                     return base
     return None
 
@@ -92,25 +93,18 @@ def _plain(value: Any) -> Any:
     return MessageToDict(value)
 
 
-def _is_near(base: str, urls: list[str]) -> bool:
-    """Tell whether a node is at the origin of one of these; of gRPC's, which have none, at the host."""
+def is_near(base: str, urls: list[str]) -> bool:
+    """Return whether a node is at the origin of one of these; of gRPC's, which have none, at the host."""
     own = origin(base)
     if own is None:
         return False
     for url in urls:
-        found = origin(url)
-        if found == own:
+        if origin(url) == own:
             return True
-        if found is None and "://" not in url and _host(url) == own[1]:
+        host = None if "://" in url else origin(f"http://{url}")
+        if host is not None and host[1] == own[1]:
             return True
     return False
-
-
-def _host(address: str) -> str | None:
-    try:
-        return urlsplit(f"//{address}").hostname
-    except ValueError:  # whatever a card may have
-        return None
 
 
 # The message.

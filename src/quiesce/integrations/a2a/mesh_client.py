@@ -20,9 +20,12 @@ import httpx
 
 from quiesce.integrations.a2a import mesh, versions
 from quiesce.mesh import wire
+from quiesce.mesh.clients.declaring import declared
+from quiesce.mesh.clients.departure import Departure
+from quiesce.mesh.clients.sending import within
 from quiesce.mesh.facts import WORKING
 from quiesce.mesh.hop import hop_of
-from quiesce.mesh.http import Departure
+from quiesce.mesh.links import check_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,6 +75,7 @@ async def quiesce_client(
     """
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory  # noqa: PLC0415 - clients only
 
+    check_node(node)
     config = ClientConfig() if config is None else config
     own = None
     if config.httpx_client is None:
@@ -122,6 +126,11 @@ class CascadeClient:
     def takes_part(self) -> bool:
         """Whether the agent's card says that it takes part in cascades."""
         return self._declared is not None
+
+    def _is_asked_at(self, url: str) -> bool:
+        """Return whether the address that the card declares may be asked for what is sent to this URL."""
+        to = self._to
+        return mesh.is_near(to, [url]) or self._node._policy.allows(to)
 
     def send_message(self, request: Any, **options: Any) -> AsyncIterator[Any]:
         """Send a message, as the SDK does; in a hop, as one of its messages.
@@ -196,10 +205,11 @@ class CascadeClient:
         await self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the SDK's client has."""
+        """Return what the SDK's client has; its other calls are no work, and not noticed as such."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._client, name)
+        found = getattr(self._client, name)
+        return declared(found) if callable(found) else found
 
 
 class _Message:
@@ -224,11 +234,14 @@ class _Message:
     async def __anext__(self) -> Any:
         if self._events is None:
             self._events = self._begin()
+        token = within.set(self._hop)  # its edge may travel in the metadata alone
         try:
             event = await anext(self._events)
         except BaseException as error:
             self._over(error)
             raise
+        finally:
+            within.reset(token)
         self._over(None)
         return event
 
@@ -257,6 +270,9 @@ class _Message:
         at, to = (url.scheme, url.host, url.port), handing.to
         if self._at is not None and self._at != at:  # of whom the card says nothing
             self._resolve(None)
+            self._declared, to = False, self._client._node._policy.node_of(str(url))
+        elif self._at is None and self._declared and not self._client._is_asked_at(str(url)):
+            handing.not_sent()  # nothing has left: the card named another address than where it is sent
             self._declared, to = False, self._client._node._policy.node_of(str(url))
         if handing._resolved:
             request.headers[wire.REQUEST_HEADER] = self.take_edge(hop, to)

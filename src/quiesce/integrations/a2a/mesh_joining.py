@@ -211,8 +211,8 @@ class MeshTracker(Tracker):
         """Know that an executor has returned; what it has left running is in flight here, too."""
         if work.stage in {CALLED_OFF, RUNNING}:
             work.stage = EXECUTED
-        if self.scope is not None:
-            _bind(work.hop, self.scope)
+        if self.work is not None:
+            _bind(work.hop, self.work)
 
     def refresh(self, entry: Entry) -> None:
         """Let go of hops as well: of what was executed, when its events are stored (1).
@@ -321,7 +321,7 @@ class HopExecutor:
 
 
 def _bind(hop: Hop, scope: Scope) -> None:
-    """Have the server's own scope hold a hop in which something was left running."""
+    """Have the scope of what executors start hold a hop in which something was left running."""
     plain = (held for held in list(hop._holds.values()) if type(held) is not Hold)
     left = [held for held in plain if not isinstance(held, Stay)]
     if left and not hop._ended:

@@ -144,7 +144,9 @@ class Request:
 
     __slots__ = ("_adopter", "_began", "_loops", "_parent", "task_ids")
 
-    _state = State.CLOSED  # whoever asks for the scope that this is in is sent on to its parent
+    _state = State.CLOSED  # so that the scope of code in here is the parent
+    _errand = None  # the SDK's loops work for no hop; the executor does, see mesh_joining.py
+    _services = NOTHING  # it owns none
 
     def __init__(self, task_id: str | None, scope: Scope | None, loops: Scope | None) -> None:
         self.task_ids: set[str] = {task_id} if task_id else set()
@@ -152,6 +154,10 @@ class Request:
         self._loops = loops
         self._adopter: Scope | None = loops
         self._began = 0.0
+
+    @property
+    def _since(self) -> float:
+        return self._began
 
     def _owns(self, key: object) -> bool:
         del key
@@ -216,6 +222,8 @@ class Tracker:
         self.last: OrderedDict[str, Any] = OrderedDict()
         """The statuses that tasks of 0.3 have ended with: it changes what its store has."""
         self.scope: Scope | None = None
+        self.work: Scope | None = None
+        """What executors start, below `scope`; it is closed when they have ended, or were cut."""
 
     def entry(self, task_id: str) -> Entry:
         """Give what is known of a task, be it nothing."""

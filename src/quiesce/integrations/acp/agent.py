@@ -199,6 +199,10 @@ class AgentSession:
         self._name = name
         self._grace = grace
         self._cleanup = cleanup
+        if node is not None:
+            from quiesce.mesh.links import check_node  # noqa: PLC0415 - only with a node
+
+            check_node(node)
         self._mesh = node
         self._scope: Scope | None = None
         self._error: BaseException | None = None

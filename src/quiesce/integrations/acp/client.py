@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,9 @@ def connect_to_agent(
     """Connect a client to an agent, over two streams or a message transport.
 
     The connection belongs to the current scope, and is closed along with it at the latest. Without
-    one, it is for you to close: `await connection.close()`, from any task, or `async with`. The
-    streams stay open, as with the SDK; a message transport is closed.
+    one, it is for you to close: `await connection.close()`, from any task, or `async with`. One that
+    you drop is closed when it is collected; a client that refers to it keeps it. The streams stay
+    open, as with the SDK; a message transport is closed.
 
     Args:
         client: The client, or a function that is given the connection and returns it.
@@ -216,3 +218,15 @@ def _own(connection: ClientSideConnection, scope: Scope, seconds: float) -> None
 
     setattr(connection, _SCOPE, scope)
     connection.close = close  # type: ignore[method-assign]  # on this one object
+    # An open scope is kept by others. By us, it would be collected one round later than its connection.
+    weakref.finalize(connection, _dropped, weakref.ref(scope), seconds).atexit = False
+
+
+def _dropped(found: Callable[[], Scope | None], seconds: float) -> None:
+    """Close a connection that its program has dropped, and so cannot close.
+
+    It may be collected in any thread, and in the midst of anything, so this only posts.
+    """
+    scope = found()
+    if scope is not None and scope.state in {"open", "draining"}:
+        scope._backend.post(partial(scope._close, grace=0.0, cleanup=seconds))

@@ -91,9 +91,9 @@ class MeshWire(Wire):
             except BaseException:
                 handing.not_sent()
                 raise
-            if link.takes_part is False or not (params is None or isinstance(params, dict)):
-                link.opaque(handing)  # or there is no room for an edge: nobody will hear of its end
-            else:
+            if params is not None and not isinstance(params, dict):
+                link.opaque(handing)  # there is no room for an edge: nobody will hear of its end
+            elif link.takes_part is not False:
                 params = links.with_meta(params, links.REQUEST_KEY, handing.header)
             try:
                 result = await super().request(method, params)

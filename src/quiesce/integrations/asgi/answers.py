@@ -12,8 +12,11 @@ __all__: list[str] = []
 Headers = list[tuple[bytes, bytes]]
 
 UNAVAILABLE = 503
+_FAILED = 500
 _BUSY = b"the server is shutting down\n"
-_TRY_AGAIN_LATER = 1013
+_CUT = b"the server was shut down in the middle of this request, which may have had effects\n"
+_OUTCOME = b"quiesce-outcome"
+_TRY_AGAIN_LATER, _GOING_AWAY = 1013, 1001
 
 
 def path_of(scope: AsgiScope) -> str:
@@ -56,24 +59,38 @@ async def plain(
 
 
 async def refuse(scope: AsgiScope, send: Send, retry_after: int) -> None:
-    """Say that there is another server, or will be: 503, with `Retry-After`."""
-    headers: Headers = [(b"retry-after", str(retry_after).encode())]
+    """Answer a request that was not begun: 503, with `Retry-After`. It may be sent again."""
+    headers = [(b"retry-after", str(retry_after).encode()), (_OUTCOME, b"refused")]
+    await _end(scope, send, UNAVAILABLE, _BUSY, headers, _TRY_AGAIN_LATER)
+
+
+async def cut(scope: AsgiScope, send: Send) -> None:
+    """Answer a request that the app worked on until the deadline: 500, without `Retry-After`.
+
+    Not 503 or 504, which proxies and clients repeat by themselves: it may have had effects.
+    """
+    await _end(scope, send, _FAILED, _CUT, [(_OUTCOME, b"cut")], _GOING_AWAY)
+
+
+async def _end(
+    scope: AsgiScope, send: Send, status: int, body: bytes, headers: Headers, code: int
+) -> None:
     if scope["type"] == "websocket":
         if "websocket.http.response" in (scope.get("extensions") or {}):
-            await plain(scope, send, UNAVAILABLE, _BUSY, headers=headers, prefix="websocket.")
+            await plain(scope, send, status, body, headers=headers, prefix="websocket.")
         else:
-            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+            await send({"type": "websocket.close", "code": code})
         return
     if wants_closing(scope):
         headers.append((b"connection", b"close"))
-    await plain(scope, send, UNAVAILABLE, _BUSY, headers=headers)
-
-
-async def ready(scope: AsgiScope, send: Send, *, draining: bool) -> None:
-    """Answer a readiness probe."""
-    status, body = (UNAVAILABLE, b"draining\n") if draining else (200, b"ready\n")
-    headers: Headers = [(b"connection", b"close")] if draining and wants_closing(scope) else []
     await plain(scope, send, status, body, headers=headers)
+
+
+async def ready(scope: AsgiScope, send: Send, *, why_not: str | None) -> None:
+    """Answer a readiness probe."""
+    status, text = (200, "ready") if why_not is None else (UNAVAILABLE, why_not)
+    headers: Headers = [(b"connection", b"close")] if why_not and wants_closing(scope) else []
+    await plain(scope, send, status, f"{text}\n".encode(), headers=headers)
 
 
 async def frontier(scope: AsgiScope, send: Send, text: str) -> None:

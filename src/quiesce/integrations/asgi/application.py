@@ -1,18 +1,21 @@
 """One run of an app, in one event loop: its scopes, what is open, and how it is stopped.
 
-Below the app's scope are two: *requests* has one scope a request, and what requests have left behind;
-*lifespan* has the app's own startup and shutdown, and what those have started, which is never in the way
-of a drain: ending it is for the app's shutdown to do.
+Below the app's scope are two: *requests* has one scope a request, what requests have left behind, and the
+nodes of the mesh with their hops; *lifespan* has the app's own startup and shutdown, and what those have
+started, which is never in the way of a drain: ending it is for the app's shutdown to do.
 
 Stopping goes in this order, once, however often it is asked for: not ready · new requests are still
-served, for the grace · new requests are refused, what is open is drained · each response is ended ·
-the report is logged · the server may stop.
+served, for as long as they were given notice · new requests are refused, what is open is drained, and what
+has joined the drain (parts.py) drains itself · each response is ended · the report is told · the server may
+stop.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
+import signal
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import callers
+from quiesce.core import callers, exits
 from quiesce.core import report as reports
 from quiesce.core.current import current_scope, detached
 from quiesce.core.gate import Gate
@@ -28,8 +31,9 @@ from quiesce.core.light import LightScope, Model, count_in
 from quiesce.core.node import State
 from quiesce.core.scope import Scope
 from quiesce.errors import JobCancelled
-from quiesce.integrations.asgi import exits
+from quiesce.integrations.asgi.parts import Parts
 from quiesce.integrations.asgi.signals import HeldSignal
+from quiesce.integrations.asgi.telling import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,7 +59,13 @@ class Application:
     """What one app has in flight."""
 
     def __init__(
-        self, settings: Settings, root: Scope, *, lives: bool, around: Scope | None = None
+        self,
+        settings: Settings,
+        root: Scope,
+        *,
+        lives: bool,
+        around: Scope | None = None,
+        on_node: Callable[[Any], object] | None = None,
     ) -> None:
         backend = root._backend
         self._around = around  # the server, if that runs in a scope
@@ -72,12 +82,15 @@ class Application:
         self.waiter: Callable[[], Waiter] = backend.waiter
         self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
+        self.parts: Parts = Parts(self.requests, settings.grace + settings.cleanup, on_node)
+        """What has joined the drain."""
         self.exchanges: dict[Exchange, None] = {}
         self.draining: bool = False
         self.server_stops: bool = False
         """Whether the server has said so: then it need not be told."""
         self.report: Report | None = None
         self._refusing = False
+        self._began = math.inf  # the drain; not yet
         self._signals = 0
         self._closing_when_idle = False
         self._hurry = Gate(backend)
@@ -90,14 +103,24 @@ class Application:
         self._signal = HeldSignal(root, self._on_signal)
 
     @classmethod
-    async def open(cls, settings: Settings, *, lives: bool) -> Application:
-        """Open the scopes, and hold SIGTERM back from the server from now on."""
+    async def open(
+        cls, settings: Settings, *, lives: bool, on_node: Callable[[Any], object] | None = None
+    ) -> Application:
+        """Open the scopes, and hold SIGTERM back from the server from now on.
+
+        Args:
+            settings: The options of the middleware.
+            lives: Whether there is a lifespan.
+            on_node: Is called with each node of the mesh that is opened in the lifespan.
+        """
         around = current_scope() if lives else None
         with detached():  # its life is the server's to end, not that of a scope around the server
             root = await Scope.open(settings.name)
-        app = cls(settings, root, lives=lives, around=around)
+        app = cls(settings, root, lives=lives, around=around, on_node=on_node)
         if settings.hold_signal and not app._signal.take():
             logger.info("not in the main thread: the drain begins when the server shuts down")
+        if app._signal.held:
+            app.parts.unheld = (signal.SIGINT,)
         return app
 
     @property
@@ -207,26 +230,37 @@ class Application:
         if self._signals == 1 and self.report is not None:  # drained by hand, before
             self._stop_server(self.report)
         elif self._signals == 1:
-            self.stop("SIGTERM", grace=self.settings.grace)
+            self.stop("SIGTERM", notice=self.settings.notice)
         elif self._signals == _SECOND:
             self.hurry("a second SIGTERM")
         elif self._signals == _THIRD:
             logger.warning("a third SIGTERM: the server is told to stop at once")
             self._signal.let_go()
 
-    def stop(self, why: str, *, grace: float) -> Job[None]:
-        """Begin to stop, in this step; gives the job that does it, the same for all."""
+    def stop(self, why: str, *, notice: float) -> Job[None]:
+        """Begin to stop, in this step; return the job that does it, the same for all callers."""
         if self._stopping is None or (self._stopping.done() and self.report is None):
             self.draining = True
-            settings = self.settings
-            logger.info(
-                "%s: not ready from now on, new requests served for %g s, open ones for %g s\n%s",
-                why, grace, grace + settings.drain, self.requests.frontier(),
-            )  # fmt: skip
-            self._stopping = self.root.spawn(self._stop, grace, name="drain", service=True)
+            served = f", new requests are served for {notice:g} s" if notice else ""
+            text = f"{why}: draining, grace {self.settings.grace:g} s{served}: {self._in_flight()}"
+            say(logging.INFO, text, str(self.requests.frontier()))
+            self._stopping = self.root.spawn(self._stop, notice, name="drain", service=True)
         return self._stopping
 
-    async def stopped(self, why: str, *, grace: float) -> Report:
+    def _in_flight(self) -> str:
+        """Count what is open, in words."""
+        services = sum(exchange.is_service for exchange in self.exchanges)
+        # Requests and nodes have scopes of their own; what requests have left behind is held here.
+        left = sum(not isinstance(held, Scope) for held in self.requests._holds.values())
+        found = {
+            "request": len(self.exchanges) - services,
+            "background task": left,
+            **self.parts.in_flight(),
+        }
+        told = [f"{n} {word}{'s' * (n != 1)}" for word, n in found.items() if n]
+        return (", ".join(told) or "nothing") + " in flight"
+
+    async def stopped(self, why: str, *, notice: float) -> Report:
         """Stop, and wait for the report: of the stop, or of the close if that is sooner.
 
         Work of the app itself, which would wait for its own end, gets the report of all the rest.
@@ -235,12 +269,12 @@ class Application:
         """
         owner, _ = self.requests._owner_of_running_task()
         if owner is not None and owner._is_within(self.requests):
-            self.stop(why, grace=grace)
+            self.stop(why, notice=notice)
             await self._refuses.wait()
-            return await self.requests.drain(self.settings.drain, cleanup=self.settings.cleanup)
+            return await self.requests.drain(self.settings.grace, cleanup=self.settings.cleanup)
         while self.report is None and self.root._state is State.OPEN:
             with suppress(JobCancelled):  # by the close; or alone, and then once more
-                await self.stop(why, grace=grace)
+                await self.stop(why, notice=notice)
         await self._told.wait()
         assert self.report is not None  # noqa: S101 - that is what was waited for
         return self.report
@@ -251,19 +285,19 @@ class Application:
             logger.warning("%s: cancelling what is left\n%s", why, self.requests.frontier())
             self._hurry.open()
         if self._refusing:
-            callers.begin(self.requests, 0.0, self.settings.cleanup)
+            self.root.spawn(self._drain_all, 0.0, name="drain at once", service=True)
 
-    async def _stop(self, grace: float) -> None:
+    async def _stop(self, notice: float) -> None:
         settings = self.settings
-        with anyio.move_on_after(grace):
-            await self._hurry.wait() if grace else None
+        with anyio.move_on_after(notice):
+            await self._hurry.wait() if notice else None
         self._refusing = True
+        self._began = self.root._backend.clock()
         self._refuses.open()
         self._failures += self._cut_lately()
         watch = self.root.spawn(self._hang_up, name="hang up", service=True)
-        within = 0.0 if self._hurry.is_open else settings.drain
         try:
-            await self.requests.drain(within, cleanup=settings.cleanup)
+            await self._drain_all(0.0 if self._hurry.is_open else settings.grace)
             watch.cancel()
             await self._see_out()
         finally:
@@ -274,10 +308,23 @@ class Application:
         if not self.lives:
             await self.close()
 
+    async def _drain_all(self, grace: float) -> None:
+        """Drain the requests, and all that has joined the drain, by one deadline."""
+        cleanup = self.settings.cleanup
+        if self.parts:
+            # What has joined answers the requests that wait for it: they are cut after it.
+            deadline = self.root._backend.clock() + grace
+            callers.begin(self.requests, grace + cleanup, cleanup)
+            await self.parts.drain(self.root, grace, cleanup)
+            grace = max(0.0, deadline - self.root._backend.clock())
+        await self.requests.drain(grace, cleanup=cleanup)
+
     def _conclude(self, report: Report) -> None:
+        report = self.parts.merged_with(report)
         failed = (*report.failed, *(item for item in self._failures if item.error is not None))
         cut = (*report.undelivered, *(item for item in self._failures if item.error is None))
-        self.report = replace(report, failed=failed, undelivered=cut)
+        seconds = max(report.seconds, self.root._backend.clock() - self._began)
+        self.report = replace(report, failed=failed, undelivered=cut, seconds=seconds)
         self.tell(self.report)
         self._told.open()
 
@@ -312,8 +359,8 @@ class Application:
                 await self._vacant.wait()
 
     def tell(self, report: Report) -> None:
-        """Log a report, and remember for the exit code whether anything was lost."""
-        logger.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
+        """Tell a report, and remember for the exit code whether anything was lost."""
+        say(logging.INFO if report.ok else logging.ERROR, str(report))
         self._judge(report)
 
     def _judge(self, report: Report) -> None:

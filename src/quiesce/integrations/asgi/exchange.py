@@ -103,6 +103,11 @@ class Exchange:
         self._returned = False
         self._settled = False
 
+    @property
+    def is_service(self) -> bool:
+        """Whether it is open for ever by nature, so that nothing waits for it."""
+        return self._service
+
     async def run(self) -> None:
         """Have the app handle it.
 
@@ -227,14 +232,14 @@ class Exchange:
 
     async def _end_websocket(self) -> None:
         if not self._accepted and not self._closed:
-            await answers.refuse(self._asgi, self._raw_send, self._app.settings.retry_after)
+            await answers.cut(self._asgi, self._raw_send)
         elif not self._closed:
             reason = "the server is going away"
             await self._raw_send({"type": "websocket.close", "code": GOING_AWAY, "reason": reason})
 
     async def _end_response(self) -> None:
         if not self._started:
-            await answers.refuse(self._asgi, self._raw_send, self._app.settings.retry_after)
+            await answers.cut(self._asgi, self._raw_send)
         elif not self._complete and self._is_row_of_messages():
             await self._raw_send({"type": "http.response.body", "body": b"", "more_body": False})
 

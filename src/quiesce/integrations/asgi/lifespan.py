@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.core.gate import Gate
+from quiesce.core.serving import drain_of_server
 from quiesce.integrations.asgi.settings import awaitable
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Lifespan:
             answer = {"type": "lifespan.startup.complete"}
         failed = bool(answer["type"] == "lifespan.startup.failed")
         if failed:
-            await self._application.stopped("the startup failed", grace=0)
+            await self._application.stopped("the startup failed", notice=0)
             self._shutdown.open()
         await send(answer)
         if failed and self._error is not None:
@@ -86,13 +87,13 @@ class Lifespan:
         application.server_stops = True
         if application.draining and application.report is None:
             application.hurry("the server shuts down")
-        await application.stopped("the server shuts down", grace=0)
+        await application.stopped("the server shuts down", notice=0)
 
     async def _stop(self, message: Message) -> None:
         """Pass the shutdown on to the app, and wait for its answer as long as for a drain."""
         self._messages.append(message)
         self._shutdown.open()
-        limit = self._application.settings.drain + self._application.settings.cleanup
+        limit = self._application.settings.grace + self._application.settings.cleanup
         with anyio.move_on_after(limit) as waited:
             await self._ended.wait()
         if waited.cancelled_caught:
@@ -108,6 +109,7 @@ class Lifespan:
     # The app's side.
 
     async def _call(self) -> None:
+        drain_of_server.set(self._application.parts)  # in the context of this job, and below it
         try:
             await awaitable(self._target, self._asgi, self._receive, self._send)
         except Exception as error:  # noqa: BLE001 - run() raises it, or says it

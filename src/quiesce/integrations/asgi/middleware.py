@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.integrations.asgi.settings import App, AsgiScope, Receive, Send
+    from quiesce.mesh.node import Node
 
 __all__ = ["Quiesce"]
 
@@ -32,22 +33,27 @@ class Quiesce:
     """An ASGI app that is drained on SIGTERM, and says what was lost.
 
     ```python
-    app = Quiesce(app, drain=30)
+    app = Quiesce(app, grace=30)
     ```
 
     Every request has a scope, which adopts (on asyncio) whatever its handler starts; what still runs
     when the response is out goes on below the app's scope. On SIGTERM the readiness path answers 503 at
-    once; new requests are served for another `grace` seconds and refused then (503, `Retry-After`); open
-    requests, streams and background tasks have `drain` seconds, and what is left then is cancelled and
-    reported. Only after that the server hears of the signal. The report is logged (`quiesce.asgi`), and
-    the exit code is 1 if anything was lost. A handler may wait for the drain by
-    `await quiesce.current_scope().closing()`.
+    once; new requests are served for another `notice` seconds and refused then (503, `Retry-After`); open
+    requests, streams, background tasks and hops of the mesh have `grace` seconds, and what is left then is
+    cancelled and reported. Only after that the server hears of the signal. The beginning and the report are
+    logged (`quiesce.asgi`), or written to standard error if logging is not configured, and the exit code is
+    1 if anything was lost. A handler may wait for the drain by `await quiesce.current_scope().closing()`.
+
+    It is the outermost of the wrappers of an app. Wrappers inside (`node.asgi()`, an A2A handler, another
+    `Quiesce`) leave the drain to it: its times count, and its report has all of it.
 
     Args:
         app: The ASGI application.
-        drain: How many seconds open requests, WebSockets and background tasks have.
+        grace: How many seconds open requests, WebSockets, background tasks and hops have.
         cleanup: How many seconds what was cancelled may take to clean up.
-        grace: For how many seconds after SIGTERM new requests are still served, while load balancers
+        node: The node of the mesh that the app takes part with, as by `node.asgi(app)`: messages of
+            cascades become hops, and the node is open from before the app's startup until the drain is over.
+        notice: For how many seconds after SIGTERM new requests are still served, while load balancers
             find out by the readiness path.
         hang_up: How many seconds a WebSocket goes on in a drain before its app receives
             `websocket.disconnect`, code 1001; None: shortly before the deadline.
@@ -67,13 +73,17 @@ class Quiesce:
         ArgumentError: an option cannot be, or `app` cannot be an ASGI application.
     """
 
+    drains_server = True
+    """That nothing else may drain what is around it: see `Node.asgi()`."""
+
     def __init__(  # noqa: PLR0913 - each is an option
         self,
         app: App,
-        drain: float = 30.0,
+        grace: float = 30.0,
         *,
         cleanup: float = 5.0,
-        grace: float = 0.0,
+        node: Node | None = None,
+        notice: float = 0.0,
         hang_up: float | None = None,
         services: Iterable[str] = (),
         retry_after: int = 1,
@@ -85,13 +95,14 @@ class Quiesce:
     ) -> None:
         """Wrap an application; nothing is opened before the server calls."""
         settings.check_app(app)
-        self.app: App = app
+        self.app: App = app if node is None else settings.checked_node(node).asgi(app)
         self._settings = settings.checked(
-            app, name=name, drain=drain, cleanup=cleanup, grace=grace, hang_up=hang_up,
+            app, name=name, grace=grace, cleanup=cleanup, notice=notice, hang_up=hang_up,
             services=services, retry_after=retry_after, ready=ready, frontier=frontier,
             hold_signal=hold_signal, exit_code=exit_code,
         )  # fmt: skip
         self._application: Application | None = None
+        self._entry: App = self._handle  # behind what answers other nodes, if there is a node
 
     # Asking.
 
@@ -111,7 +122,7 @@ class Quiesce:
         return None if self._application is None else self._application.report
 
     async def drain(self) -> Report:
-        """Stop as on SIGTERM, the grace included, but leave the server running.
+        """Stop as on SIGTERM, the notice included, but leave the server running.
 
         *Cancel safety*: the drain goes on.
 
@@ -121,7 +132,7 @@ class Quiesce:
         if application is None or not application.is_open:
             message = "the app does not run in this event loop: there is nothing to drain"
             raise UsageError(message)
-        return await application.stopped("drain()", grace=self._settings.grace)
+        return await application.stopped("drain()", notice=self._settings.notice)
 
     # Serving.
 
@@ -132,11 +143,14 @@ class Quiesce:
         """
         kind = scope["type"]
         if _MARK in scope or kind not in _KINDS:
-            await settings.awaitable(
-                self.app, scope, receive, send
-            )  # the outer one has done it all
+            # Another one around it does it all.
+            await settings.awaitable(self.app, scope, receive, send)
             return
         scope[_MARK] = self
+        await self._entry(scope, receive, send)
+
+    async def _handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
         application = self._application
         if kind == "lifespan":
             await self._live(scope, receive, send)
@@ -148,8 +162,31 @@ class Quiesce:
             await self._serve(scope, receive, send)
 
     async def _live(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        application = self._application = await Application.open(self._settings, lives=True)
+        if "quiesce.mesh" in scope:
+            await self._refuse_order(receive, send)
+        self._entry = self._handle
+        application = self._application = await Application.open(
+            self._settings, lives=True, on_node=self._answer_nodes
+        )
         await Lifespan(application, self.app, scope).run(receive, send)
+
+    def _answer_nodes(self, node: Node) -> None:
+        """Answer other nodes outside of the requests: hops that are drained need their receipts."""
+        from quiesce.mesh.front import CascadeFront  # noqa: PLC0415 - only with a node
+
+        self._entry = CascadeFront(node, self._entry)
+
+    @staticmethod
+    async def _refuse_order(receive: Receive, send: Send) -> None:
+        """Fail the startup inside of a node that is opened and closed around this.
+
+        *Raises*: `UsageError`, always.
+        """
+        from quiesce.mesh.asgi import WRONG_ORDER  # noqa: PLC0415 - as above
+
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": WRONG_ORDER})
+        raise UsageError(WRONG_ORDER)
 
     async def _serve(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve while there is no lifespan, or a drain: seldom."""
@@ -174,9 +211,14 @@ class Quiesce:
 
     async def _answer(self, scope: AsgiScope, send: Send) -> None:
         if answers.path_of(scope) == self._settings.ready:
-            await answers.ready(scope, send, draining=self.draining)
+            await answers.ready(scope, send, why_not=self._why_not_ready())
         else:
             await answers.frontier(scope, send, self._in_flight())
+
+    def _why_not_ready(self) -> str | None:
+        if self.draining:
+            return "draining"
+        return None if self._application is None else self._application.parts.broken
 
     def _in_flight(self) -> str:
         if self._application is None:  # no request so far, and no lifespan

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType
 
+    from quiesce.mesh.node import Node
+
 __all__: list[str] = []
 
 Message = MutableMapping[str, Any]
@@ -26,7 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 FRONTIER_PATH = "/quiesce/frontier"
-_TELL_SHARE = 0.1  # of the drain is left to a WebSocket's app that is told late
+_TELL_SHARE = 0.1  # of the grace is left to a WebSocket's app that is told late
 _ASGI_PARAMETERS = 3
 
 
@@ -35,9 +37,9 @@ class Settings:
     """The options of one middleware."""
 
     name: str
-    drain: float
-    cleanup: float
     grace: float
+    cleanup: float
+    notice: float
     hang_up: float
     services: tuple[str, ...]
     retry_after: int
@@ -55,9 +57,9 @@ def checked(  # noqa: PLR0913 - each is an option
     app: object,
     *,
     name: str,
-    drain: float,
-    cleanup: float,
     grace: float,
+    cleanup: float,
+    notice: float,
     hang_up: float | None,
     services: Iterable[str],
     retry_after: int,
@@ -67,8 +69,8 @@ def checked(  # noqa: PLR0913 - each is an option
     exit_code: bool,
 ) -> Settings:
     """Check the options, each error saying what to do."""
-    drain = arguments.seconds("drain", drain)
-    hang_up = drain if hang_up is None else arguments.seconds("hang_up", hang_up)
+    grace = arguments.seconds("grace", grace)
+    hang_up = grace if hang_up is None else arguments.seconds("hang_up", hang_up)
     patterns = tuple(arguments.patterns("services", services))
     number: object = retry_after
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
@@ -79,10 +81,10 @@ def checked(  # noqa: PLR0913 - each is an option
     shown = _path("frontier", FRONTIER_PATH if frontier is True else frontier or None)
     return Settings(
         name=arguments.text("name", name),
-        drain=drain,
+        grace=grace,
         cleanup=arguments.seconds("cleanup", cleanup),
-        grace=arguments.seconds("grace", grace),
-        hang_up=min(hang_up, drain * (1 - _TELL_SHARE)),
+        notice=arguments.seconds("notice", notice),
+        hang_up=min(hang_up, grace * (1 - _TELL_SHARE)),
         services=patterns,
         retry_after=retry_after,
         ready=ready,
@@ -120,6 +122,16 @@ def check_app(app: object) -> None:
         raise ArgumentError(message) from None
     except ValueError:
         pass  # made in C: nothing is known of it
+
+
+def checked_node(node: object) -> Node:
+    """Check the node of the mesh; what is not one cannot open hops."""
+    from quiesce.mesh.node import Node  # noqa: PLC0415 - only for apps that have one
+
+    if not isinstance(node, Node):
+        message = f"node must be a quiesce.mesh.Node, as Node('hotel', url=...), not {node!r}"
+        raise ArgumentError(message)
+    return node
 
 
 def _code_of(app: object) -> CodeType:

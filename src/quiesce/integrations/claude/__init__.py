@@ -13,9 +13,9 @@ from quiesce.integrations import sdk
 sdk.require("claude-agent-sdk", extra="claude", oldest="0.1.50")
 
 from quiesce.integrations.claude import private  # noqa: E402 - it needs the SDK
-from quiesce.integrations.claude.asking import query  # noqa: E402 - likewise
+from quiesce.integrations.claude.asking import Query, query  # noqa: E402 - likewise
 from quiesce.integrations.claude.client import ClaudeSDKClient  # noqa: E402 - likewise
 
-__all__ = ["ClaudeSDKClient", "query"]
+__all__ = ["ClaudeSDKClient", "Query", "query"]
 
 private.install()

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from claude_agent_sdk import ClaudeAgentOptions, Message, Transport
 
+    from quiesce.core.report import Report
     from quiesce.core.scope import Scope
 
-__all__ = ["query"]
+__all__ = ["Query", "query"]
 
 GRACE_SECONDS = 5.0  # what the SDK gives the CLI, too
 
@@ -34,8 +35,8 @@ def query(
     transport: Transport | None = None,
     scope: Scope | None = None,
     grace: float = GRACE_SECONDS,
-) -> Stream[Message]:
-    """Ask Claude; gives a stream of the messages, as `claude_agent_sdk.query` gives a generator.
+) -> Query:
+    """Ask Claude; returns a stream of the messages, as `claude_agent_sdk.query` returns a generator.
 
     ```python
     async for message in query(prompt="What is there to do?"):
@@ -45,7 +46,7 @@ def query(
 
     Nothing is started before the first read. The stream may be left, closed or dropped at any
     point, by any task; the CLI, and all of its process group, is gone when `aclose()` returns, or
-    at the end of the scope.
+    at the end of the scope. `report` then tells how it ended.
 
     Args:
         prompt: What to ask: a text, or an async iterable of messages.
@@ -64,7 +65,24 @@ def query(
     seconds = arguments.seconds("grace", grace)
     question = Question(owner, prompt, options, transport, seconds)
     source, ready = question.messages, question.is_ready
-    return Stream(Pump(owner, source, 0, "claude query", sys._getframe(1), ready))
+    pump: Pump[Message] = Pump(owner, source, 0, "claude query", sys._getframe(1), ready)
+    return Query(pump, question)
+
+
+class Query(Stream["Message"]):
+    """The messages that answer a question; made by `query()`."""
+
+    __slots__ = ("_question",)
+
+    def __init__(self, pump: Pump[Message], question: Question) -> None:
+        """Make a handle of a question; use `query()`."""
+        super().__init__(pump)
+        self._question = question
+
+    @property
+    def report(self) -> Report | None:
+        """What became of the CLI, the SDK's tasks and your callbacks; None before all of it has ended."""
+        return self._question.report
 
 
 class Question:
@@ -80,6 +98,11 @@ class Question:
         self._transport = transport
         self._grace = grace
         self._conversation: Conversation | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """The report of the conversation; None before its end."""
+        return None if self._conversation is None else self._conversation.report
 
     def is_ready(self) -> bool:
         """Tell whether the SDK would give a message without waiting."""

@@ -74,7 +74,10 @@ class ClaudeSDKClient:
 
     @property
     def report(self) -> Report | None:
-        """What became of all that the last conversation had in flight; None before its end."""
+        """What became of all that the last conversation had in flight; None before its end.
+
+        A transport whose `close()` did not end in time is listed under `cancelled`.
+        """
         return self._report
 
     async def connect(self, prompt: str | AsyncIterable[dict[str, Any]] | None = None) -> None:
@@ -109,7 +112,10 @@ class ClaudeSDKClient:
         if session is None:
             return
         session.closed = True
-        self._report = await session.conversation.aclose()
+        try:
+            await session.conversation.aclose()
+        finally:
+            self._report = session.conversation.report
         if session.error is not None:
             raise session.error
 
@@ -184,9 +190,10 @@ class Session:
         if self._messages is None:
             owner = owner_of("the messages of a client", self._node)
             source, ready = self._sdk.receive_messages, self.conversation.is_ready
+            pump: Pump[Message] = Pump(owner, source, 0, "claude messages", sys._getframe(), ready)
             self._messages = Stream(
-                Pump(owner, source, 0, "claude messages", sys._getframe(), ready)
-            )
+                pump, resumable=True
+            )  # a cancelled reader leaves the client open
         return self._messages
 
     def abandon(self) -> None:
@@ -214,11 +221,13 @@ class Session:
 
     async def _disconnect(self) -> None:
         """Disconnect, also if this task was cancelled; the scope ends what has no time for that."""
-        with anyio.move_on_after(self.conversation.time_left() * _SHARE, shield=True):
-            try:
+        try:
+            with anyio.move_on_after(self.conversation.time_left() * _SHARE, shield=True):
                 await self._sdk.disconnect()
-            except Exception as error:  # noqa: BLE001 - raised by disconnect()
-                self.error = error
+        except Exception as error:  # noqa: BLE001 - raised by disconnect()
+            self.error = error
+        finally:
+            self.conversation.close_streams()  # also if it is a scope around it that closes
 
 
 class Messages:

@@ -26,6 +26,7 @@ import anyio
 from quiesce.core import callers
 from quiesce.core.current import current_scope
 from quiesce.core.node import State, logger
+from quiesce.core.report import Ended
 from quiesce.errors import JobCancelled, ScopeClosed, UsageError
 from quiesce.integrations.claude import cli
 from quiesce.resources.stream import stream
@@ -72,6 +73,8 @@ class Conversation:
         self.streams: list[Any] = []  # of the SDK's, which some versions do not close
         self.receiving: Receiving | None = None  # the messages, as soon as the SDK has begun
         self.report: Report | None = None
+        self._given_up: list[Ended] = []  # transports whose close took too long
+        self._ending_since: float | None = None
 
     # What is started.
 
@@ -149,28 +152,54 @@ class Conversation:
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
         on.
         """
+        self.begin_to_end()
         callbacks, early = callers.begin(self.callbacks, 0.0, self.seconds)
+        sdk: Report | None = None
+        told: Report | None = None
         try:
-            report = await self.scope.aclose(within=self.seconds)
+            sdk = await self.scope.aclose(within=self.seconds)
         finally:
-            told = await callers.join(self.callbacks, callbacks, early=early, patient=False)
-            for stream_end in self.streams:
-                stream_end.close()
-        self.report = _sum(report, told)
-        if self.report.stuck or any(item.name == CLI for item in report.cancelled):
-            logger.warning("a conversation with Claude was not ended cleanly:\n%s", self.report)
+            try:
+                told = await callers.join(self.callbacks, callbacks, early=early, patient=False)
+            finally:  # also for a caller that was cancelled: then both scopes are closed
+                self._conclude(sdk, told)
+        assert self.report is not None  # noqa: S101 - there are both reports
         return self.report
 
+    def begin_to_end(self) -> None:
+        """Note the time of the first step of the end, for the report: the SDK may take that step."""
+        if self._ending_since is None:
+            self._ending_since = self.scope._backend.clock()
 
-def _sum(sdk: Report, callbacks: Report) -> Report:
-    """Give one report of both scopes."""
-    return replace(
-        sdk,
-        completed=sdk.completed + callbacks.completed,
-        cancelled=(*sdk.cancelled, *callbacks.cancelled),
-        stuck=(*sdk.stuck, *callbacks.stuck),
-        handled=sdk.handled + callbacks.handled,
-    )
+    def _conclude(self, sdk: Report | None, callbacks: Report | None) -> None:
+        """Make one report of both scopes; in one step."""
+        self.close_streams()
+        sdk = self.scope.report if sdk is None else sdk
+        callbacks = self.callbacks.report if callbacks is None else callbacks
+        if sdk is None or callbacks is None:
+            return
+        assert self._ending_since is not None  # noqa: S101 - see aclose()
+        self.report = replace(
+            sdk,
+            seconds=self.scope._backend.clock() - self._ending_since,
+            completed=sdk.completed + callbacks.completed,
+            cancelled=(*sdk.cancelled, *self._given_up, *callbacks.cancelled),
+            stuck=(*sdk.stuck, *callbacks.stuck),
+            handled=sdk.handled + callbacks.handled,
+        )
+        if self.report.stuck or self._given_up or any(item.name == CLI for item in sdk.cancelled):
+            logger.warning("a conversation with Claude was not ended cleanly:\n%s", self.report)
+
+    def close_streams(self) -> None:
+        """Close the SDK's memory streams, which some of its versions leave open. Idempotent."""
+        for stream_end in self.streams:
+            stream_end.close()
+
+    def give_up(self, transport: str, seconds: float) -> None:
+        """Note in the report that a transport has not closed in time."""
+        details = {"close": f"given up after {seconds:.1f} s"}
+        lost = Ended("transport", transport, self.scope.name, None, seconds, details)
+        self._given_up.append(lost)
 
 
 def _start(
@@ -207,11 +236,13 @@ class Connection:
     def __init__(
         self,
         conversation: Conversation,
+        name: str,
         connect: Callable[[], Awaitable[None]],
         close: Callable[[], Awaitable[None]],
     ) -> None:
         """Describe it; `enter()` connects."""
         self._conversation = conversation
+        self._name = name
         self._connect = connect
         self._close = close
         self._scope: Scope | None = None
@@ -280,6 +311,7 @@ class Connection:
 
     async def _end(self, *, forgiving: bool) -> None:
         conversation = self._conversation
+        conversation.begin_to_end()
         seconds = conversation.time_left()
         reserve = min(conversation.seconds - conversation.grace, seconds * _RESERVE_SHARE)
         with anyio.move_on_after(seconds - reserve * _LAST_SHARE, shield=True) as bound:
@@ -295,7 +327,7 @@ class Connection:
                 with suppress(Exception):  # it runs still, or complains of the end of the process
                     await reading.aclose()
         if bound.cancelled_caught:
-            logger.warning("a transport has not closed in %.1f s: it was given up", seconds)
+            conversation.give_up(self._name, seconds)
 
     def reading(self, messages: Any) -> Reading:
         """Give an iterator whose generator is closed here, and not by the garbage collector."""
@@ -342,7 +374,9 @@ class OwnedTransport:
         conversation = active.get()
         assert conversation is not None  # noqa: S101 - only the adapter gives it to the SDK
         inner = self._inner
-        connection = self._connection = Connection(conversation, inner.connect, inner.close)
+        name = type(inner).__qualname__
+        connection = Connection(conversation, name, inner.connect, inner.close)
+        self._connection = connection
         await connection.enter()
 
     def read_messages(self) -> Any:

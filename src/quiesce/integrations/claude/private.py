@@ -30,7 +30,6 @@ import importlib
 import types
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -53,7 +52,9 @@ _INTERNAL = "claude_agent_sdk._internal"
 _SPAWNING = ("sdk_mcp_bridge", "transcript_mirror_batcher")  # as far as a version has them
 _GROUP_SECONDS = 0.5  # that the SDK waits for its own tasks; then the scope does
 
-_connections: WeakKeyDictionary[Any, Connection] = WeakKeyDictionary()
+# An attribute of the transport, and not a table of transports: a connection refers to its transport, so
+# a table, even one with weak keys, would keep both for ever.
+_CONNECTION = "_quiesce_connection"
 
 
 class Task:
@@ -304,18 +305,21 @@ def _own_transport(transport: Any) -> None:
     @functools.wraps(bare_connect)
     async def connect(self: Any) -> None:
         conversation = active.get()
-        if conversation is None or self in _connections:
+        if conversation is None or _connection_of(self) is not None:
             await bare_connect(self)
             return
         connection = Connection(
-            conversation, functools.partial(_checked, bare_connect, self), lambda: bare_close(self)
+            conversation,
+            type(self).__qualname__,
+            functools.partial(_checked, bare_connect, self),
+            lambda: bare_close(self),
         )
-        _connections[self] = connection
+        setattr(self, _CONNECTION, connection)
         await connection.enter()
 
     @functools.wraps(bare_close)
     async def close(self: Any) -> None:
-        connection = _connections.get(self)
+        connection = _connection_of(self)
         if connection is None:
             await bare_close(self)
         else:
@@ -323,11 +327,17 @@ def _own_transport(transport: Any) -> None:
 
     @functools.wraps(bare_read)
     def read_messages(self: Any) -> Any:
-        connection = _connections.get(self)
+        connection = _connection_of(self)
         messages = bare_read(self)
         return messages if connection is None else connection.reading(messages)
 
     transport.connect, transport.close, transport.read_messages = connect, close, read_messages
+
+
+def _connection_of(transport: Any) -> Connection | None:
+    """Return the connection that this adapter made for one of the SDK's transports, or None."""
+    found: Connection | None = getattr(transport, _CONNECTION, None)
+    return found
 
 
 async def _checked(bare_connect: Callable[[Any], Coroutine[Any, Any, None]], self: Any) -> None:

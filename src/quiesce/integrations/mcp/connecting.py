@@ -11,6 +11,7 @@ from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.mesh_client import Handover
+from quiesce.integrations.mcp.naming import name_of
 from quiesce.integrations.mcp.servers import HttpServer, StdioServer
 from quiesce.integrations.mcp.session import Session
 from quiesce.resources import output
@@ -54,7 +55,7 @@ async def connect_stdio(  # noqa: PLR0913 - each is an option
     Args:
         scope: Whose it is: it closes the session, if nobody has before.
         params: What to start, as for the SDK's `stdio_client`.
-        name: What it is called; the program's name by default.
+        name: What it is called; by default the name of the program, or of what an interpreter runs.
         connect_within: How many seconds the handshake may take.
         exit_seconds: How many seconds the server has to exit when its standard input is closed.
         grace: How many seconds it has then between SIGTERM and SIGKILL.
@@ -222,7 +223,7 @@ def stdio_server(
         params=params,
         grace=arguments.seconds("grace", grace),
         logs=logs,
-        **_common(params.command.rpartition("/")[2] if name is None else name, **common),
+        **_common(name_of(params.command, params.args) if name is None else name, **common),
     )
 
 

@@ -20,7 +20,8 @@ from quiesce.errors import PeerLost
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.connection import no_call
 from quiesce.mesh import links
-from quiesce.mesh.hop import hop_of
+from quiesce.mesh.clients.sending import within
+from quiesce.mesh.hop import current_hop, hop_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +67,14 @@ class Handover:
     ) -> Any:
         """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
         hop = hop_of(self._node) if method == _CALL_TOOL else None
-        if hop is None:
-            return await connection.call(call, method, args, options)
-        return await self._hand_over(hop, connection, call, args, options)
+        # The SDK sends requests in the context of the call. Its edge is in the body, and not for HTTP.
+        token = within.set(current_hop())
+        try:
+            if hop is None:
+                return await connection.call(call, method, args, options)
+            return await self._hand_over(hop, connection, call, args, options)
+        finally:
+            within.reset(token)
 
     async def _hand_over(
         self,
@@ -80,9 +86,7 @@ class Handover:
     ) -> Any:
         link = self._link_of(connection)
         with link.delegate(hop) as handing:
-            if link.takes_part is False:
-                link.opaque(handing)  # at once: another handshake may say otherwise meanwhile
-            else:
+            if link.takes_part is not False:
                 meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
                 options = {**options, "meta": meta}
             try:

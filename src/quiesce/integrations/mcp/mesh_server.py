@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from quiesce.core.job import Job
-    from quiesce.mesh.hop import Part
+    from quiesce.mesh.parts import Part
 
 __all__ = ["take_part"]
 

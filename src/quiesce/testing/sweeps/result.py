@@ -68,9 +68,12 @@ def _readable(hit: Hit) -> int:
     return len(places) - places[::-1].index(hit.place) + 1 if hit.place in places else len(places)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The result of a sweep. `print()` it to read it."""
+    """The result of a sweep: true if no run failed.
+
+    `print()` it to read it, or call `raise_if_failed()`, whose error says all of it.
+    """
 
     backend: Backend
     where: Where
@@ -90,18 +93,30 @@ class Sweep:
 
     def raise_if_failed(self) -> None:
         """Raise `SweepFailed`, with all there is to say, if a run failed."""
+        __tracebackhide__ = True
         if self.failures:
             raise SweepFailed(self) from self.failures[0].error
 
+    def __bool__(self) -> bool:
+        """Return whether no run failed."""
+        return self.ok
+
+    def __repr__(self) -> str:
+        """Return the head line, and the ids of some runs that failed."""
+        ids = ", ".join(failure.id for failure in self.failures[:_IDS_MAX])
+        return f"<{self._head()}{ids and f': {ids}'}>"
+
     def __str__(self) -> str:
-        """Give a head line, each kind of failure once, and what was not covered."""
+        """Return a head line, each kind of failure once, and what was not covered."""
+        return "\n".join(
+            [self._head(), *self._told(), *(f"not covered: {line}" for line in self.not_covered)]
+        )
+
+    def _head(self) -> str:
         failed = f"{len(self.failures)} failed" if self.failures else "none failed"
-        head = (
+        return (
             f"sweep on {self.backend}, where={self.where!r}, depth {self.depth}: "
             f"{self.points} points, {self.runs} runs, {failed}, {self.seconds:.2f} s"
-        )
-        return "\n".join(
-            [head, *self._told(), *(f"not covered: {line}" for line in self.not_covered)]
         )
 
     def _told(self) -> Iterator[str]:

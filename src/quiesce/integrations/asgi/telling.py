@@ -1,0 +1,23 @@
+"""What a server's operator is told of a drain: by logging, if that is configured, else on standard error.
+
+Servers configure their own loggers and no other. An INFO record of ours would be dropped, and an operator
+who sees no report could not tell a clean drain from a process that was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__: list[str] = []
+
+logger: logging.Logger = logging.getLogger("quiesce.asgi")
+
+
+def say(level: int, text: str, more: str = "") -> None:
+    """Tell something once: by the logger, with `more`, if it has a handler; else on standard error."""
+    if logger.hasHandlers():
+        logger.log(level, "%s", f"{text}\n{more}" if more else text)
+    elif sys.stderr is not None:  # it is None in programs without a console
+        sys.stderr.write(f"quiesce: {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,215 @@
+"""One request of a client that is not the node's own, inside of a hop, towards a node that is known.
+
+If the hop's node was instrumented, the request carries an edge. If not, the hop records that it left untracked.
+What holds:
+
+1. Nothing here fails a request, and no edge leaves towards a server that does not take part.
+2. Edges are made in the thread of the hop's event loop. Another thread posts to it and waits, but never for
+   longer than `_WAIT_SECONDS`: the loop may be blocked by the very code that waits for that thread. A request
+   that got no edge in time is sent without one, and is untracked.
+3. Outside of hops this costs one look at a context variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+from quiesce.core.node import current, logger
+from quiesce.core.sites import Frame
+from quiesce.mesh.hop import current_hop
+from quiesce.mesh.peers import is_work, peers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from quiesce.mesh.handing import Handing
+    from quiesce.mesh.hop import Hop
+    from quiesce.mesh.node import Node
+
+__all__: list[str] = []
+
+_WAIT_SECONDS = 2.0
+_ERRORS, _REDIRECTS = 400, frozenset((301, 302, 303, 307, 308))
+
+HTTP = frozenset(
+    ("aiohttp", "http", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib", "urllib3")
+)
+"""Packages that are HTTP clients, or parts of one."""
+_PLUMBING = HTTP | frozenset(
+    ("aiohappyeyeballs", "anyio", "asyncio", "contextlib", "functools", "socket", "ssl", "trio", "uvloop")
+)  # fmt: skip
+_OWN = ("quiesce.mesh.clients.", "quiesce.mesh.http", "quiesce.core.patches")
+
+within: ContextVar[Hop | None] = ContextVar("quiesce_within_client", default=None)
+"""The hop that a client around the running code sends for: that sees to edges, and its sockets are not raw ones."""
+
+instrumented: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
+"""How often each node was told to instrument."""
+
+
+class Target(NamedTuple):
+    """Where a request goes."""
+
+    method: str
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    is_upgrade: bool = False
+    """Whether it asks for another protocol, like that of websockets: no answer to it can carry a receipt."""
+
+
+def hop_here() -> Hop | None:
+    """Return the hop that the running code sends for, unless a client around it has seen to that."""
+    if current.get() is None:
+        return None
+    hop = current_hop()
+    return None if within.get() is hop else hop
+
+
+def begin(hop: Hop, target: Target) -> Sending | None:
+    """Return the edge that a request has to carry, or None. A request that should have one, and cannot, is noticed."""
+    node = hop._mesh
+    to = peers_of(node).find(target.scheme, target.host, target.port, target.path)
+    if to is None or not is_work(target.method, target.path):
+        return None
+    if target.is_upgrade or not instrumented.get(node):
+        notice(hop)
+        return None
+    handing = _on_loop(hop, partial(hop.delegate, to))
+    if handing is None:
+        notice(hop)
+        return None
+    return Sending(hop, handing)
+
+
+class Sending:
+    """An edge of a request, from whatever thread that is sent."""
+
+    __slots__ = ("_handing", "_hop", "header")
+
+    def __init__(self, hop: Hop, handing: Handing) -> None:
+        self._hop = hop
+        self._handing = handing
+        self.header: str = handing.header
+
+    def answered(self, header: str | None, status: int) -> None:
+        """Record the head of the answer."""
+        is_error = status >= _ERRORS or status in _REDIRECTS
+        self._resolve(partial(self._handing.answered, header, is_error=is_error))
+
+    def failed(self, how: Literal["not sent", "in doubt"]) -> None:
+        """Record that there was no answer."""
+        handing = self._handing
+        self._resolve(handing.not_sent if how == "not sent" else handing.in_doubt)
+
+    def _resolve(self, step: Callable[[], None]) -> None:
+        # In time: whatever ends the hop is posted to the loop after this.
+        _in_loop(self._hop, partial(_tried, self._hop, step))
+
+
+def notice(hop: Hop, route: str = "") -> None:
+    """Have a hop record that something leaves it."""
+    client, place = where()
+    hop.untracked(route or f"plain {client}", place)
+
+
+def where() -> tuple[str, str]:
+    """Return the client that the running code was called through, and the place of the call."""
+    client, package = "client", ""
+    frame, last = sys._getframe(1).f_back, _outermost()
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        package = name.partition(".")[0]
+        if package in HTTP:
+            client = name if package in {"http", "urllib"} else package
+        elif package not in _PLUMBING and not name.startswith(_OWN):
+            code = frame.f_code
+            return client, str(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = None if frame is last else frame.f_back
+    return client, f"a task or thread that {package or 'the interpreter'} started"
+
+
+def _outermost() -> FrameType | None:
+    """Return the outermost frame of the running task: beyond it is what runs the event loop."""
+    if asyncio._get_running_loop() is not None:
+        task = asyncio.current_task()
+        coroutine: Any = None if task is None else task.get_coro()
+    elif "trio" in sys.modules and sys.modules["trio"].lowlevel.in_trio_task():
+        coroutine = sys.modules["trio"].lowlevel.current_task().coro
+    else:
+        return None
+    return getattr(coroutine, "cr_frame", None)
+
+
+def is_http_below() -> bool:
+    """Return whether an HTTP client is among the callers of the running code."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in HTTP:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# Other threads (2).
+
+
+def _in_loop(hop: Hop, step: Callable[[], None]) -> None:
+    """Take a step in the thread of the hop's event loop, now or soon; not at all if that has ended."""
+    if hop._backend.here():
+        step()
+    else:
+        hop._backend.post(step)
+
+
+def _tried(hop: Hop, step: Callable[[], None]) -> None:
+    try:
+        step()
+    except Exception:  # noqa: BLE001 - of the journal, which the node says itself: the request goes on (1)
+        logger.warning("what %s sends could not be recorded", hop.name, exc_info=True)
+
+
+def _on_loop(hop: Hop, make: Callable[[], Handing]) -> Handing | None:
+    """Return what a function makes in the thread of the hop's event loop; None if it does not, or not in time."""
+    errand = _Errand(make)
+    if hop._backend.here():
+        errand.run()
+    elif not hop._backend.post(errand.run):
+        return None
+    return errand.result()
+
+
+class _Errand:
+    """A call that another thread makes, and that is made in time or not at all."""
+
+    def __init__(self, make: Callable[[], Handing]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._is_abandoned = False
+        self._made: Handing | None = None
+
+    def run(self) -> None:
+        with self._lock:
+            if not self._is_abandoned:
+                try:
+                    self._made = self._make()
+                except Exception:  # noqa: BLE001 - the request is sent without it (1)
+                    logger.warning("a request could not be made a message", exc_info=True)
+        self._done.set()
+
+    def result(self) -> Handing | None:
+        try:
+            self._done.wait(_WAIT_SECONDS)
+        finally:
+            with self._lock:
+                self._is_abandoned = True
+        return self._made

@@ -1,0 +1,160 @@
+"""The life of an app that takes part in the mesh: its node is open for as long.
+
+Inside of a `Quiesce`, which drains requests and hops together, the node is opened below the scope that is
+drained there, and closed with it. Alone, the node is drained when the app has shut down.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core import exits
+from quiesce.core.node import current, logger
+from quiesce.core.serving import drain_of_server
+from quiesce.core.signals import heard
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+
+    from quiesce.core.scope import Scope
+    from quiesce.mesh.node import Node
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+__all__: list[str] = []
+
+AROUND = "quiesce.mesh"
+"""In the scope of a lifespan: that there is a node around the app, which is drained apart."""
+
+
+class Life:
+    """One lifespan of an app, with its node."""
+
+    def __init__(
+        self, node: Node, receive: Receive, send: Send, times: tuple[float, float]
+    ) -> None:
+        self._node = node
+        self._raw_receive = receive
+        self._raw_send = send
+        self._grace, self._cleanup = times
+        self._owner = drain_of_server.get()
+        self._signals = ExitStack()
+        self._home: Scope | None = None
+        self._cut_at: float | None = None
+        self._begun = False
+
+    async def run(self, app: App, scope: Message) -> None:
+        """Let the app live, from its startup to its shutdown; be its lifespan if it has none.
+
+        *Raises*: what the app raises in its lifespan.
+        """
+        if self._owner is None:
+            scope = {**scope, AROUND: self._node.name}
+        try:
+            with self._signals:
+                try:
+                    await app(scope, self._receive, self._send)
+                except Exception:
+                    if self._begun:
+                        raise
+                if not self._begun:
+                    await _live_alone(self._receive, self._send)
+        finally:
+            await self._close()
+
+    async def _receive(self) -> Message:
+        message = await self._raw_receive()
+        if message["type"] == "lifespan.startup" and not self._begun:
+            self._begun = True
+            try:
+                await self._open()
+            except Exception as error:
+                await self._raw_send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+        return message
+
+    async def _send(self, message: Message) -> None:
+        if message["type"].startswith("lifespan.shutdown"):
+            await self._close()
+        await self._raw_send(message)
+
+    async def _open(self) -> None:
+        node, owner = self._node, self._owner
+        if owner is None:
+            home = self._home = (await node.open())._opened()
+            self._signals.enter_context(heard(home._backend.post, self._told_to_end))
+            return
+        token = current.set(owner.scope)
+        try:
+            await node.open()
+        finally:
+            current.reset(token)
+        owner.met(node)
+        self._signals.enter_context(hearing(node))
+
+    def _told_to_end(self) -> None:
+        """Count the grace from the signal: the server waits for its open requests first."""
+        node, home = self._node, self._home
+        if home is not None and self._cut_at is None and node._scope is home:
+            self._cut_at = home._backend.clock() + self._grace
+            node._exchange.told_to_end(self._grace + self._cleanup)  # it is closed by then
+            node._exchange.service("deadline", self._at_the_deadline, home)
+
+    async def _at_the_deadline(self, home: Scope) -> None:
+        """Close the node: its open questions, for which the server waits, are answered with the end."""
+        await anyio.sleep(self._grace)
+        home._close(grace=0.0, cleanup=self._cleanup)
+
+    async def _close(self) -> None:
+        """Drain the node, unless that is done by what is around it, or was done before."""
+        home, self._home = self._home, None
+        if home is None:
+            return
+        left = self._grace
+        if self._cut_at is not None:
+            left = max(0.0, self._cut_at - home._backend.clock())
+        report = await home.drain(left, cleanup=self._cleanup)
+        if not report.ok:
+            logger.error("node %r was closed:\n%s", self._node.name, report)
+            if self._cut_at is not None:
+                exits.lost()
+
+
+@contextmanager
+def hearing(node: Node, seconds: float = 30.0) -> Iterator[None]:
+    """Answer questions as soon as the node's own work has ended, once the server was told to end.
+
+    The server waits for them. Not if the signal is held back: then the server goes on to serve.
+
+    Args:
+        node: A node that is open.
+        seconds: How long a question may wait for that, if nothing drains the whole server.
+    """
+    owner = drain_of_server.get()
+    numbers = (signal.SIGTERM, signal.SIGINT) if owner is None else owner.unheld
+    limit = seconds if owner is None else owner.seconds
+
+    def told() -> None:
+        if node._scope is not None:
+            node._exchange.told_to_end(limit)
+
+    with heard(node._opened()._backend.post, told, numbers):
+        yield
+
+
+async def _live_alone(receive: Receive, send: Send) -> None:
+    """Be the lifespan of an app that has none."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return

@@ -1,0 +1,124 @@
+"""What a hop holds of work that runs elsewhere: in a thread, in a process, on a timer, in a queue.
+
+Other threads may ask for it: the hop's tables are changed in its event loop, in the order of the calls. A thread
+that works for a hop is held by it until its last call, so what it starts is held before it lets go.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from quiesce.core import known, sites
+from quiesce.core.hold import Fate, Hold
+from quiesce.core.node import State, current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from quiesce.mesh.hop import Hop
+
+__all__: list[str] = []
+
+_CLOSED = State.CLOSED
+
+
+def hop_now() -> Hop | None:
+    """Return the hop that the running code works for, if that has not ended."""
+    node = current.get()
+    if node is None:
+        return None
+    hop: Any = node._errand
+    return None if hop is None or hop._state is _CLOSED or hop._ended else hop
+
+
+class Followed(Hold):
+    """Work for a hop that runs elsewhere. A drain that cannot end it reports it as stuck."""
+
+    __slots__ = ("_declared_as", "_key", "thing")
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(
+        self,
+        hop: Hop,
+        kind: str,
+        name: str,
+        frame: FrameType | None,
+        thing: object = None,
+        on_stop: Callable[[], object] | None = None,
+    ) -> None:
+        """Hold it, from any thread."""
+        code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        super().__init__(hop, kind, name, {}, code, offset, on_stop)
+        self._key: object = self
+        self._declared_as: str | None = None if frame is None else names_of(frame)[0]
+        self.thing: object = thing
+        if hop._backend.here():
+            hop._insert(self, self)
+        else:
+            hop._backend.post(hop._insert, self, self)
+
+    @property
+    def hop(self) -> Hop:
+        """The hop that it is work for."""
+        return self._node  # type: ignore[return-value]  # where it was made, or its parent after that was closed
+
+    @property
+    def released(self) -> bool:
+        """Whether it has ended."""
+        return self._key not in self._node._holds
+
+    def worked_on_by(self, task: object) -> None:
+        """Record the task that works on it, which may then start more for the hop while that is drained."""
+        holds = self._node._holds
+        if task is not None and task not in holds and self._key in holds:
+            holds[task] = holds.pop(self._key)
+            self._key = task
+
+    def release(self) -> None:
+        """End it. Idempotent, and safe to call from any thread."""
+        node = self._node
+        if not node._backend.here():
+            node._backend.post(self.release)
+            return
+        if node._holds.get(self._key) is self:
+            del node._holds[self._key]
+            if not node._holds:
+                node._turned_idle()
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return `file:line in function` of a frame."""
+    if frame is None:
+        return "at an unknown place"
+    return str(sites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+
+
+def caller() -> FrameType | None:
+    """Return the frame that asked for what is being started: outside of event loops, threads and of us."""
+    return known.starter(sys._getframe(1))
+
+
+def is_declared(hop: Hop, frame: FrameType | None, *names: str) -> bool:
+    """Tell whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
+    if frame is None or known.is_housekeeper(frame):
+        return True
+    pattern = hop._model.values["_service_pattern"]
+    if pattern is None:
+        return False
+    return any(pattern.fullmatch(name) is not None for name in (*names_of(frame), *names))
+
+
+def names_of(frame: FrameType) -> tuple[str, str]:
+    """Return the names by which `Node(services=…)` declares what the code of a frame starts."""
+    name = frame.f_code.co_qualname
+    return f"{frame.f_globals.get('__name__', '')}.{name}", name
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a function, or of what is below partials."""
+    while hasattr(fn, "func"):
+        fn = fn.func
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__

@@ -1,0 +1,310 @@
+"""The steps of a node: something is told to the engine, what it wants written is written, what it wants is done.
+
+Each is made without an await, so that no cancellation comes between. node.py says what holds.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from quiesce.core import arguments
+from quiesce.core.node import State, logger
+from quiesce.errors import EdgeRefused, JournalBroken
+from quiesce.mesh import wire
+from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Settle
+from quiesce.mesh.hop import Hop
+from quiesce.mesh.keeping import Health
+from quiesce.mesh.receipt import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from weakref import WeakValueDictionary
+
+    from quiesce.core.scope import Scope
+    from quiesce.mesh import states
+    from quiesce.mesh.cascade import Cascade
+    from quiesce.mesh.engine import Engine
+    from quiesce.mesh.exchange import Exchange
+    from quiesce.mesh.facts import Answer, Record, Stop
+    from quiesce.mesh.keeping import Keeping
+    from quiesce.mesh.policy import Policy
+    from quiesce.mesh.receipt import Status
+    from quiesce.mesh.states import Sending
+
+__all__: list[str] = []
+
+_OPEN = State.OPEN
+_COPY = "this is a copy of one that was taken before; that one goes on, and nothing is lost"
+
+
+class Steps:
+    """What a node does in one step."""
+
+    if TYPE_CHECKING:
+        name: str
+        url: str | None
+        _keeping: Keeping | None
+        _scope: Scope | None
+        _hops: dict[bytes, Hop]
+        _hops_max: int
+        _serves: bool
+        _cascades: WeakValueDictionary[bytes, Cascade]
+        _policy: Policy
+        _random: Callable[[int], bytes]
+        _engine: Engine
+        _exchange: Exchange
+        _hops_scope: Scope
+        _clock: Callable[[], float]
+
+        def _opened(self) -> Scope: ...
+        def _abandon(self) -> None: ...
+
+    def _check(self) -> None:
+        self._opened()
+        if self._is_refusing and not self._retry():
+            self._refuse()
+
+    @property
+    def _is_refusing(self) -> bool:
+        return self._keeping is not None and self._keeping.is_refusing
+
+    @property
+    def _broken(self) -> BaseException | None:
+        return self._keeping.error if self._keeping is not None and self._is_refusing else None
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._keeping is not None and self._keeping.error is not None
+
+    def _refuse(self) -> NoReturn:
+        assert self._keeping is not None  # noqa: S101 - it has a journal that cannot be written
+        raise self._keeping.broken() from self._keeping.error
+
+    def _retry(self) -> bool:
+        """Try to write what could not be written; if that succeeds, do what rests on it."""
+        assert self._keeping is not None  # noqa: S101 - as above
+        if self._keeping.retry():
+            for cascade in self._cascades.values():
+                cascade._wait_again()
+            self._commit()
+            self._exchange.wake()
+        return self._keeping.error is None
+
+    @property
+    def health(self) -> Health:
+        """Whether it can do its part now, and what is wrong if it cannot."""
+        if self._scope is None:
+            return Health("closed")
+        if self._keeping is not None and self._is_behind:
+            state: Literal["refusing", "behind"] = "refusing" if self._is_refusing else "behind"
+            return Health(state, self._keeping.why())
+        return Health("ready" if self._hops_scope._state is _OPEN else "draining")
+
+    def _try_to_commit(self) -> None:
+        """Commit; if the journal cannot be written, what is to be done waits until it can."""
+        with suppress(JournalBroken):
+            self._commit()
+
+    def _commit(self) -> None:
+        """Write what has to last, then have done what is to be done (1, 2)."""
+        engine, exchange = self._engine, self._exchange
+        writes = engine.detector.writes
+        if writes:
+            engine.detector.writes = []
+            if self._keeping is not None:
+                self._write(self._keeping, writes)
+            exchange.wrote(writes)
+        if engine.news:
+            self._hear(engine.take_news())
+        if engine.is_stirred or exchange._flush is not None:
+            engine.take_stir()
+            exchange.look()
+
+    def _hear(self, told: list[Stop | Settle]) -> None:
+        for news in told:
+            if type(news) is Settle:
+                cascade = self._cascades.get(news.edge)
+                if cascade is None:
+                    self._told(news.edge)  # nobody will ask
+                else:
+                    cascade._settle(news.receipt)
+            elif news.edge in self._hops:
+                self._hops[news.edge]._cancel()
+
+    def _write(self, keeping: Keeping, records: list[Record]) -> None:
+        if not keeping.write(records):
+            self._abandon()
+            self._exchange.wake()
+            self._refuse()
+        if keeping.tidying.is_over or keeping.error is not None:
+            self._exchange.wake()  # it sees to that, too
+
+    def _begin(self, cascade: Cascade) -> Hop:
+        self._check()
+        self._hops_scope._admit()
+        edge, name = self._random(12), cascade.name
+        record = self._engine.begin(edge, self._random(16), self._clock(), name)
+        self._commit_begun(edge)
+        hop = self._hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")  # type: ignore[arg-type]  # a Node
+        self._cascades[record.edge] = cascade
+        return hop
+
+    def _commit_begun(self, edge: bytes) -> None:
+        try:
+            self._commit()
+        except JournalBroken:
+            assert self._keeping is not None  # noqa: S101 - it raised that
+            self._keeping.withdraw(edge)  # it does not begin: another copy may, later
+            raise
+
+    def _arrive(self, handed: wire.Handed, why_not: str | None = None, caller: str = "") -> Hop:
+        if self._scope is None or self._is_refusing:
+            self._check()
+        edge, engine = handed.edge, self._engine
+        why = why_not or self._objection(handed)
+        if len(self._hops) >= self._hops_max and not engine.detector.knows(edge):
+            raise self._busy(handed)
+        if why is None:
+            answer = engine.arrive(handed, self._policy.reply_to(handed.home))
+        elif self._exchange.may_note(edge, caller):
+            answer = engine.refuse(handed, self._clock())
+        else:
+            answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
+        if answer is not RUN:
+            self._commit()
+            raise self._refusal(handed, answer, why or _COPY)
+        self._commit_begun(edge)
+        self._serves = True
+        hop = self._hops[edge] = Hop(self, engine.detector._hops[edge])  # type: ignore[arg-type]  # a Node
+        return hop
+
+    def _refusal(self, handed: wire.Handed, answer: Answer, why: str) -> EdgeRefused:
+        known = self._engine.detector.find(handed.edge)
+        must_ask = known is not None and known.reply is None
+        header = wire.response_header(handed.edge, answer, must_ask=must_ask)
+        is_busy = self._hops_scope._state is not _OPEN
+        text = f"message {mark(handed.edge)} is not worked on: {why}"
+        return EdgeRefused(text, header, is_busy=is_busy)
+
+    def _busy(self, handed: wire.Handed) -> EdgeRefused:
+        """Refuse a message for now: nothing is kept of it, so that a copy may be taken when there is room."""
+        must_ask = self._keeping is not None  # or it could not tell
+        header = wire.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
+        text = (
+            f"message {mark(handed.edge)} is not worked on: {self._hops_max} messages are already being"
+            " processed (hops_max)"
+        )
+        return EdgeRefused(text, header, is_busy=True)
+
+    def _objection(self, handed: wire.Handed) -> str | None:
+        """Tell why a message is not to be worked on, if it is not known already."""
+        why = self._engine.horizon.objection(handed)
+        if why is not None:
+            return why
+        if self._hops_scope._state is not _OPEN:
+            return "the agent is being shut down"
+        return None
+
+    def answer(self, hop: Hop) -> str:
+        """Give what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
+
+        To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
+        """
+        record = hop._record
+        if hop.packed is not None:
+            return wire.closed_header(record.edge, hop.packed)
+        answer = WORKING  # if its end could not be written, it is not told
+        if not self._is_refusing:
+            answer = self._engine.detector.ride(record.edge)  # which wants nothing done
+        return wire.response_header(record.edge, answer, must_ask=record.reply is None)
+
+    def _turned_away(self, hop: Hop, caller: str) -> str | None:
+        """Return what to answer if the app has turned a message away, and there are too many of these from there.
+
+        Nothing is kept of it then: if a copy comes, the app turns that away as well.
+        """
+        edge = hop._record.edge
+        if hop.packed is None or self._is_behind or self._exchange.may_keep(caller):
+            return None
+        if not self._engine.detector.forget(edge):
+            return None
+        self._try_to_commit()
+        return wire.response_header(edge, NOT_NOW, must_ask=True)
+
+    def _ended(self, hop: Hop, status: Status, why: str) -> None:
+        """Know that a hop has ended; from its own step."""
+        record = hop._record
+        self._hops.pop(record.edge, None)
+        if self._scope is None:
+            return  # nobody would be told; a journal says what it was
+        now = self._clock()
+        microseconds = int((now - hop._since) * 1e6 + 0.5)
+        try:
+            if hop.rides and status == "done" and not self._is_refusing:
+                packed = self._engine.detector.finish(record, microseconds)
+                if packed is not None:
+                    self._commit()
+                    hop.packed = packed
+                    return
+            for edge in list(record.edges) if record.edges else ():
+                self._engine.sent(edge, "is in doubt", now)  # nobody has said what became of it
+            self._engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
+            self._try_to_commit()
+        except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
+            logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
+
+    def _send(self, hop: states.Hop, to: str) -> tuple[bytes, str]:
+        self._check()
+        edge, now = self._random(12), self._clock()
+        begin_by = self._engine.send(hop, edge, arguments.text("to", to), now)
+        try:
+            self._commit()
+        except JournalBroken:
+            self._engine.sent(edge, "is not sent", now)
+            self._try_to_commit()
+            raise
+        handed = wire.Handed(hop.cascade, edge, mark(hop.edge), begin_by, self.url)
+        return edge, wire.request_header(handed)
+
+    def _resolve(self, edge: bytes, to: str, how: Sending) -> None:
+        if self._scope is None:
+            return
+        self._engine.sent(edge, how, self._clock())
+        if how == "is in doubt" and self.url is None:
+            self._exchange.pull(edge, to)
+        self._try_to_commit()
+
+    def _answered(
+        self, edge: bytes, to: str, answer: Answer, how: Sending, *, must_ask: bool, uses: int
+    ) -> None:
+        if self._scope is None:
+            return
+        now = self._clock()
+        self._engine.answered(edge, answer, how, now, uses=uses)
+        self._exchange.contact(to, now)
+        if answer.kind == "working" and (must_ask or self.url is None):
+            self._exchange.pull(edge, to)
+        self._try_to_commit()
+
+    def _told(self, edge: bytes) -> None:
+        """Know that whoever has begun a cascade was told; if that cannot be written, he is told again."""
+        self._cascades.pop(edge, None)
+        if self._scope is not None:
+            self._engine.told(edge, self._clock())
+            self._try_to_commit()
+
+    def _dropped(self, root: states.Hop) -> None:
+        if self._engine.detector.find_root(root.edge) is root:  # not that of a later opening
+            self._told(root.edge)
+
+    def _cancel(self, hop: states.Hop) -> None:
+        self._check()
+        self._engine.cancel(hop, self._clock())
+        self._commit()
+
+    def _tidy(self) -> None:
+        """Have a smaller journal made, if it has grown; not at the end, which would wait for it."""
+        keeping = self._keeping
+        if keeping is not None and not self._exchange.is_ending and keeping.tidying.is_due():
+            self._exchange.service("compaction", keeping.tidying.run)

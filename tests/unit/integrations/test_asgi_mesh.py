@@ -1,0 +1,260 @@
+"""`Quiesce` and a node of the mesh: one drain for requests and hops, one report, whatever is around what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import quiesce
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.integrations.asgi import Quiesce
+from quiesce.mesh import CascadeFront, Node, Settled
+from quiesce.mesh.transport import RECEIPTS
+from tests.stress import turns
+from tests.unit.integrations.asgi_driver import SHORT, Lifespan, ask, living, lost, plain, respond
+from tests.unit.mesh.meshing import NoRoom, World, here, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.mesh import Cascade
+
+QUICK: dict[str, Any] = {"grace": SHORT, "cleanup": SHORT, "hold_signal": False}
+
+
+def middleware(app: Any) -> Any:
+    """Stand between two wrappers, as a framework does."""
+
+    async def between(scope: Any, receive: Any, send: Any) -> None:
+        await app(dict(scope), receive, send)
+
+    return between
+
+
+def within(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
+    """Wrap with the one entry; gives it, and what the server calls."""
+    made = Quiesce(app, node=node, **QUICK | options)
+    return made, made
+
+
+def around(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
+    """Wrap what has a node already."""
+    made = Quiesce(node.asgi(app), **QUICK | options)
+    return made, made
+
+
+def far_around(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
+    """The same, with something between."""
+    made = Quiesce(middleware(node.asgi(middleware(app))), **QUICK | options)
+    return made, made
+
+
+def fronted(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
+    """Have the mesh's own front outside."""
+    made = Quiesce(node.asgi(app), **QUICK | options)
+    return made, CascadeFront(node, made)
+
+
+WAYS = [within, around, far_around, fronted]
+
+
+def working(gate: anyio.Event) -> Any:
+    """Make an app that answers at once, and works on."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        own = quiesce.current_scope()
+        assert own is not None
+        own.spawn(gate.wait, name="booking")
+        await respond(send, status=202)
+
+    return app
+
+
+async def hand(app: Any, **options: Any) -> Any:
+    """Hand a message to an app, as a client does."""
+    with here().delegate("http://b") as handing:
+        headers = [(b"cascade", handing.header.encode())]
+        with quiesce.detached():  # the server's task is not of the sender's hop
+            call = await ask(app, "/book", method="POST", headers=headers, **options)
+        told = call.headers.get(b"cascade-receipt")
+        handing.answered(told and told.decode(), is_error=(call.status or 500) >= 400)
+    return call
+
+
+async def verdict(cascade: Cascade) -> tuple[bool, list[str]]:
+    """Ask for the end of a cascade: whether all is well, and how each hop has ended."""
+    found = await cascade.settled(5, require="participants")
+    assert isinstance(found, Settled), found
+    return found.ok, [note.status for note in found.receipt.notes]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_work_of_a_hop_has_the_grace_and_is_waited_for(way: Callable[..., Any]) -> None:
+    """The drain ends when it has: not before, and not at the deadline."""
+    gate = anyio.Event()
+    async with World() as world:
+        root, node = await world.add("a"), world.make("b")
+        app, outside = way(node, working(gate), grace=1000)
+        async with living(outside):
+            async with root.cascade("c") as cascade:
+                assert (await hand(outside)).status == 202
+            async with anyio.create_task_group() as group:
+                group.start_soon(app.drain)
+                await until(lambda: app.draining)
+                await turns()
+                assert app.report is None
+                assert [entry.name for entry in app.scope.frontier()] != []
+                gate.set()
+            assert lost(app) == {}
+            assert app.report.completed >= 1
+            assert await verdict(cascade) == (True, ["done", "done"])
+        assert node._scope is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_work_of_a_hop_that_is_cut_is_lost_everywhere(way: Callable[..., Any]) -> None:
+    """In the report of the server, and in the verdict of the agent that has begun the cascade."""
+    async with World() as world:
+        root, node = await world.add("a"), world.make("b")
+        app, outside = way(node, working(anyio.Event()))
+        async with living(outside):
+            async with root.cascade("c") as cascade:
+                await hand(outside)
+            await app.drain()
+        assert lost(app) == {"cancelled": ["booking"]}
+        assert await verdict(cascade) == (False, ["done", "cancelled"])
+
+
+@pytest.mark.parametrize("opens", ["the program", "the app"])
+async def test_a_node_that_others_open_is_drained_as_well(opens: str) -> None:
+    """Its hops are held by the requests that have brought them."""
+    async with World() as world:
+        root, node = await world.add("a"), world.make("b")
+        work = working(anyio.Event())
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "lifespan":
+                await node.asgi(work)(scope, receive, send)
+                return
+            await receive()
+            if opens == "the app":
+                await node.open()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+
+        if opens == "the program":
+            await node.open()
+        served = Quiesce(app, **QUICK)
+        async with living(served):
+            async with root.cascade("c") as cascade:
+                await hand(served)
+            report = await served.drain()
+            (hop,) = report.cancelled
+            assert hop.details["in_flight"] == "job booking"
+            assert await verdict(cascade) == (False, ["done", "cancelled"])
+
+
+async def test_a_message_that_is_refused_in_the_drain_may_be_sent_again() -> None:
+    """Its sender is told that it never will run; other nodes are answered all the same."""
+    gate = anyio.Event()
+    async with World() as world:
+        root, node = await world.add("a"), world.make("b")
+        app = Quiesce(working(gate), node=node, grace=1000, hold_signal=False)
+        async with living(app):
+            async with root.cascade("c") as cascade:
+                await hand(app)
+                async with anyio.create_task_group() as group:
+                    with quiesce.detached():
+                        group.start_soon(app.drain)
+                    await until(lambda: app.draining)
+                    refused = await hand(app)
+                    with quiesce.detached():
+                        asked = await ask(app, RECEIPTS, method="POST")
+                    gate.set()
+            assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
+            assert asked.status == 400  # by the node, which has read it
+            assert await verdict(cascade) == (True, ["done", "refused", "done"])
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_node_around_the_drain_is_refused(*, deep: bool) -> None:
+    """The message has the right order."""
+    node = Node("b", url="http://b")
+    inner = Quiesce(plain, hold_signal=False)
+    if not deep:
+        with pytest.raises(ArgumentError, match=r"write Quiesce\(app, node=node\)"):
+            node.asgi(inner)
+        return
+    life = Lifespan(node.asgi(middleware(inner)))
+    with pytest.raises(UsageError, match=r"write Quiesce\(app, node=node\)"):
+        await life.run()
+    assert life.sent == ["startup.failed"]
+    assert node._scope is None
+
+
+@pytest.mark.backends("asyncio")
+async def test_a_node_that_cannot_write_is_not_ready() -> None:
+    """A load balancer sends its requests to another one then."""
+    node = Node("b", url="http://b")
+    app = Quiesce(plain, node=node, hold_signal=False)
+    async with living(app):
+        assert (await ask(app, "/quiesce/ready")).status == 200
+        own, full = node._keeping, NoRoom(node)
+        assert full.is_refusing
+        probe = await ask(app, "/quiesce/ready")
+        assert (probe.status, probe.body) == (503, b"node 'b' cannot write its journal\n")
+        node._keeping = own
+
+
+@pytest.mark.parametrize("what", ["hotel", object, None.__class__])
+async def test_what_is_not_a_node_is_refused(what: Any) -> None:
+    """In words, not by an AttributeError."""
+    with pytest.raises(ArgumentError, match=r"node must be a quiesce.mesh.Node"):
+        Quiesce(plain, node=what)
+
+
+@pytest.mark.backends("asyncio")
+async def test_what_joins_the_drain_is_part_of_its_report() -> None:
+    """It is drained by the same deadline, before the requests that wait for it are cut."""
+    answered = asyncio.Event()
+    times: list[tuple[float, float]] = []
+
+    async def drain(grace: float, cleanup: float) -> quiesce.Report:
+        times.append((grace, cleanup))
+        async with quiesce.Scope("part") as scope:
+            scope.hold("task", "t1")
+            answered.set()
+            return await scope.aclose(0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await answered.wait()
+            await respond(send)
+            return
+        await receive()
+        owner = quiesce.core.serving.drain_of_server.get()
+        assert owner is not None
+        owner.join("part", drain)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    served = Quiesce(app, grace=0, cleanup=SHORT, hold_signal=False)
+    async with living(served), anyio.create_task_group() as group:
+        calls: list[Any] = []
+
+        async def call() -> None:
+            calls.append(await ask(served))
+
+        group.start_soon(call)
+        await until(lambda: served.scope is not None and served.scope._holds)
+        await served.drain()
+    assert lost(served) == {"undelivered": ["t1"]}
+    assert times == [(0.0, SHORT)]
+    assert calls[0].status == 200

@@ -1,0 +1,379 @@
+"""What strangers can do to a node, and what retries, errors and overload do to messages."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quiesce.errors import ArgumentError, EdgeRefused
+from quiesce.mesh import Node, Settled, Unknown, admission, wire
+from quiesce.mesh.courier import Call
+from quiesce.mesh.policy import Allowance
+from tests.stress import lasting
+from tests.unit.mesh.meshing import NoRoom, World, here, leaves
+from tests.unit.mesh.serving import Exchange
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.mesh import Arrival, Hop
+
+RECEIPTS = "/quiesce/receipts"
+in_virtual_time = pytest.mark.backends("asyncio", "trio")
+
+
+def header(world: World, edge: bytes | None = None) -> tuple[bytes, bytes]:
+    """Give the header of a message that nobody has sent."""
+    handed = wire.Handed(bytes(16), edge or os.urandom(12), "0" * 12, int(world.wall) + 3600)
+    return b"cascade", wire.request_header(handed).encode()
+
+
+def asks(count: int) -> bytes:
+    """Give a call with questions for edges that never were."""
+    return wire.call_body(Call("", (), tuple((os.urandom(12), False) for _ in range(count))))
+
+
+def answering(status: int, calls: list[int] | None = None) -> Any:
+    """Make an app that answers so."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        if calls is not None:
+            calls.append(status)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+# Questions of strangers.
+
+
+@in_virtual_time
+async def test_strangers_do_not_use_up_what_others_may_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each address has an allowance of its own."""
+    monkeypatch.setattr(admission, "_EACH", 50)
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        for number in range(3):
+            await other._serve(RECEIPTS, asks(200), f"10.0.0.{number}")
+        assert len(other._engine.detector._over) == 150
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b"):
+                pass  # it never arrives
+        found = await cascade.settled(5)
+        assert not isinstance(found, Unknown), found
+
+
+@in_virtual_time
+async def test_strangers_at_many_addresses_do_not_starve_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All strangers together have one; a caller that knows an edge is none."""
+    monkeypatch.setattr(admission, "_ALL", 100)
+    async with World(tmp_path) as world:
+        other = await world.add("b")
+        async with other.cascade("c"):
+            (known,) = other._hops
+            body = wire.call_body(Call("", (), ((known, False),)))
+            await other._serve(RECEIPTS, body, "192.0.2.1")
+            for number in range(20):
+                await other._serve(RECEIPTS, asks(20), f"10.0.0.{number}")
+            assert len(other._engine.detector._over) == 100
+            reply = json.loads(await other._serve(RECEIPTS, asks(5), "192.0.2.1"))
+            assert len(reply["answers"]) == 5
+
+
+@in_virtual_time
+async def test_one_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
+    """The node answers, but not for this edge: it is unknown after `give_up`, and not never."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        other._exchange._noted._callers[""] = Allowance(0, 0.0, other._clock)
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b"):
+                pass
+        found = await cascade.settled(30)
+        assert isinstance(found, Unknown)
+        assert found.is_final
+        assert found.seconds < 3
+
+
+def test_callers_are_counted_by_address_and_network() -> None:
+    """An IPv6 host has a whole network of addresses."""
+    found = {
+        admission.caller({"client": (host, 1)})
+        for host in (
+            "2001:db8::1",
+            "2001:db8::ffff",
+            "2001:db8:0:1::1",
+            "192.0.2.1",
+            "fe80::1%eth0",
+        )
+    }
+    assert found == {"2001:db8::/64", "2001:db8:0:1::/64", "192.0.2.1", "fe80::/64"}
+    assert admission.caller({"client": None}) == ""
+    assert admission.caller({"client": ("unix:", 0)}) == "unix:"
+
+
+def test_there_is_a_bound_to_the_callers_that_are_counted() -> None:
+    """The first ones are forgotten."""
+    allowances = admission.Allowances(lambda: 0.0)
+    for number in range(3000):
+        allowances.known(str(number))
+        assert allowances.take(str(number))
+    assert len(allowances._callers) == len(allowances._peers) == admission._CALLERS_MAX
+
+
+# Messages of strangers.
+
+
+@in_virtual_time
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_a_flood_that_the_app_turns_away_leaves_nothing(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in memory nor, after a compaction, in the journal; the first ones are kept as ever."""
+    monkeypatch.setattr(admission, "_EACH", 50)
+    async with World(tmp_path) as world:
+        other = await world.add("b")
+        app = other.asgi(answering(status))
+        for number in range(200):
+            made = Exchange(app, "POST", "/", headers=[header(world)], client=("10.0.0.1", 5))
+            await made.run()
+            assert made.status == status
+            assert ("s=closed" if number < 50 else "s=not-now;d=ask") in (made.told or "")
+        detector = other._engine.detector
+        assert len(detector._over) + len(detector._hops) == 50
+        await other.drain(1)
+        await other.open()
+        detector = other._engine.detector
+        assert len(detector._over) + len(detector._hops) == 50
+
+
+@in_virtual_time
+async def test_one_whose_message_is_turned_away_in_a_flood_has_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks, and that is noted for it."""
+    monkeypatch.setattr(admission, "_EACH", 1)
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        app = other.asgi(answering(404))
+        for _ in range(5):
+            await Exchange(app, "POST", "/", headers=[header(world)]).run()
+        other._exchange._noted._callers.clear()
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                line = (b"cascade", handing.header.encode())
+                made = Exchange(app, "POST", "/", headers=[line])
+                await made.run()
+                handing.answered(made.told, is_error=True)
+        found = await cascade.settled(5)
+        assert not isinstance(found, Unknown), found
+
+
+# accept=
+
+
+async def test_nothing_is_kept_of_what_is_not_accepted(tmp_path: Path) -> None:
+    """The app is not called either; a message of one that is accepted is worked on."""
+    seen: list[Arrival] = []
+
+    def accept(arrival: Arrival) -> bool:
+        seen.append(arrival)
+        return arrival.headers.get("authorization") == "Bearer s3cret"
+
+    async with World(tmp_path) as world:
+        other = await world.add("b", accept=accept)
+        calls: list[int] = []
+        app = other.asgi(answering(200, calls))
+        size = (tmp_path / "b.journal").stat().st_size
+        made = Exchange(app, "POST", "/x", headers=[header(world)], client=("10.0.0.1", 5))
+        await made.run()
+        assert made.status == 403
+        assert (made.told or "").endswith(";s=not-now")
+        call = Exchange(app, "POST", RECEIPTS, parts=[asks(3)])
+        await call.run()
+        assert call.status == 403
+        assert (calls, (tmp_path / "b.journal").stat().st_size) == ([], size)
+        assert [(one.path, one.client, one.is_call) for one in seen] == [
+            ("/x", "10.0.0.1", False),
+            (RECEIPTS, "", True),
+        ]
+        credentials = (b"Authorization", b"Bearer s3cret")
+        made = Exchange(app, "POST", "/", headers=[header(world), credentials])
+        await made.run()
+        assert (made.status, calls) == (200, [200])
+        rubbish = Exchange(app, "POST", "/", headers=[(b"cascade", b"rubbish")])
+        await rubbish.run()
+        assert rubbish.status == 400
+
+
+def test_what_accepts_is_a_function() -> None:
+    """Anything else is refused when it is given."""
+    with pytest.raises(ArgumentError, match="accept"):
+        Node("a", accept="yes")  # type: ignore[arg-type]  # what is tried
+
+
+# Retries.
+
+
+async def test_a_copy_is_told_how_the_first_one_stands(tmp_path: Path) -> None:
+    """A proxy has tried it again: it is not run twice, and its sender does not take it for lost."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        calls: list[int] = []
+        app = other.asgi(answering(503, calls))
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                line = (b"cascade", handing.header.encode())
+                await Exchange(
+                    app, "POST", "/", headers=[line]
+                ).run()  # whose answer the proxy drops
+                made = Exchange(app, "POST", "/", headers=[line])
+                await made.run()
+                assert made.status == 409
+                assert b"copy of one that was taken before" in made.body
+                handing.answered(made.told, is_error=True)
+        assert calls == [503]
+        assert isinstance(await cascade.settled(5), Settled)
+
+
+async def test_a_message_that_was_refused_for_now_is_taken_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    """The agent had too much to do: a proxy tries again, and nothing was kept of the first time."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b", hops_max=1)
+        calls: list[int] = []
+        app = other.asgi(answering(200, calls))
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+            with here().delegate("http://b") as handing:
+                line = (b"cascade", handing.header.encode())
+                made = Exchange(app, "POST", "/", headers=[line])
+                await made.run()
+                assert (made.status, made.header(b"retry-after")) == (503, "1")
+                assert b"hops_max" in made.body
+                other._hops_max = 2
+                made = Exchange(app, "POST", "/", headers=[line])
+                await made.run()
+                assert (made.status, calls) == (200, [200])
+                handing.answered(made.told)
+        await cascade.cancel()
+        found = await cascade.settled(5)
+        assert isinstance(found, Settled)
+        assert found.receipt.hops == 3
+
+
+async def test_one_that_is_refused_for_now_may_not_run_after_its_sender_was_told(
+    tmp_path: Path,
+) -> None:
+    """The sender asks, and is told that it never will run: a copy does not."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b", hops_max=1)
+        ran: list[Hop] = []
+
+        async def handler(hop: Hop) -> None:
+            ran.append(hop)
+
+        async with node.cascade("c") as cascade:
+            await world.hand("b", leaves)
+            with here().delegate("http://b") as handing:
+                handing.answered(await world.deliver("b", handing.header, handler))
+        await cascade.cancel()
+        assert isinstance(await cascade.settled(5), Settled)
+        other._hops_max = 10
+        with pytest.raises(EdgeRefused):
+            other.handle(handing.header)
+        assert not ran
+
+
+# Errors, and agents that take no part.
+
+
+async def test_an_error_without_a_word_is_in_doubt(tmp_path: Path) -> None:
+    """A gateway has answered for an agent that is no peer, and works on: it is waited for."""
+    async with World(tmp_path) as world:
+        world.peers = []
+        node = await world.add("a", peers=["http://b"])
+        other = await world.add("b", peers=["http://a"])
+        node._policy._peers = frozenset()
+        gates: list[Hop] = []
+
+        async def handler(hop: Hop) -> None:
+            gates.append(hop)
+            hop.spawn(lasting, 0.5)
+
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                await world.deliver("b", handing.header, handler)
+                handing.answered(None, is_error=True)
+        found = await cascade.settled(0.1, require="participants")
+        assert isinstance(found, Unknown)
+        assert not found.is_final
+        found = await cascade.settled(5, require="participants")
+        assert isinstance(found, Settled)
+        assert found.receipt.hops == 2
+        assert not other._hops
+
+
+@pytest.mark.parametrize("how", ["error", "timeout", "answer"])
+async def test_an_agent_that_is_known_to_take_no_part_is_not_waited_for(how: str) -> None:
+    """Whatever it answers, or if it does not answer."""
+    async with World() as world:
+        node = await world.add("a", opaque=["http://legacy/x"], peers=[])
+        assert node._policy.node_of("http://legacy/x/y") == "http://legacy/x"
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://legacy/x") as handing:
+                if how != "timeout":
+                    handing.answered(None, is_error=how == "error")
+        found = await cascade.settled(5, require="participants")
+        assert isinstance(found, Settled)
+        assert found.receipt.opaque == 1
+
+
+@pytest.mark.parametrize("given", ["http://a", 7, ["nowhere"]])
+def test_agents_that_take_no_part_are_addresses(given: Any) -> None:
+    """And are not among the peers."""
+    with pytest.raises(ArgumentError, match="opaque"):
+        Node("a", opaque=given)
+    with pytest.raises(ArgumentError, match="in peers and in opaque"):
+        Node("a", opaque=["http://b"], peers=["http://b/"])
+
+
+# Readiness.
+
+
+async def test_a_node_that_cannot_write_is_not_ready(tmp_path: Path) -> None:
+    """The probe says why; as long as it can, the app answers."""
+    async with World(tmp_path) as world:
+        other = await world.add("b")
+        app = other.asgi(answering(204))
+        made = Exchange(app, "GET", "/quiesce/ready")
+        await made.run()
+        assert made.status == 204
+        NoRoom(other)
+        made = Exchange(app, "GET", "/quiesce/ready")
+        await made.run()
+        assert made.status == 503
+        assert b"refusing: it cannot write" in made.body
+
+
+async def test_a_node_is_ready_while_it_is_open(tmp_path: Path) -> None:
+    """Not before, and not after it."""
+    node = Node("a", journal=tmp_path / "a.journal")
+    assert node.health.state == "closed"
+    async with node:
+        assert node.health.ok
+        async with node.cascade("c") as cascade:
+            pass
+        assert (await cascade.settled(1)).ok
+        await lasting(0)
+    assert not node.health.takes_messages

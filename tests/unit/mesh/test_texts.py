@@ -1,0 +1,71 @@
+"""What other agents call themselves is shown to people, and cannot pretend to be something else."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiesce.mesh import wire
+from quiesce.mesh.courier import Call
+from quiesce.mesh.facts import Answer
+from quiesce.mesh.frontier import Busy, MeshFrontier, answer_body, parse_answer
+from quiesce.mesh.receipt import Note, Receipt, mark
+from quiesce.mesh.settlement import Unknown, settle
+from quiesce.mesh.texts import harmless
+
+EDGE = b"e" * 12
+EVIL = "bank\x1b[2K\x1b]0;owned\x07\n\x1b[32mcascade 'trip': settled\x1b[0m\r\u202e\u2028"
+
+
+def shows_nothing_else(text: str, lines: int) -> bool:
+    """Tell whether a text is as many lines as it should be, and nothing in them is not seen."""
+    return all(line.isprintable() for line in text.split("\n")) and text.count("\n") == lines - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("planner", "planner"),
+        ("Zürich 東京", "Zürich 東京"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\ud800", "\\ud800"),
+        ("x" * 300, "x" * 200),
+        ("\n" * 300, "\\n" * 100),
+    ],
+)
+def test_what_is_not_seen_is_spelled_out(text: str, seen: str) -> None:
+    """Everything else is as it was, up to a length."""
+    assert harmless(text, 200) == seen
+
+
+def test_a_receipt_cannot_forge_a_verdict() -> None:
+    """Neither by a name nor by a reason: also not in what is logged or given to machines."""
+    note = Note(mark(EDGE), "", EVIL, "done", 0.1, f"why {EVIL}")
+    body = wire.call_body(Call("", ((EDGE, Receipt("done", notes=(note,))),), ()))
+    ((_, receipt),) = wire.parse_call(body).receipts
+    header = wire.response_header(EDGE, Answer("closed", Receipt("done", notes=(note,))))
+    told = wire.parse_response_header(header, EDGE).answer.receipt
+    for found in (receipt, told):
+        assert found is not None
+        assert found.notes[0].name.isprintable()
+        assert found.notes[0].why.isprintable()
+    text = str(settle(receipt, name="trip", cascade=bytes(16), seconds=0.1))
+    assert shows_nothing_else(text, 2)
+
+
+def test_names_that_came_another_way_are_shown_as_harmless() -> None:
+    """As that of an agent's card, which a message was sent to."""
+    note = Note(mark(EDGE), "", EVIL, "unknown", None, EVIL)
+    receipt = Receipt("done", hops=0, unknown=1, notes=(note,))
+    found = Unknown("trip", "", receipt, 0.1, missing=(f"what became of it {EVIL}",))
+    assert shows_nothing_else(str(found), 3)
+
+
+def test_a_frontier_cannot_forge_one_either() -> None:
+    """Whatever it says of its state."""
+    evil = EVIL[:12]
+    (entry,) = parse_answer(answer_body([Busy(evil, "", EVIL, EVIL[:20], 1.0, EVIL)]))
+    assert all(text.isprintable() for text in (entry.mark, entry.parent, entry.name, entry.state))
+    assert entry.what.isprintable()
+    assert shows_nothing_else(str(MeshFrontier("trip", (entry,))), 2)

@@ -1,0 +1,238 @@
+"""A reader that is cancelled ends its stream in the cancellation itself, and not by collection."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.resources.stream import Stream, stream
+from tests.stress import CANCELLED, failing, lasting, turns
+from tests.unit.resources.stream_sources import Counter, cancelled_read
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Way = Callable[[Awaitable[Any]], Awaitable[object]]
+
+BUFFERS = pytest.mark.parametrize("buffer", [0, 2])
+kept: list[object] = []  # tasks and exceptions, as a program keeps them that looks at them later
+
+
+def endless() -> Counter:
+    """Give a generator that never gets to its second item."""
+    counter = Counter()
+    counter.slow_from = 1
+    return counter
+
+
+async def consume(source: Stream[int], reading: anyio.Event) -> None:
+    """Read for ever."""
+    async for _ in source:
+        reading.set()
+
+
+async def cancel_a_task(body: Any, reading: anyio.Event) -> object:
+    """Cancel the reader's task, and keep it."""
+    task = asyncio.ensure_future(body)
+    await reading.wait()
+    await turns()
+    task.cancel()
+    await asyncio.wait({task})
+    return task
+
+
+async def cancel_a_task_again(body: Any, reading: anyio.Event) -> object:
+    """Cancel the reader's task in each of a few turns, and keep it."""
+    task = asyncio.ensure_future(body)
+    await reading.wait()
+    while not task.done():
+        await turns(1)
+        task.cancel()
+    return task
+
+
+async def wait_for(body: Any, reading: anyio.Event) -> object:
+    """Wait for the reader for too short a time, and keep the exception."""
+    with pytest.raises(TimeoutError) as raised:
+        await asyncio.wait_for(body, 0.1)
+    assert reading.is_set()
+    return raised
+
+
+async def timeout(body: Any, reading: anyio.Event) -> object:
+    """Read in a timeout, and keep the exception."""
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(0.1):
+            await body
+    assert reading.is_set()
+    return raised
+
+
+async def failing_sibling(body: Any, reading: anyio.Event) -> object:
+    """Read in a task group in which another task fails, and keep task and exception."""
+    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012 - the group raises it
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(body)
+            await reading.wait()
+            await turns()
+            group.create_task(failing(KeyError("sibling")))
+    return task, raised
+
+
+async def cancel_scope(body: Any, reading: anyio.Event) -> object:
+    """Read in a cancel scope whose deadline passes, and keep the exception."""
+    found: list[BaseException] = []
+    with anyio.move_on_after(0.1):
+        try:
+            await body
+        except CANCELLED as error:
+            found.append(error)
+            raise
+    assert reading.is_set()
+    return found
+
+
+async def failing_nursery(body: Any, reading: anyio.Event) -> object:
+    """Read in a task group of anyio's in which another task fails, and keep the exception."""
+
+    async def read() -> None:
+        await body
+
+    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012 - the group raises it
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await reading.wait()
+            await turns()
+            group.start_soon(failing, KeyError("sibling"))
+    return raised
+
+
+ON_ASYNCIO = [cancel_a_task, cancel_a_task_again, wait_for, timeout, failing_sibling]
+ANYWHERE = [cancel_scope, failing_nursery]
+
+
+async def leave(way: Any, buffer: int) -> None:
+    """Have a reader cancelled, keep all that remembers it, and see the generator end in an open scope."""
+    counter = endless()
+    async with Scope("a") as scope:
+        source = stream(counter, buffer=buffer)
+        reading = anyio.Event()
+        try:
+            kept.append(await way(consume(source, reading), reading))
+            with anyio.fail_after(30):
+                await scope.idle()  # nothing but the stream could be in flight
+            assert counter.cleaned_up
+            assert repr(source) == "<Stream 'Counter' ended>"
+            with pytest.raises(StopAsyncIteration):
+                await anext(source)
+        finally:
+            kept.clear()
+    assert scope.report is not None
+    assert scope.report.ok
+    assert not scope.report.cancelled
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+@pytest.mark.parametrize("way", ON_ASYNCIO)
+@BUFFERS
+async def test_a_cancelled_reader_ends_its_stream_on_asyncio(way: Any, buffer: int) -> None:
+    """In every way of being cancelled, with the task or the exception kept."""
+    await leave(way, buffer)
+
+
+@pytest.mark.parametrize("way", ANYWHERE)
+@BUFFERS
+async def test_a_cancelled_reader_ends_its_stream(way: Any, buffer: int) -> None:
+    """In anyio's ways of being cancelled, which are trio's as well."""
+    await leave(way, buffer)
+
+
+async def test_the_cancellation_does_not_wait_for_the_generator() -> None:
+    """The reader goes on at once; the scope waits until the `finally` has run."""
+    counter = endless()
+    counter.cleanup_turns = 100
+    async with Scope("a") as scope:
+        source = stream(counter)
+        assert await anext(source) == 0
+        await cancelled_read(source)
+        assert "cleaned up" not in counter.diary
+        assert [entry.kind for entry in scope.frontier().in_flight] == ["stream"]
+    assert counter.cleaned_up
+
+
+@pytest.mark.parametrize("verb", ["asend", "athrow"])
+async def test_a_cancelled_sender_ends_the_stream(verb: str) -> None:
+    """What waits for the answer to a value or an error is a reader, too."""
+
+    async def deaf() -> Any:
+        with suppress(KeyError):
+            yield 0
+        try:
+            await anyio.sleep_forever()
+        finally:
+            diary.append("ended")
+
+    diary: list[str] = []
+    async with Scope("a") as scope:
+        source = stream(deaf)
+        assert await anext(source) == 0
+        with anyio.move_on_after(0.1):
+            await getattr(source, verb)(KeyError())
+        with anyio.fail_after(30):
+            await scope.idle()
+        assert diary == ["ended"]
+
+
+async def test_what_the_generator_raises_then_is_in_the_report() -> None:
+    """Nobody reads any more, so the scope is told."""
+
+    async def sour() -> Any:
+        try:
+            yield 0
+            await anyio.sleep_forever()
+        finally:
+            raise KeyError("sour")
+
+    async with Scope("a", on_error=lambda *_: None) as scope:
+        source = stream(sour)
+        assert await anext(source) == 0
+        await cancelled_read(source)
+    assert scope.report is not None
+    assert scope.report.handled == 1
+
+
+@pytest.mark.backends("asyncio", "uvloop")  # on trio, a cleanup that awaits has to be shielded
+async def test_the_close_of_the_scope_does_not_cut_a_cleanup_that_has_begun() -> None:
+    """The reader's cancellation ends the block as well: the generator is told once, and may clean up."""
+    diary: list[str] = []
+    first, second = anyio.Event(), anyio.Event()
+
+    async def careful() -> Any:
+        try:
+            yield 0
+            await anyio.sleep_forever()
+        finally:
+            await first.wait()
+            await second.wait()
+            diary.append("cleaned up")
+
+    async def program() -> None:
+        async with Scope("a"):
+            async for _ in stream(careful):
+                pass
+
+    task = asyncio.create_task(program())
+    await turns()
+    task.cancel()
+    await turns()
+    first.set()
+    await lasting(0.3)  # the close looks now and then whether it is heard
+    second.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert diary == ["cleaned up"]
