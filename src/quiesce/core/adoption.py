@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio import current_task
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,13 @@ from quiesce.core.backends.tasks import (
     is_service,
 )
 from quiesce.core.current import detached
-from quiesce.core.known import is_process_wide
+from quiesce.core.known import GETTERS, is_process_wide
 from quiesce.core.node import State, current
 from quiesce.errors import UsageError
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
     from quiesce.core.node import Node
@@ -128,7 +129,7 @@ class Entrance:
                 adopter = adopter_of(adopter)
             ours = before is None and get_factory(loop) is late and "eager_start" not in options
             if adopter is not None and is_process_wide(coro):
-                with detached():
+                with _elsewhere(coro):
                     return create_task(coro, **options)
             if adopter is None or adopter._loop is not loop or not self.users:
                 # Without a detour: as the loop makes it, if there is nobody else's factory.
@@ -161,7 +162,7 @@ class Entrance:
         node = current.get()
         adopter = adopter_of(node)
         if adopter is not None and is_process_wide(coro):
-            with detached():
+            with _elsewhere(coro):
                 return asyncio.Task(coro, loop=loop, **options)
         if node is None or adopter is None or adopter._loop is not loop or coro is self._making:
             return asyncio.Task(coro, loop=loop, **options)
@@ -217,7 +218,7 @@ class Entrance:
             node = current.get()
             adopter = adopter_of(node)
             if adopter is not None and is_process_wide(coro):
-                with detached():
+                with _elsewhere(coro):
                     return make(coro, **options)  # type: ignore[no-any-return]  # out of a cell
             if adopter is None or adopter._loop is not self._loop or coro is self._making:
                 made: Task[Any] = make(coro, **options)
@@ -225,6 +226,22 @@ class Entrance:
             return self._make_foreign(make, adopter, coro, options)
 
         return asyncio.create_eager_task_factory(construct)  # type: ignore[attr-defined]  # since 3.12
+
+
+@contextmanager
+def _elsewhere(coro: Any) -> Iterator[None]:
+    """Step out of the current scope, into the one that a coroutine belongs to which `is_process_wide` has named."""
+    getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
+    found = None if getter is None else getter(coro)
+    if found is None:
+        with detached():
+            yield
+        return
+    token = current.set(found[0])
+    try:
+        yield
+    finally:
+        current.reset(token)
 
 
 def _take_in(task: AdoptedTask[Any], adopter: Node, now: float) -> None:

@@ -24,8 +24,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import FrameType
+    from collections.abc import Callable, Iterable
+    from types import CodeType, FrameType
 
 __all__: list[str] = []
 
@@ -62,7 +62,14 @@ PROCESS_WIDE: dict[str, frozenset[str]] = {
 }  # fmt: skip
 """By module, the qualified name of each coroutine function whose tasks belong to the process."""
 
-_NAMES = frozenset(name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names)
+GETTERS: dict[CodeType, Callable[[Any], tuple[Any] | None]] = {}
+"""Coroutine functions that get an item from a queue for the task that asked for it.
+
+If that task works for a hop only by the items it has, the next item is not the hop's work: the function returns the
+scope of the task itself, and the coroutine becomes a task there.
+"""
+
+_NAMES = {name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names}
 _GROUPED = "_run_coro"  # what anyio 4.14 and newer makes a task of: the coroutine is in there
 
 
@@ -74,7 +81,16 @@ def is_process_wide(coro: Any) -> bool:
         name = getattr(coro, "__name__", None)
     if name not in _NAMES:  # all that almost every task pays
         return False
+    getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
+    if getter is not None:
+        return getter(coro) is not None
     return coro.__qualname__ in PROCESS_WIDE.get(module_of(coro) or "", ())
+
+
+def add_getter(code: CodeType, scope_of: Callable[[Any], tuple[Any] | None]) -> None:
+    """Add a coroutine function that gets an item from a queue: see `GETTERS`."""
+    GETTERS[code] = scope_of
+    _NAMES.add(code.co_name)
 
 
 def inner(coro: Any) -> Any:

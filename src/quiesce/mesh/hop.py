@@ -27,6 +27,8 @@ from quiesce.core.light import LightScope
 from quiesce.core.node import State, current, logger
 from quiesce.mesh.handing import Handing
 from quiesce.mesh.receipt import mark
+from quiesce.mesh.routes.sharing import share
+from quiesce.mesh.routes.takers import takers
 
 if TYPE_CHECKING:
     from quiesce.core.backends.base import Waiter
@@ -136,7 +138,10 @@ class Hop(LightScope):
         another thread, or in another event loop than the node's.
         """
         self._check_here("send from")
-        return Handing(self._mesh, self._record, to)
+        handing = Handing(self._mesh, self._record, to)
+        if takers:
+            share(self, handing)
+        return handing
 
     def untracked(self, route: str, place: str, *, thing: object = None) -> None:
         """Record that work leaves the hop by a way that quiesce does not follow.

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.mesh.admission import Arrival
+    from quiesce.mesh.routes import sharing
     from quiesce.mesh.states import Sending
     from quiesce.mesh.transport import Transport
 
@@ -124,6 +125,7 @@ class Node(Steps):
         self._scope: Scope | None = None
         self._is_opening = self._serves = False
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
+        self._shared: sharing.Shared = {}  # messages that are sent for several hops
         self._hops: dict[bytes, Hop] = {}
         self._cascades: WeakValueDictionary[bytes, Cascade] = WeakValueDictionary()  # others let go
         self._strangers: WeakSet[Node] = WeakSet()  # nodes whose hops its clients were used in

@@ -16,6 +16,7 @@ from quiesce.mesh.facts import NOT_NOW, RUN, WORKING, Settle
 from quiesce.mesh.hop import Hop
 from quiesce.mesh.keeping import Health
 from quiesce.mesh.receipt import mark
+from quiesce.mesh.routes import sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class Steps:
         _scope: Scope | None
         _hops: dict[bytes, Hop]
         _hops_max: int
+        _shared: sharing.Shared
         _serves: bool
         _cascades: WeakValueDictionary[bytes, Cascade]
         _policy: Policy
@@ -115,6 +117,8 @@ class Steps:
             if self._keeping is not None:
                 self._write(self._keeping, writes)
             exchange.wrote(writes)
+            if self._shared:
+                sharing.closed(self._shared, writes)
         if engine.news:
             self._hear(engine.take_news())
         if engine.is_stirred or exchange._flush is not None:

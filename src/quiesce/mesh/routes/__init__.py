@@ -9,8 +9,11 @@ order:
 - `timers`: `loop.call_later` and `loop.call_at`.
 - `threads`: executors, threads and `threading.Timer`.
 - `children`: child processes.
-- `belts`: what a queue carries: items of hops, and the tasks that work on them.
+- `takers`: the tasks and threads that have items of hops, and for whom they work.
+- `belts`: what one queue carries of hops, and when the work on an item is over.
+- `batches`: whether a worker collects items before it works on them; `flow`: what its code does next.
 - `queues`: `asyncio.Queue`, `queue.Queue` and their kinds, anyio's memory object streams, `Channel`.
-- `events`: `asyncio.Event`, which wakes a worker.
+- `events`: events and conditions, which wake a worker.
+- `sharing`: a message that is sent for several hops at once.
 - `installing`: when the replacements are there.
 """

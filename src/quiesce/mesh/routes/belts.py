@@ -1,293 +1,335 @@
-"""A belt: what one queue carries of hops, and the tasks that work on it.
+"""A belt: what one queue carries of hops, and who works on it.
 
-An item that is put by a hop holds that hop until the work on it is over. The task that takes it works for the hop
-meanwhile: what it sends is sent for the hop. Queues do not tell when that work is over; these things do, whichever
-comes first:
+An item that a hop puts holds that hop until the work on it is over. The task or thread that takes it, its *taker*,
+works for the hop meanwhile: what the taker sends is sent for the hop. A queue does not tell when that work is over.
+These things do, whichever comes first:
 
-1. The taker calls `task_done()`.
-2. The taker ends.
-3. The taker asks for more, and has waited for something other than the queue since it took the item.
-4. The taker asks for more, and has not put the item into a list, a set or a dictionary of its own.
-5. The taker asks for more, and has started something else for the hop, like a task that works on the item.
-6. The taker asks for more at the line where it took its first item, after it has asked at other lines.
+1. The taker has called `task_done()`. If it did so in the very step in which it took the item, or in a thread, its work
+   may come after that: then the item is over when it asks for more.
+2. The taker has ended. If it returned the item, another task may work on it: then the hop records that.
+3. The taker asks the queue for more, does not collect a batch (see `batches`), and does not use `task_done()`.
 
-A taker that collects several items before it works on them (a batch) meets none of these between two of them, so
-it has all of them until its work on the batch is over. A taker that works for the hop already, as one of its tasks
-or on an item of another queue, has nothing more to hold: what holds the hop there ends after this. (A program reads
-the last item of a queue, and never asks that queue again.)
+All puts and takes of a queue are recorded from the first that a hop makes, so that equal items are told apart.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import deque
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quiesce.core.node import State, current
+from quiesce.mesh.routes import batches, flow
 from quiesce.mesh.routes.following import Followed
+from quiesce.mesh.routes.takers import (
+    Parcel,
+    Taker,
+    frames_of,
+    lock,
+    running,
+    taker_of,
+    takers,
+    work_elsewhere,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import CodeType, FrameType
 
     from quiesce.core.node import Node
     from quiesce.mesh.hop import Hop
 
-    Site = tuple[CodeType, int] | None
+    Place = tuple[CodeType, int, tuple[int | None, ...]]
 
 __all__: list[str] = []
 
-_LOOKED_AT = 10_000  # items of one list
 _CLOSED = State.CLOSED
-GETTERS: set[object] = set()
-"""The code of what `create_task(queue.get())` runs: such a task ends at once, and another works on the item."""
-
-
-class Parcel:
-    """An item of a hop, from when it was put until the work on it is over."""
-
-    __slots__ = ("has_waited", "hold", "item", "others", "site")
-
-    def __init__(self, item: object, hold: Followed) -> None:
-        self.item: object = item
-        self.hold: Followed = hold
-        self.site: Site = None
-        self.has_waited: bool = False
-        self.others: int = 0  # what the hop held when the item was taken
-
-    def has_turned(self) -> None:
-        """Record that the taker has waited for something (3)."""
-        self.has_waited = True
-
-    def is_collected(self, frame: FrameType | None) -> bool:
-        """Tell whether the taker has put the item into a list, a set or a dictionary of its own (4)."""
-        if frame is None:
-            return False
-        found = frame.f_locals
-        places = [*found.values(), *getattr(found.get("self"), "__dict__", {}).values()]
-        return any(
-            one is self.item
-            for place in places
-            if isinstance(place, list | set | tuple | deque | dict)
-            for one in islice(place.values() if isinstance(place, dict) else place, _LOOKED_AT)
-        )
-
-
-class Taker:
-    """A task or thread that has taken items."""
-
-    __slots__ = ("last_site", "outer", "parcels")
-
-    def __init__(self, outer: Node | None) -> None:
-        self.parcels: list[Parcel] = []
-        self.outer: Node | None = outer
-        self.last_site: Site = None
 
 
 class Belt:
     """What one queue carries of hops."""
 
-    __slots__ = ("_lock", "_parcels", "_takers", "just_took", "kind")
+    __slots__ = ("__weakref__", "_backend", "_waiting", "counted", "is_stack", "kind")
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, present: Iterable[object] = (), *, is_stack: bool = False
+    ) -> None:
+        """Begin to record.
+
+        Args:
+            kind: What the queue is called.
+            present: The items that are in it, which no hop has put.
+            is_stack: Whether the newest item is taken first.
+        """
         self.kind: str = kind
-        self.just_took: tuple[object, int] | None = None
-        self._lock = threading.Lock()  # for queues between threads; never held across a wait
-        self._parcels: dict[int, deque[Parcel]] = {}
-        self._takers: dict[object, Taker] = {}
+        self.is_stack: bool = is_stack
+        self.counted: bool = False
+        """Whether the program says when it is done with an item."""
+        self._backend: Any = None  # of the hops that have put something
+        self._waiting: dict[int, deque[Parcel]] = {}
+        for item in present:
+            self.put(item, None, None)
 
     # Putting.
 
-    def put(self, item: object, hop: Hop, frame: FrameType | None) -> Parcel:
-        """Hold a hop for an item, before anybody can take it."""
-        parcel = Parcel(item, Followed(hop, "item", f"in {self.kind}", frame))
-        with self._lock:
-            self._parcels.setdefault(id(item), deque()).append(parcel)
+    def put(self, item: object, hop: Hop | None, frame: FrameType | None) -> Parcel:
+        """Record an item before anybody can take it, and hold the hop that puts it."""
+        hold = None if hop is None else Followed(hop, "item", f"in {self.kind}", frame)
+        self._backend = self._backend if hop is None else hop._backend
+        parcel = Parcel(self, item, hold)
+        with lock:
+            self._waiting.setdefault(id(item), deque()).append(parcel)
         return parcel
 
     def has(self, item: object, hop: Hop) -> bool:
-        """Tell whether an item of this hop waits to be taken."""
-        return any(parcel.hold.hop is hop for parcel in self._parcels.get(id(item), ()))
+        """Return whether an item of this hop waits to be taken."""
+        return any(
+            parcel.hold is not None and parcel.hold.hop is hop
+            for parcel in self._waiting.get(id(item), ())
+        )
+
+    def has_any(self, item: object) -> bool:
+        """Return whether an item waits to be taken."""
+        return id(item) in self._waiting
 
     def withdraw(self, parcel: Parcel) -> None:
         """Release the hop of an item that the queue did not accept."""
-        if self._pick(parcel.item, parcel) is not None:
+        if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
             parcel.hold.release()
 
     def _pick(self, item: object, wanted: Parcel | None = None) -> Parcel | None:
-        with self._lock:
-            waiting = self._parcels.get(id(item))
+        with lock:
+            waiting = self._waiting.get(id(item))
             if waiting is None or (wanted is not None and wanted not in waiting):
                 return None
-            parcel = wanted or waiting[0]
+            parcel = wanted or waiting[-1 if self.is_stack else 0]
             waiting.remove(parcel)
             if not waiting:
-                del self._parcels[id(item)]
+                del self._waiting[id(item)]
             return parcel
+
+    def forget_waiting(self) -> None:
+        """Release the items that nobody has taken, and nobody will."""
+        with lock:
+            left = [parcel for parcels in self._waiting.values() for parcel in parcels]
+            self._waiting.clear()
+        for parcel in left:
+            if parcel.hold is not None:
+                parcel.hold.release()
 
     # Taking.
 
     def took(self, item: object, key: object, frame: FrameType | None) -> bool:
-        """Have the running code work for the hop of the item that it took; False if no hop put it."""
+        """Have a taker work for the hop of an item that it took. Return False if no hop has put it.
+
+        The taker is what runs, or a task for which another one has taken the item.
+        """
         parcel = self._pick(item)
         if parcel is None:
-            return False
-        hold, hop = parcel.hold, parcel.hold.hop
-        if self._is_covered(hop, key):
+            parcel = Parcel(self, item, None)
+        hold = parcel.hold
+        if hold is not None and self._is_covered(hold.hop, key):
             hold.release()
             return True
+        taker = taker_of(key, self._backend)
+        is_running = key is running()
+        parcel.is_direct = is_running
+        taker.took(parcel)
+        if hold is not None:
+            self._begun(parcel, taker, frame)
+        if is_running:
+            taker.work()
+        elif hold is not None:
+            work_elsewhere(taker)
+        return hold is not None
+
+    def _begun(self, parcel: Parcel, taker: Taker, frame: FrameType | None) -> None:
+        hold = parcel.hold
+        assert hold is not None  # noqa: S101 - it is an item of a hop
+        hop = hold.hop
         hold._name = f"taken from {self.kind}"
-        with self._lock:
-            taker = self._takers.get(key)
-            if taker is None:
-                taker = self._takers[key] = Taker(current.get())
-                self._watch(hop, key)
-            parcel.site = taker.last_site = _site(frame)
-            taker.parcels.append(parcel)
-        self._work_for(hop, parcel, key)
-        parcel.others = len(hop._holds)
         if hop._backend.here():
-            for one in taker.parcels:  # they were not worked on while it waited for this one
-                one.has_waited = False
-                hop._backend.soon(one.has_turned)
-        return True
+            hold.worked_on_by(taker.key)
+        if not self.counted:
+            parcel.place = _place(frame)
+            parcel.before = batches.sizes(frames_of(taker.key, frame))
+        parcel.others = len(hop._holds)
 
     def _is_covered(self, hop: Hop, key: object) -> bool:
-        """Return whether the running task holds the hop by something other than items of this queue."""
+        """Return whether the taker is a task of the hop, which is held by itself."""
         if key is None or not hop._backend.here():
             return False
         node: Node = getattr(key, "_node", hop)  # of its own tasks, in a scope below it perhaps
         held = (node if node._is_within(hop) else hop)._holds.get(key)
-        if held is None or getattr(current.get(), "_errand", None) is not hop:
+        if held is None or isinstance(held, Followed):
             return False
-        if isinstance(key, asyncio.Task) and getattr(key.get_coro(), "cr_code", None) in GETTERS:
-            return False
-        taker = self._takers.get(key)
-        return taker is None or all(parcel.hold is not held for parcel in taker.parcels)
+        return getattr(current.get(), "_errand", None) is hop
 
-    def _work_for(self, hop: Hop, parcel: Parcel, key: object) -> None:
-        node = current.get()
-        at_work = None if node is None else node._errand
-        if at_work is hop:
+    def asks(self, key: object, queue: object, frame: FrameType | None) -> None:
+        """Release what the running taker has worked on, now that it asks for more (3).
+
+        That is what it has taken from this queue; and from queues that it has taken from later than from this one,
+        which it uses in the course of its work.
+        """
+        taker = takers.get(key)
+        if taker is None or not taker.parcels:
             return
-        if (
-            at_work is None
-            or at_work._state is _CLOSED
-            or any(
-                one.hold.hop is at_work for taker in [self._takers[key]] for one in taker.parcels
-            )
-        ):
-            current.set(hop)
-            if hop._backend.here():
-                parcel.hold.worked_on_by(key)
+        first = taker.first
+        found = [
+            one
+            for one in taker.parcels
+            if one.belt is self
+            or (one.is_direct and self in first and first[self] < first[one.belt])
+        ]
+        self._leave_worked_on(taker, found, queue, frame)
 
-    def _watch(self, hop: Hop, key: object) -> None:
-        """Have what a taker has be released when it has ended (2)."""
-        call = partial(self.finished, key)
-        if hop._backend.here():
-            hop._backend.watch(call)
-        else:
-            _ends.guard = Guard(call, getattr(_ends, "guard", None))
+    def asked_ahead(
+        self, key: object, queue: object, before: list[Parcel], *, is_waited_for: bool
+    ) -> None:
+        """Release what a taker has worked on that had another task ask for it.
 
-    def pass_on(self, key: object, other: object) -> None:
-        """Record that a task took an item for another one, which has it now."""
-        with self._lock:
-            taker = self._takers.pop(key, None)
-            if taker is None:
-                return
-            heir = self._takers.get(other)
-            if heir is None:
-                heir = self._takers[other] = Taker(None)
-            heir.parcels += taker.parcels
-            heir.last_site = taker.last_site
-        for parcel in taker.parcels:
-            parcel.has_waited = False
-            parcel.hold.worked_on_by(other)
+        Args:
+            key: The taker.
+            queue: What it asked.
+            before: What it had then.
+            is_waited_for: Whether it waits for that task. If not, it may have begun with the newest item only then.
+        """
+        taker = takers.get(key)
+        if taker is not None:
+            mine = [one for one in before if one.belt is self and one in taker.parcels]
+            self._leave_worked_on(taker, mine if is_waited_for else mine[:-1], queue, None)
 
-    def asks(self, key: object, frame: FrameType | None, *, is_idle: bool = False) -> None:
-        """Release what the taker has worked on, now that it asks for more (3 to 6)."""
-        taker = self._takers.get(key)
-        if taker is None:
+    def _leave_worked_on(
+        self, taker: Taker, found: list[Parcel], queue: object, frame: FrameType | None
+    ) -> None:
+        hopped = [parcel for parcel in found if parcel.hold is not None]
+        if not hopped:
+            self._leave(taker, [parcel for parcel in found if not parcel.belt.counted])
             return
-        site, before = _site(frame), taker.last_site
-        taker.last_site = site
-        is_round = taker.parcels[0].site == site != before
-        left = [
+        frames = frames_of(taker.key, frame)
+        counts = not self.counted and any(_is_called_on(one, "task_done", queue) for one in frames)
+        place = _place(frame)
+        over = [
             parcel
-            for parcel in taker.parcels
-            if not (
-                is_idle
-                or is_round
-                or parcel.has_waited
-                or len(parcel.hold.hop._holds) > parcel.others
-                or not parcel.is_collected(frame)
+            for parcel in found
+            if (
+                parcel.is_done
+                if parcel.belt.counted or (counts and parcel.belt is self)
+                else parcel.hold is None or not self._is_kept(taker, parcel, frames, place)
             )
         ]
-        if len(left) < len(taker.parcels):
-            self._leave(key, taker, left)
+        if any(parcel.hold is not None for parcel in over) and batches.is_collecting(
+            frames, hopped[0].before
+        ):
+            over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
+        self._leave(taker, over)
 
-    def missed(self, key: object) -> None:
-        """Record that the taker asked and got nothing: it works on what it has, and then asks again."""
-        taker = self._takers.get(key)
-        for parcel in () if taker is None else taker.parcels:
-            backend = parcel.hold.hop._backend
-            parcel.has_waited = (
-                not backend.here()
-            )  # of a thread nobody can tell: its batch is whole now
-            if backend.here():
-                backend.soon(parcel.has_turned)
+    def _is_kept(
+        self, taker: Taker, parcel: Parcel, frames: list[FrameType], place: Place | None
+    ) -> bool:
+        """Return whether the taker has an item itself at hand, when it asks for another."""
+        return (
+            _is_later_in_line(parcel.place, place)
+            or batches.is_read_later(frames, parcel.item)
+            or (not taker.has_turned and batches.is_in_comprehension(frames))
+        )
 
-    def done(self, key: object) -> None:
-        """Release the oldest item that the taker has; or, if it has none, that any taker has (1)."""
-        key = key if key in self._takers else next(iter(self._takers), None)
-        taker = self._takers.get(key)
+    def idle(self, key: object) -> None:
+        """Release all that a taker has of this queue: it waits for more, and collects nothing."""
+        taker = takers.get(key)
         if taker is not None:
-            self._leave(key, taker, taker.parcels[1:])
+            self._leave(taker, [one for one in taker.parcels if one.belt is self])
 
-    def _leave(self, key: object, taker: Taker, left: list[Parcel]) -> None:
-        gone = [parcel for parcel in taker.parcels if parcel not in left]
-        at_work = getattr(current.get(), "_errand", None)
-        with self._lock:
-            taker.parcels = left
-            if not left:
-                self._takers.pop(key, None)
-        if any(parcel.hold.hop is at_work for parcel in gone):
-            current.set(left[-1].hold.hop if left else taker.outer)
-        for parcel in gone:
-            parcel.hold.release()
+    def done(self, key: object, unfinished: int | None) -> None:
+        """Release the item that the caller of `task_done()` has worked on (1).
 
-    def dropped(self) -> None:
-        """Release the items that are left in a queue that no program has any more: they are never taken."""
-        with self._lock:
-            left = [parcel for parcels in self._parcels.values() for parcel in parcels]
-            self._parcels.clear()
-        for parcel in left:
-            parcel.hold.release()
+        If the caller has none, it works on what another has taken: an item of the hop that it works for.
+        """
+        self.counted = True
+        hop = getattr(current.get(), "_errand", None)
+        with lock:
+            mine = takers.get(key)
+            everyones = [mine] if mine is not None else list(takers.values())
+            found = [
+                (taker, parcel)
+                for taker in everyones
+                for parcel in taker.parcels
+                if parcel.belt is self and not parcel.is_done
+            ]
+            if mine is None or not found:
+                found = [
+                    (taker, parcel)
+                    for taker in takers.values()
+                    for parcel in taker.parcels
+                    if parcel.belt is self
+                    and not parcel.is_done
+                    and (None if parcel.hold is None else parcel.hold.hop) is hop
+                ]
+        for taker, parcel in found[:1]:
+            self._said_done(taker, parcel, is_takers=taker is mine)
+        if unfinished == 0:
+            for taker in list(takers.values()):
+                over = [one for one in taker.parcels if one.belt is self and not one.is_done]
+                self._leave(taker, over)
 
-    def finished(self, key: object) -> None:
-        """Release all that a taker had, which has ended (2)."""
-        with self._lock:
-            taker = self._takers.pop(key, None)
-        for parcel in () if taker is None else taker.parcels:
-            parcel.hold.release()
+    def _said_done(self, taker: Taker, parcel: Parcel, *, is_takers: bool) -> None:
+        if parcel.hold is None:
+            self._leave(taker, [parcel])
+        elif taker.has_turned or not is_takers:  # so it has waited since it said the same of others
+            before = [one for one in taker.parcels if one.belt is self and one.is_done]
+            self._leave(taker, [*before, parcel])
+        else:
+            parcel.is_done = True  # its work may come after this, in the same step or in a thread
+
+    def _leave(self, taker: Taker, over: list[Parcel]) -> None:
+        if not over:
+            return
+        hops = taker.hops()
+        with lock:
+            taker.parcels = [parcel for parcel in taker.parcels if parcel not in over]
+        if taker.key is running():
+            taker.work()
+        elif any(parcel.hold is not None for parcel in over):
+            work_elsewhere(taker)
+        if len(hops) > 1:
+            _share(hops, over)
+        for parcel in over:
+            if parcel.hold is not None:
+                parcel.hold.release()
 
 
-class Guard:
-    """Calls a function when the thread ends in which it is kept."""
-
-    def __init__(self, call: partial[None], other: Guard | None) -> None:
-        self._call = call
-        self._other = other
-
-    def __del__(self) -> None:
-        """Call it: the thread's variables are dropped when it has ended."""
-        self._call()
-
-
-_ends = threading.local()
+def _share(hops: dict[Hop, Parcel], over: list[Parcel]) -> None:
+    """Record in the hops of a batch that something was started for all of them, which only the newest hop holds."""
+    newest, parcel = next(reversed(hops.items()))
+    if len(newest._holds) <= parcel.others:
+        return
+    for other in {one.hold.hop for one in over if one.hold is not None}:
+        if other is not newest:
+            place = f"started by the taker of several items from {parcel.belt.kind}, as a part of {newest.name}"
+            other.untracked("batch", place)
 
 
-def _site(frame: FrameType | None) -> Site:
-    return None if frame is None else (frame.f_code, frame.f_lineno)
+def _place(frame: FrameType | None) -> Place | None:
+    if frame is None:
+        return None
+    # By its columns: the compiler may have written one call down twice.
+    found = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return frame.f_code, frame.f_lineno, found[2:]
+
+
+def _is_later_in_line(one: Place | None, other: Place | None) -> bool:
+    """Return whether a call comes after another in a line of code, as in `work(await q.get(), await q.get())`."""
+    if one is None or other is None or one[:2] != other[:2] or None in (*one[2], *other[2]):
+        return False
+    return one[2] < other[2]
+
+
+def _is_called_on(frame: FrameType, method: str, thing: object) -> bool:
+    """Return whether the code of a frame calls a method of a thing."""
+    for first, *rest in filter(None, flow.called_on(frame.f_code, method)):
+        found: Any = frame.f_locals.get(first, frame.f_globals.get(first))
+        for name in rest:
+            found = getattr(found, name, None)
+        if found is thing:
+            return True
+    return False

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,23 @@ def _everywhere() -> list[Replaced]:
         Replaced(MemoryObjectReceiveStream, "receive", queues.by_get),
         Replaced(Channel, "send", queues.by_send),
         Replaced(Channel, "send_nowait", queues.by_put),
-        *(Replaced(Lane, name, queues.by_read) for name in ("receive", "batch")),
-        *(Replaced(kind, "__anext__", queues.by_read) for kind in (Reader, BatchReader)),
+        Replaced(Lane, "receive", queues.by_get),
+        Replaced(Lane, "batch", partial(queues.by_get, gives_list=True)),
+        Replaced(Reader, "__anext__", queues.by_get),
+        Replaced(BatchReader, "__anext__", partial(queues.by_get, gives_list=True)),
         Replaced(asyncio.Event, "set", events.by_set),
         Replaced(asyncio.Event, "wait", events.by_wait),
+        Replaced(asyncio.Condition, "notify", events.by_set),
+        Replaced(asyncio.Condition, "wait", events.by_wait),
+        Replaced(threading.Event, "set", events.by_set),
+        Replaced(threading.Event, "wait", events.by_thread_wait),
+        Replaced(threading.Condition, "notify", events.by_set),
+        Replaced(threading.Condition, "wait", events.by_thread_wait),
     ]
     if sys.version_info < (3, 12):
-        made.append(Replaced(asyncio, "wait_for", queues.by_wait_for))
+        made += [
+            Replaced(module, "wait_for", queues.by_wait_for) for module in (asyncio.tasks, asyncio)
+        ]
     return made
 
 

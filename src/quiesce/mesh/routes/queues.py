@@ -1,7 +1,7 @@
 """Queues: an item that a hop puts carries the hop to the task that takes it.
 
-`asyncio.Queue` and its kinds, `queue.Queue` and its kinds, and anyio's memory object streams. What a library puts
-that is known to keep house (a connection that goes back into its pool) carries nothing.
+`asyncio.Queue` and its kinds, `queue.Queue` and its kinds, anyio's memory object streams, and `Channel`. What a library
+puts that is known to keep house (a connection that goes back into its pool) carries nothing.
 """
 
 from __future__ import annotations
@@ -9,238 +9,268 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue as thread_queue
-import sys
-import threading
-from sys import _getframe
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, finalize, ref
 
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from quiesce.mesh.routes.belts import GETTERS, Belt
+from quiesce.core.known import add_getter
+from quiesce.core.node import current
+from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import caller, hop_now, is_declared
-from quiesce.resources.reading import SINGLE_READS
+from quiesce.mesh.routes.takers import running, takers
+from quiesce.resources.reading import SINGLE_READS, BatchReader, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from types import FrameType
 
-    from quiesce.mesh.routes.belts import Parcel
+    from quiesce.mesh.routes.takers import Parcel
 
 __all__: list[str] = []
 
 belts: WeakKeyDictionary[Any, Belt] = WeakKeyDictionary()
-_under_way: set[int] = set()  # items that are being sent, and are placed already
+_sending: set[object] = set()  # tasks in the midst of a send, whose item is recorded already
+_asking: set[object] = set()  # tasks in the midst of a get, which records the item itself
+_taken: WeakKeyDictionary[Any, deque[tuple[ref[Any], Any]]] = WeakKeyDictionary()
+_TAKEN_MAX = 8  # of one task, that it may put back
+_STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
 
-def _placed(queue: Any, item: object, kind: str) -> tuple[Belt, Parcel] | None:
-    """Hold the running code's hop for an item that is about to be put; None if it works for none."""
+def belt_of(queue: Any) -> Belt | None:
+    """Return what a queue carries of hops, if any hop has ever put something into it."""
+    return belts.get(_state(queue)) if belts else None
+
+
+def _recorded(queue: Any, item: object) -> Parcel | None:
+    """Record an item that is about to be put; None if no hop has to do with the queue."""
+    belt = belt_of(queue)
     hop = hop_now()
-    if hop is None:
-        return None
-    frame = caller()
-    if is_declared(hop, frame):
-        return None
-    belt = belts.get(queue)
+    frame = None
+    if hop is not None:
+        frame = caller()
+        if is_declared(hop, frame) or _gives_back(_state(queue), item):
+            hop = None
     if belt is None:
-        belt = belts[queue] = Belt(kind)
-        finalize(queue, belt.dropped).atexit = False
-    return belt, belt.put(item, hop, frame)
+        if hop is None:
+            return None
+        state = _state(queue)
+        belt = belts[state] = Belt(
+            _kind(queue), _present(state), is_stack=isinstance(queue, _STACKS)
+        )
+        finalize(state, belt.forget_waiting).atexit = False
+    return belt.put(item, hop, frame)
+
+
+def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -> None:
+    """Record what was taken, and by which task."""
+    belt = belt_of(queue)
+    for item in items:
+        is_work = belt is not None and belt.took(item, key, frame)
+        if is_work or key is None:
+            continue
+        if type(item).__weakrefoffset__ or type(item) is int:
+            last = _taken.get(key)
+            if last is None:
+                last = _taken[key] = deque(maxlen=_TAKEN_MAX)
+            last.append((ref(_state(queue)), item if type(item) is int else ref(item)))
+
+
+def _gives_back(state: Any, item: object) -> bool:
+    """Return whether the running task puts something back that it took, like a connection of a pool."""
+    last = _taken.get(running())
+    if last is None:
+        return False
+    for entry in last:
+        of, one = entry
+        if of() is state and (one if type(one) is int else one()) is item:
+            last.remove(entry)
+            return True
+    return False
+
+
+def _present(state: Any) -> list[object]:
+    """Return the items that are in a queue."""
+    for name in ("_queue", "queue", "buffer", "_items"):
+        found = getattr(state, name, None)
+        if found is not None:
+            return [*found, *getattr(state, "waiting_senders", {}).values()]
+    return []
 
 
 def by_put(put: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a function that puts an item in one step."""
+    """Return the replacement of a function that puts an item in one step."""
 
     def putting(self: Any, item: Any, *args: Any, **options: Any) -> Any:
-        placed = None if id(item) in _under_way else _placed(_state(self), item, _kind(self))
-        if placed is None:
+        parcel = None if _sending and running() in _sending else _recorded(self, item)
+        if parcel is None:
             return put(self, item, *args, **options)
         try:
             return put(self, item, *args, **options)
         except BaseException:
-            belt, parcel = placed
-            belt.withdraw(parcel)
+            parcel.belt.withdraw(parcel)
             raise
 
     return putting
 
 
 def by_send(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a function that may wait before the item is taken."""
+    """Return the replacement of a function that may wait before the item is taken."""
 
     async def sending(self: Any, item: Any) -> Any:
-        placed = _placed(_state(self), item, _kind(self))
-        if placed is None:
+        parcel = _recorded(self, item)
+        if parcel is None:
             return await send(self, item)
-        _under_way.add(id(item))
+        key = running()
+        _sending.add(key)
         try:
             return await send(self, item)
         except BaseException:
-            belt, parcel = placed
-            belt.withdraw(parcel)
+            parcel.belt.withdraw(parcel)
             raise
         finally:
-            _under_way.discard(id(item))
+            _sending.discard(key)
 
     return sending
 
 
 def by_get_nowait(get: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a function of an event loop that takes an item in one step."""
+    """Return the replacement of a function of an event loop that takes an item in one step."""
 
     def getting(self: Any) -> Any:
-        belt = belts.get(_state(self)) if belts else None
-        if belt is None:
+        key = running()
+        if key in _asking:
             return get(self)
-        key, frame = _task(), caller()
-        if _getframe(1).f_code in _WAITING:  # where that was asked for, and is told of
-            item = get(self)
-            belt.just_took = (key, id(item))
-        else:
-            belt.asks(key, frame)
-            try:
-                item = get(self)
-            except BaseException:
-                belt.missed(key)
-                raise
-        belt.took(item, key, frame)
+        belt = belt_of(self)
+        frame = None if belt is None else caller()
+        if belt is not None:
+            belt.asks(key, self, frame)
+        item = get(self)
+        _took(self, (item,), key, frame)
         return item
 
     return getting
 
 
-def by_get(get: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for the function that waits for an item.
+def by_get(get: Callable[..., Any], *, gives_list: bool = False) -> Callable[..., Any]:
+    """Return the replacement of a function that waits for an item; or, if it gives a list, for several.
 
-    It is asked for in the task that calls it, also if another one runs it: `create_task(queue.get())`.
+    The task that calls it is the one that works on the item, also if another task runs it: `create_task(queue.get())`.
     """
 
-    def getting(self: Any) -> Any:
-        belt = belts.get(_state(self)) if belts else None
-        if belt is not None:
-            belt.asks(_task(), caller())
-        return waiting(get, self, _task())
+    def getting(self: Any, *args: Any) -> Any:
+        asker = running()
+        taker = takers.get(asker)
+        before = [] if taker is None else list(taker.parcels)
+        return _for_asker(partial(get, self, *args), self, asker, before, gives_list=gives_list)
 
     return getting
 
 
-async def waiting(get: Callable[..., Any], queue: Any, asker: object) -> Any:
-    """Wait for an item, on behalf of the task that asked for it."""
+async def _for_asker(
+    get: Callable[[], Any], queue: Any, asker: Any, before: list[Parcel], *, gives_list: bool
+) -> Any:
+    """Wait for an item, on behalf of the task that asked for it, and that had some before."""
+    key = running()
+    if asker is None or (key is not asker and isinstance(asker, asyncio.Task) and asker.done()):
+        asker = key
+    belt = belt_of(queue)
+    if belt is not None and key is asker:
+        belt.asks(asker, queue, caller())
+    elif belt is not None:
+        belt.asked_ahead(asker, queue, before, is_waited_for=_waits_for(asker, key))
+    _asking.add(key)
     try:
-        item = await get(queue)
-    except BaseException:
-        belt = belts.get(_state(queue))
-        if belt is not None:
-            belt.missed(asker)
-        raise
-    belt = belts.get(_state(queue)) if belts else None
-    if belt is not None:
-        key = _task()
-        if belt.just_took != (key, id(item)):  # a sender has handed it over
-            belt.took(item, key, caller())
-        belt.just_took = None
-        if key is not asker:
-            belt.pass_on(key, asker)
-    return item
-
-
-def by_read(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a function of a `Channel` that waits for an item, or for a batch of them."""
-
-    def reading(self: Any, *args: Any) -> Any:
-        belt = belts.get(getattr(self, "_lane", self)) if belts else None
-        if belt is not None:
-            belt.asks(_task(), caller())
-        return _read(read, self, args, _task())
-
-    return reading
-
-
-async def _read(read: Callable[..., Any], reader: Any, args: tuple[Any, ...], asker: object) -> Any:
-    found = await read(reader, *args)
-    belt = belts.get(getattr(reader, "_lane", reader)) if belts else None
-    if belt is not None:
-        key, frame = _task(), caller()
-        for item in found if type(found) is list else (found,):
-            belt.took(item, key, frame)
-        if key is not asker:
-            belt.pass_on(key, asker)
+        found = await get()
+    finally:
+        _asking.discard(key)
+    _took(queue, found if gives_list else (found,), asker, caller() if belts else None)
     return found
 
 
-SINGLE_READS.add(_read.__code__)
-GETTERS.update((waiting.__code__, _read.__code__))
+def _scope_of(getter: Any) -> tuple[Any] | None:
+    """Return the scope of the task that a coroutine gets an item for, if that task is elsewhere now by its items."""
+    asker = getter.cr_frame.f_locals["asker"]
+    taker = takers.get(asker) if takers and asker is running() else None
+    if taker is None or not taker.is_at_work or current.get() not in taker.hops():
+        return None
+    return (taker.outer,)
+
+
+SINGLE_READS.add(_for_asker.__code__)
+add_getter(_for_asker.__code__, _scope_of)
+
+
+def _waits_for(asker: Any, getter: object) -> bool:
+    """Return whether a task waits for the one that gets an item for it, and does not work on another meanwhile."""
+    waits_for = getattr(asker, "_fut_waiter", None)
+    if waits_for is getter or getter in getattr(waits_for, "_children", ()):  # of `gather`
+        return True
+    coro = asker.get_coro() if isinstance(asker, asyncio.Task) else None
+    while (inner := getattr(coro, "cr_await", None)) is not None:
+        coro = inner
+        if getattr(coro, "cr_code", None) is _WAIT:
+            return True
+    return False
+
+
+_WAIT = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # where `asyncio.wait` waits
 
 
 def by_done(done: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `task_done`."""
+    """Return the replacement of `task_done`."""
 
     def finishing(self: Any) -> None:
         done(self)
-        belt = belts.get(self) if belts else None
+        belt = belt_of(self)
         if belt is not None:
-            belt.done(_task() or threading.current_thread())
+            names = ("_unfinished_tasks", "unfinished_tasks")
+            left = next((getattr(self, name) for name in names if hasattr(self, name)), None)
+            belt.done(running(), left)
 
     return finishing
 
 
 def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `queue.Queue.get`."""
+    """Return the replacement of `queue.Queue.get`."""
 
     def getting(self: Any, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - its own
-        belt = belts.get(self) if belts else None
-        key: object = _task() or threading.current_thread()
-        frame = caller()
+        belt = belt_of(self)
+        frame = caller() if belts else None
         if belt is not None:
-            belt.asks(key, frame, is_idle=block and timeout is None)
-        try:
-            item = get(self, block, timeout)
-        except thread_queue.Empty:
-            if belt is not None:
-                belt.missed(key)
-            raise
-        belt = belts.get(self) if belts else None
-        if belt is not None:
-            belt.took(item, key, frame)
+            belt.asks(running(), self, frame)
+        item = get(self, block, timeout)
+        _took(self, (item,), running(), frame)
         return item
 
     return getting
 
 
 def by_wait_for(wait_for: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `asyncio.wait_for` of 3.11, which has a task of its own wait.
+    """Return the replacement of `asyncio.wait_for` of 3.11, which runs a coroutine in a task of its own.
 
-    Then the taker of an item would be another task than the one that works on it.
+    The taker of an item would be another task than the one that works on it. As in later versions, the coroutine runs
+    in the task that waits.
     """
 
     async def waited(fut: Any, timeout: float | None) -> Any:  # noqa: ASYNC109 - its own
-        if inspect.iscoroutine(fut) and fut.cr_code is waiting.__code__:
-            async with asyncio.timeout(timeout):
-                return await fut
-        return await wait_for(fut, timeout)
+        if not inspect.iscoroutine(fut) or (timeout is not None and timeout <= 0):
+            return await wait_for(fut, timeout)
+        async with asyncio.timeout(timeout):
+            return await fut
 
     return waited
 
 
 def _state(queue: Any) -> Any:
     """Return what both ends of a queue share."""
-    return getattr(queue, "_state", queue)
+    if isinstance(queue, MemoryObjectSendStream | MemoryObjectReceiveStream):
+        return queue._state
+    return queue._lane if isinstance(queue, Reader | BatchReader) else queue
 
 
 def _kind(queue: Any) -> str:
     kind = type(queue)
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-
-
-def _task() -> object:
-    """Return the running task, or None in a thread without an event loop."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        trio = sys.modules.get("trio")
-        if trio is None or not trio.lowlevel.in_trio_task():
-            return None
-        task: object = trio.lowlevel.current_task()
-        return task
-
-
-_WAITING = frozenset((asyncio.Queue.get.__code__, MemoryObjectReceiveStream.receive.__code__))

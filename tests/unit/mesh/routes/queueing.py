@@ -82,4 +82,5 @@ async def is_open(cascade: Cascade) -> bool:
 
 async def settles(cascade: Cascade) -> None:
     """See that a cascade settles."""
-    assert isinstance(await cascade.settled(5), Settled)
+    verdict = await cascade.settled(5)
+    assert isinstance(verdict, Settled), verdict

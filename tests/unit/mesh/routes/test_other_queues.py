@@ -11,7 +11,7 @@ import pytest
 
 from quiesce import detached
 from quiesce.mesh import Settled, Unknown
-from tests.unit.mesh.meshing import World
+from tests.unit.mesh.meshing import World, here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -77,6 +77,26 @@ async def test_a_task_of_the_hop_that_takes_an_item_of_it_holds_the_hop(tmp_path
     async with World(tmp_path) as world:
         await world.add("a"), await world.add("b")
         assert await verdicts(world, handler, free) == [Unknown.__name__, Settled.__name__]
+
+
+async def test_a_handler_that_takes_an_item_of_its_own_hop_holds_it_no_longer(
+    tmp_path: Path,
+) -> None:
+    """Its task may go on after the hop, and never asks the queue again."""
+    queue: asyncio.Queue[str] = asyncio.Queue()
+
+    async def handler(_: Hop) -> None:
+        queue.put_nowait("an item")
+        await queue.get()
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        async with world.nodes["a"].cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = handing.header
+                with detached():
+                    handing.answered(await world.serve("b", header, handler))  # in this very task
+        assert isinstance(await cascade.settled(5), Settled)
 
 
 @pytest.mark.parametrize("helped", [False, True])

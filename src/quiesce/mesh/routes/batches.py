@@ -1,0 +1,184 @@
+"""Batches: whether a worker collects what it takes from a queue before it works on it.
+
+A worker that asks for another item has done the one before, or has put it aside, or something that it made of it. It
+is taken to collect if its code still reads a variable whose value is the item, if the item goes straight into something
+that is being made (`[await q.get() for _ in range(3)]`), or if a container in its reach has grown since it took the
+item, and all of these hold:
+
+1. Its code also empties that container, or puts another in its place, again and again. A container that is only
+   ever filled is a record of what was done; one that certain things are taken out of is a register of what goes on.
+2. Its code still reads the container. A variable that is about to be set anew is of the batch before.
+3. There is something other than tasks and futures in it. Those are followed by themselves.
+
+In reach are the variables of the functions that run in the worker, the attributes of the objects in these, and the
+attributes of such attributes, unless they are a library's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future as ThreadFuture
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quiesce.core.known import HOUSEKEEPERS, PLUMBING, package_of
+from quiesce.mesh.routes import flow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+    Sizes = dict[int, tuple[Any, int]]
+
+__all__: list[str] = []
+
+_FRAMES_MAX = 6
+_LOOKED_AT = 64  # parts of one container
+_CONTAINERS_MAX = 256
+_METHODS: list[
+    tuple[type, frozenset[str], frozenset[str]]
+] = [  # what empties each, and what takes one thing out
+    (dict, frozenset({"clear", "popitem"}), frozenset({"pop"})),
+    (set, frozenset({"clear", "pop"}), frozenset({"discard", "remove"})),
+    (object, frozenset({"clear", "pop", "popleft"}), frozenset({"remove"})),
+]
+_ENDS = frozenset({
+    "__aexit__", "__del__", "__exit__", "__init__", "aclose", "close", "disconnect", "reset", "shutdown", "stop",
+})  # fmt: skip
+_NOT_LOOKED_INTO = HOUSEKEEPERS | {"builtins", "collections", "typing", "pydantic", "enum"}
+
+
+class Place(NamedTuple):
+    """A container, and where the worker has it."""
+
+    container: Any
+    name: str
+    owner: FrameType | type
+
+
+def reach(frame: FrameType | None, root: FrameType | None) -> list[FrameType]:
+    """Return the frames of a worker's own code, from the innermost one out to `root`."""
+    found: list[FrameType] = []
+    while frame is not None and len(found) < _FRAMES_MAX:
+        if package_of(frame.f_globals.get("__name__")) not in PLUMBING:
+            found.append(frame)
+        if frame is root:
+            break
+        frame = frame.f_back
+    return found
+
+
+def sizes(frames: list[FrameType]) -> Sizes:
+    """Return how much is in each container within reach."""
+    return {
+        id(place.container): (place.container, _size(place.container)) for place in _places(frames)
+    }
+
+
+def is_read_later(frames: list[FrameType], item: object) -> bool:
+    """Return whether the worker's code still reads a variable whose value is the item."""
+    return any(
+        value is item and flow.is_read_later(frame.f_code, frame.f_lasti, name)
+        for frame in frames
+        for name, value in frame.f_locals.items()
+    )
+
+
+def is_in_comprehension(frames: list[FrameType]) -> bool:
+    """Return whether the worker's code makes a list, a set or a dictionary of what it takes."""
+    return bool(frames) and flow.is_in_comprehension(frames[0].f_code, frames[0].f_lasti)
+
+
+def is_collecting(frames: list[FrameType], before: Sizes) -> bool:
+    """Return whether the worker has put something aside since its containers had these sizes."""
+    return any(
+        _size(place.container) > before.get(id(place.container), (None, 0))[1]
+        and not _only_tasks(place.container)
+        and _is_batch(place)
+        for place in _places(frames)
+    )
+
+
+def _places(frames: list[FrameType]) -> Iterator[Place]:
+    yield from islice(_all_places(frames), _CONTAINERS_MAX)
+
+
+def _all_places(frames: list[FrameType]) -> Iterator[Place]:
+    for frame in frames:
+        code, known, variables = frame.f_code, frame.f_globals, frame.f_locals
+        found = {name: known[name] for name in code.co_names if name in known} | variables
+        for name, value in found.items():
+            if name in variables and not flow.is_read_later(code, frame.f_lasti, name):
+                continue
+            if isinstance(value, list | set | deque | dict):
+                yield Place(value, name, frame)
+            else:
+                yield from _attributes(value, depth=2)
+
+
+def _attributes(value: Any, depth: int) -> Iterator[Place]:
+    kind = type(value)
+    if isinstance(value, type | ModuleType | FunctionType | MethodType):
+        return
+    if package_of(kind.__module__) in _NOT_LOOKED_INTO:
+        return
+    found = dict(getattr(value, "__dict__", None) or {})
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if not slot.startswith("__") and hasattr(value, slot):
+                found[slot] = getattr(value, slot)
+    for name, part in found.items():
+        if isinstance(part, list | set | deque | dict):
+            yield Place(part, name, kind)
+        elif depth > 1:
+            yield from _attributes(part, depth - 1)
+
+
+def _size(container: Any) -> int:
+    parts = _parts(container)
+    inner = sum(len(part) for part in parts if isinstance(part, list | set | deque | dict))
+    return len(container) + inner
+
+
+def _parts(container: Any) -> list[Any]:
+    try:
+        return list(
+            islice(container.values() if isinstance(container, dict) else container, _LOOKED_AT)
+        )
+    except RuntimeError:  # another thread changes it
+        return []
+
+
+def _only_tasks(container: Any) -> bool:
+    parts = _parts(container)
+    return bool(parts) and all(isinstance(part, asyncio.Future | ThreadFuture) for part in parts)
+
+
+def _is_batch(place: Place) -> bool:
+    """Return whether the worker's code fills a container, and empties it, again and again."""
+    name, owner = place.name, place.owner
+    kind = type(place.container)
+    emptying, register = next(found for of, *found in _METHODS if issubclass(kind, of))
+    by_key = issubclass(kind, dict)
+    if isinstance(owner, type):
+        codes = [code for code in _methods(owner) if code.co_name not in _ENDS]
+        own = None
+    else:
+        own = owner.f_code
+        codes = [own]
+        if name not in owner.f_locals:
+            codes += [one.__code__ for one in owner.f_globals.values() if type(one) is FunctionType]
+    return any(
+        flow.is_emptied(code, name, emptying, in_loop=code is own) for code in codes
+    ) and not any(flow.is_register(code, name, register, by_key=by_key) for code in codes)
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    for each in kind.__mro__:
+        for value in vars(each).values():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                yield function.__code__

@@ -1,0 +1,185 @@
+"""What the code of a function does next: whether it comes back to a place, reads a variable, empties a container.
+
+These answers come from the function's bytecode, without running it, and are remembered.
+"""
+
+from __future__ import annotations
+
+import dis
+from bisect import bisect_right
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType
+
+    Use = Literal["LOAD", "STORE"]
+
+__all__: list[str] = []
+
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_OF_AWAIT = "JUMP_BACKWARD_NO_INTERRUPT"  # which goes on with what is awaited
+_NOT_ON = frozenset((
+    "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", _OF_AWAIT,
+))  # fmt: skip
+_VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
+_DELETING = 4  # instructions at most between a container and the removal of a part of it
+
+
+class Flow:
+    """The instructions of a function, and which may come after which."""
+
+    def __init__(self, code: CodeType) -> None:
+        """Read the bytecode."""
+        made = dis.Bytecode(code)
+        self.steps: list[dis.Instruction] = list(made)
+        self._offsets: list[int] = [one.offset for one in self.steps]
+        self._handlers: list[tuple[int, int, int]] = [
+            (entry.start, entry.end, self.place(entry.target))
+            for entry in getattr(made, "exception_entries", ())
+        ]
+
+    def place(self, offset: int) -> int:
+        """Return the index of the instruction at an offset, which may be in the cache behind it."""
+        return max(bisect_right(self._offsets, offset) - 1, 0)
+
+    def after(self, place: int, *, raising: bool) -> Iterator[int]:
+        """Yield the instructions that may be next; with `raising`, also if this one raises."""
+        one = self.steps[place]
+        if one.opname not in _NOT_ON and place + 1 < len(self.steps):
+            yield place + 1
+        if one.opcode in _JUMPS and one.opname != _OF_AWAIT:
+            yield self.place(one.argval)
+        if raising:
+            yield from (
+                target for start, end, target in self._handlers if start <= one.offset < end
+            )
+
+
+@lru_cache(maxsize=1024)
+def _flow(code: CodeType) -> Flow:
+    return Flow(code)
+
+
+@lru_cache(maxsize=4096)
+def is_in_loop(code: CodeType, offset: int, *, raising: bool = False) -> bool:
+    """Return whether the code comes back to an instruction; with `raising`, also by way of an exception."""
+    flow = _flow(code)
+    begin = flow.place(offset)
+    seen: set[int] = set()
+    ahead = [begin]
+    while ahead:
+        found = list(flow.after(ahead.pop(), raising=raising))
+        if begin in found:
+            return True
+        ahead += [one for one in found if one not in seen]
+        seen.update(found)
+    return False
+
+
+def _uses(step: dis.Instruction) -> list[tuple[Use, Any]]:
+    """Return what an instruction does to variables: since 3.13, one may do two things."""
+    if not any(kind in step.opname for kind in _VARIABLES):
+        return []
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    words = [word for word in step.opname.split("_") if word in {"LOAD", "STORE"}]
+    kinds: list[Use] = ["LOAD" if word == "LOAD" else "STORE" for word in words]
+    return list(zip(kinds, names, strict=False))
+
+
+@lru_cache(maxsize=4096)
+def is_read_later(code: CodeType, offset: int, name: str) -> bool:
+    """Return whether the code may read a local variable after an instruction, before it sets it anew.
+
+    What it does if the instruction raises does not count: `except Exception: log(item)` reads it in every loop.
+    """
+    if name in code.co_cellvars or name in code.co_freevars:
+        return True  # other functions read it, too
+    flow = _flow(code)
+    begin = flow.place(offset)
+    seen = {begin}
+    ahead = list(flow.after(begin, raising=False))
+    while ahead:
+        place = ahead.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        used = next((use for use, of in _uses(flow.steps[place]) if of == name), None)
+        if used == "LOAD":
+            return True
+        if used is None:
+            ahead += flow.after(place, raising=False)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: bool) -> bool:
+    """Return whether the code takes things out of the container of a name, or puts another in its place.
+
+    Args:
+        code: The function.
+        name: A variable or an attribute.
+        methods: What takes things out of a container of that kind, like `clear`.
+        in_loop: Whether only what the function does again and again counts.
+    """
+    steps = _flow(code).steps
+    found = [
+        step.offset
+        for place, step in enumerate(steps)
+        for use, of in _uses(step)
+        if of == name
+        and (use == "STORE" or _is_called(steps, place, methods) or _is_cut(steps, place))
+    ]
+    return any(not in_loop or is_in_loop(code, offset, raising=True) for offset in found)
+
+
+@lru_cache(maxsize=4096)
+def is_register(code: CodeType, name: str, methods: frozenset[str], *, by_key: bool) -> bool:
+    """Return whether the code takes a certain thing out of the container of a name; with `by_key`, by its key."""
+    steps = _flow(code).steps
+    return any(
+        of == name
+        and use == "LOAD"
+        and (_is_called(steps, place, methods) or (by_key and _is_cut(steps, place)))
+        for place, step in enumerate(steps)
+        for use, of in _uses(step)[-1:]
+    )
+
+
+def _is_called(steps: list[dis.Instruction], place: int, methods: frozenset[str]) -> bool:
+    return place + 1 < len(steps) and steps[place + 1].argval in methods
+
+
+def _is_cut(steps: list[dis.Instruction], place: int) -> bool:
+    after = steps[place + 1 : place + 1 + _DELETING]
+    return any(one.opname in {"DELETE_SUBSCR", "STORE_SLICE"} for one in after)
+
+
+@lru_cache(maxsize=4096)
+def is_in_comprehension(code: CodeType, offset: int) -> bool:
+    """Return whether the value of an instruction goes into a list, a set or a dictionary that is being made."""
+    flow = _flow(code)
+    for step in flow.steps[flow.place(offset) + 1 :]:
+        if step.opname in {"LIST_APPEND", "SET_ADD", "MAP_ADD"}:
+            return True
+        if step.opname.startswith(("STORE", "POP_TOP", "RETURN", "LOAD")):
+            return False
+    return False
+
+
+@lru_cache(maxsize=1024)
+def called_on(code: CodeType, method: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of what a method is called on in the code: `("jobs",)`, `("self", "jobs")`."""
+    steps = _flow(code).steps
+    found = []
+    for place, step in enumerate(steps):
+        if step.argval == method and place:
+            path: list[str] = []
+            before = place - 1
+            while before >= 0 and steps[before].opname == "LOAD_ATTR":
+                path.insert(0, steps[before].argval)
+                before -= 1
+            names = [of for use, of in _uses(steps[before]) if use == "LOAD"]
+            found.append((*names[-1:], *path))
+    return tuple(found)

@@ -1,0 +1,213 @@
+"""Takers: tasks and threads that have taken items of hops from queues, and for whom they work.
+
+A task of a hop works for its own hop. Any other taker works for the hop of the newest item that it has. What it sends
+meanwhile is waited for by all hops whose items it has (see `sharing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from quiesce.core.node import State, current
+from quiesce.mesh.routes import batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+    from quiesce.core.node import Node
+    from quiesce.mesh.hop import Hop
+    from quiesce.mesh.routes.belts import Belt
+    from quiesce.mesh.routes.following import Followed
+
+    Place = tuple[CodeType, int, tuple[int | None, ...]]
+
+__all__: list[str] = []
+
+_CLOSED = State.CLOSED
+lock = threading.RLock()  # for queues between threads; never held across a wait
+
+
+class Parcel:
+    """An item, from when it was put until the work on it is over."""
+
+    __slots__ = (
+        "before", "belt", "hold", "is_direct", "is_done", "item", "others", "place",
+    )  # fmt: skip
+
+    def __init__(self, belt: Belt, item: object, hold: Followed | None) -> None:
+        self.belt: Belt = belt
+        self.item: object = item
+        self.hold: Followed | None = hold  # None: no hop has put it
+        self.before: batches.Sizes = {}  # what the taker had collected when it took the item
+        self.is_direct: bool = False  # whether the taker has taken it itself
+        self.place: Place | None = None  # where it was taken
+        self.is_done: bool = False  # whether the taker has said so, perhaps too early
+        self.others: int = 0  # what the hop held when the item was taken
+
+
+class Taker:
+    """A task or thread, and the items that it has."""
+
+    __slots__ = ("_takes", "first", "has_turned", "is_at_work", "key", "outer", "parcels")
+
+    def __init__(self, key: object) -> None:
+        self.key: object = key
+        self.parcels: list[Parcel] = []
+        self.first: WeakKeyDictionary[Belt, int] = (
+            WeakKeyDictionary()
+        )  # in the order of the first takes
+        self.outer: Node | None = None  # the scope that it works in without an item
+        self.is_at_work: bool = False  # whether it has an item of a hop
+        self.has_turned: bool = (
+            False  # whether it has waited for something since it took its newest item
+        )
+        self._takes: int = 0
+
+    def took(self, parcel: Parcel) -> None:
+        """Record that it has an item."""
+        with lock:
+            self.parcels.append(parcel)
+            self.first.setdefault(parcel.belt, len(self.first))
+        self._takes += 1
+        self.has_turned = False
+        if parcel.hold is not None and parcel.hold.hop._backend.here():
+            parcel.hold.hop._backend.soon(partial(self._turned, self._takes))
+
+    def _turned(self, takes: int) -> None:
+        self.has_turned = takes == self._takes
+
+    def hops(self) -> dict[Hop, Parcel]:
+        """Return the hops whose items it has, each with its newest item; the newest hop is the last."""
+        found: dict[Hop, Parcel] = {}
+        for parcel in self.parcels:
+            if parcel.hold is not None:
+                found.pop(parcel.hold.hop, None)
+                found[parcel.hold.hop] = parcel
+        return found
+
+    def work(self) -> None:
+        """Have the running code, which is the taker's or in its context, work for whom it has to."""
+        if not self.is_at_work:
+            self.outer = current.get()
+        outer = None if self.outer is None else self.outer._errand
+        if outer is not None and outer._state is not _CLOSED:
+            return
+        newest = self.parcels[-1] if self.parcels else None
+        hops = self.hops()
+        self.is_at_work = bool(hops)
+        if newest is None or not hops or (newest.hold is None and newest.belt.counted):
+            current.set(self.outer)
+        else:
+            current.set(next(reversed(hops)))
+
+
+takers: dict[object, Taker] = {}
+
+
+def companions(hop: Hop) -> list[Hop]:
+    """Return the other hops whose items the running code has, while it works for one."""
+    taker = takers.get(running()) if takers else None
+    return [] if taker is None else [other for other in taker.hops() if other is not hop]
+
+
+def taker_of(key: object, backend: Any) -> Taker:
+    """Return the taker for a task or thread; a new one is forgotten when that has ended (2)."""
+    with lock:
+        taker = takers.get(key)
+        if taker is not None:
+            return taker
+        taker = takers[key] = Taker(key)
+    call = partial(_finished, key)
+    if isinstance(key, asyncio.Task):
+        key.add_done_callback(lambda _: call())
+    elif isinstance(key, threading.Thread):
+        _ends.guard = Guard(call, getattr(_ends, "guard", None))
+    elif backend is not None and backend.here():
+        if key is None:
+            backend.soon(call)  # a callback of the event loop, which has ended by then
+        else:
+            backend.watch(call)  # a task of trio
+    return taker
+
+
+def _finished(key: object) -> None:
+    with lock:
+        taker = takers.pop(key, None)
+    for parcel in () if taker is None else taker.parcels:
+        if parcel.hold is None:
+            continue
+        if _has_returned(key, parcel.item):
+            place = f"from {parcel.belt.kind}, by a task that returned it. Take items in the task that works on them"
+            parcel.hold.hop.untracked("item", place)
+        parcel.hold.release()
+
+
+def _has_returned(key: object, item: object) -> bool:
+    if not isinstance(key, asyncio.Task) or key.cancelled() or key._exception is not None:
+        return False
+    result = key.result()
+    return result is item or (
+        isinstance(result, list | tuple | set | deque | dict)
+        and any(one is item for one in (result.values() if isinstance(result, dict) else result))
+    )
+
+
+def running() -> object:
+    """Return the running task, or the thread where no task runs; None in a callback of an event loop."""
+    try:
+        task: object = asyncio.current_task()
+    except RuntimeError:
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_task():
+            task = trio.lowlevel.current_task()
+        else:
+            task = threading.current_thread()
+    return task
+
+
+def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of a taker's own code: of what runs, from `frame` on; of a task that waits, all of it."""
+    coro = key.get_coro() if isinstance(key, asyncio.Task) else getattr(key, "coro", None)
+    root: Any = getattr(coro, "cr_frame", None)
+    if key is running():
+        return batches.reach(frame, root)
+    found: list[FrameType] = []
+    while coro is not None:
+        made = getattr(coro, "cr_frame", None)
+        if made is not None:
+            found = [*batches.reach(made, made), *found]
+        coro = getattr(coro, "cr_await", None)
+    return found
+
+
+def work_elsewhere(taker: Taker) -> None:
+    """Have a task that waits work for whom it has to, by what another task has taken for it."""
+    get_context: Callable[[], Any] | None = getattr(taker.key, "get_context", None)  # since 3.12
+    if get_context is not None:
+        with suppress(
+            RuntimeError
+        ):  # the running task shares its context, and works for whom it has to
+            get_context().run(taker.work)
+
+
+class Guard:
+    """Calls a function when the thread ends in which it is kept."""
+
+    def __init__(self, call: partial[None], other: Guard | None) -> None:
+        self._call = call
+        self._other = other
+
+    def __del__(self) -> None:
+        """Call it: the thread's variables are dropped when it has ended."""
+        self._call()
+
+
+_ends = threading.local()

@@ -1,0 +1,224 @@
+"""Items of queues: whose they are, and who has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quiesce import detached
+from quiesce.mesh import current_hop
+from tests.stress import turns
+from tests.unit.mesh.meshing import until
+from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
+from tests.unit.mesh.routes.working import Job, work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.mesh import Hop
+
+pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
+
+async def test_items_without_a_hop_are_told_apart_from_equal_ones(tmp_path: Path) -> None:
+    """The same object, put by a hop and by other code, before it and after it."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[str] = asyncio.Queue()
+        hops: list[Hop | None] = []
+        permits = asyncio.Semaphore(0)
+
+        async def worker() -> None:
+            while True:
+                await jobs.get()
+                hops.append(current_hop())
+                await permits.acquire()
+
+        jobs.put_nowait("go")
+        jobs.put_nowait("go")
+        one = await case.cascade(lambda: jobs.put_nowait("go"))
+        jobs.put_nowait("go")
+        two = await case.cascade(lambda: jobs.put_nowait("go"))
+        case.app.spawn(worker, service=True)
+        for begun in range(1, 6):
+            await until(lambda begun=begun: len(hops) == begun)  # type: ignore[misc]  # a default
+            assert await is_open(one) is (begun < 4)
+            assert await is_open(two)
+            permits.release()
+        await settles(two)
+        assert [hop is None for hop in hops] == [True, True, False, True, False]
+
+    await run(tmp_path, scenario)
+
+
+async def test_task_done_of_one_worker_is_not_for_the_item_of_another(tmp_path: Path) -> None:
+    """The other worker has an item of a hop, and this one has one of nobody."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                job = await jobs.get()
+                await work(job)
+                jobs.task_done()
+
+        for _ in range(2):
+            case.app.spawn(worker, service=True)
+        await turns(5)
+        hopped, free = Job("1"), Job("2")
+        one = await case.cascade(lambda: jobs.put_nowait(hopped))
+        with detached():
+            jobs.put_nowait(free)
+        await until(lambda: free.is_begun and hopped.is_begun)
+        free.gate.set()
+        await turns(20)
+        assert await is_open(one)
+        hopped.gate.set()
+        await settles(one)
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_worker_that_asks_ahead_holds_what_it_works_on(tmp_path: Path) -> None:
+    """It has the next item got before it works on this one."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def worker() -> None:
+            loop = asyncio.get_running_loop()
+            ahead = loop.create_task(jobs.get())
+            try:
+                while True:
+                    job = await ahead
+                    ahead = loop.create_task(jobs.get())
+                    await work(job)
+            finally:
+                ahead.cancel()
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        made = [Job("1"), Job("2"), Job("3")]
+        cascades = [await case.cascade(lambda job=job: jobs.put_nowait(job)) for job in made]  # type: ignore[misc]  # a default
+        await until(lambda: made[0].is_begun)
+        assert [await is_open(one) for one in cascades] == [True, True, True]
+        made[0].gate.set()
+        await until(lambda: made[1].is_begun)
+        await settles(cascades[0])
+        assert [await is_open(one) for one in cascades[1:]] == [True, True]
+        made[1].gate.set()
+        await until(lambda: made[2].is_begun)
+        await settles(cascades[1])
+        assert await is_open(cascades[2])
+        made[2].gate.set()
+
+    await run(tmp_path, scenario)
+
+
+async def test_an_item_that_a_task_returns_is_untracked(tmp_path: Path) -> None:
+    """Whose task works on it is not known."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def following() -> Job:
+            return await jobs.get()
+
+        async def worker() -> None:
+            while True:
+                await work(await asyncio.get_running_loop().create_task(following()))
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        await until(lambda: job.is_begun)
+        verdict = await cascade.settled(5)
+        assert "by a task that returned it" in str(verdict)
+        assert not verdict.ok
+        job.gate.set()
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_callback_that_takes_an_item_holds_the_hop_for_what_it_starts(
+    tmp_path: Path,
+) -> None:
+    """A callback of the event loop is over when it returns, and its task is a part of the hop."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        tasks = []
+
+        def take() -> None:
+            tasks.append(loop.create_task(work(jobs.get_nowait())))
+
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        assert await is_open(cascade)
+        with detached():
+            loop.call_soon(take)
+        await until(lambda: job.is_begun)
+        await turns(20)
+        assert await is_open(cascade)
+        job.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_what_is_given_back_to_a_pool_is_not_work(tmp_path: Path) -> None:
+    """A pool of connections on a queue: the hop that used one last is over."""
+
+    async def scenario(case: Case) -> None:
+        class Connection:
+            pass
+
+        pool: asyncio.Queue[Connection] = asyncio.Queue()
+        pool.put_nowait(Connection())
+
+        async def use() -> None:
+            connection = await pool.get()
+            try:
+                await turns(2)
+            finally:
+                pool.put_nowait(connection)
+
+        for _ in range(2):
+            await settles(await case.cascade(use))
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_job_that_is_put_back_to_be_tried_again_is_work(tmp_path: Path) -> None:
+    """It is the same object, and the hop waits for it still."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+        tries = []
+
+        async def worker() -> None:
+            while True:
+                job = await jobs.get()
+                tries.append(job)
+                if len(tries) == 1:
+                    await turns(2)
+                    jobs.put_nowait(job)
+                else:
+                    await work(job)
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        await until(lambda: job.is_begun)
+        await turns(20)
+        assert await is_open(cascade)
+        job.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)

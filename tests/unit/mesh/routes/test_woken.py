@@ -1,0 +1,202 @@
+"""Threads that take items, and workers that events and conditions wake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.stress import turns
+from tests.unit.mesh.meshing import until
+from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
+from tests.unit.mesh.routes.working import Job, work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("how", ["plain", "done", "early", "batches", "iterates"])
+async def test_a_thread_holds_a_hop_until_its_item_is_done(tmp_path: Path, how: str) -> None:
+    """Whatever its loop is like."""
+
+    async def scenario(case: Case) -> None:
+        jobs: queue.Queue[threading.Event | None] = queue.Queue()
+        begun = threading.Event()
+
+        def works(gate: threading.Event) -> None:
+            begun.set()
+            gate.wait(30)
+
+        def batches() -> None:
+            batch: list[tuple[Any]] = []
+            while True:
+                try:
+                    batch.append((jobs.get(timeout=0.01),))
+                except queue.Empty:
+                    for (gate,) in batch:
+                        if gate is None:
+                            return
+                        works(gate)
+                    batch = []
+
+        def plain() -> None:
+            while (item := jobs.get()) is not None:
+                works(item)
+
+        def done() -> None:
+            while (item := jobs.get()) is not None:
+                works(item)
+                jobs.task_done()
+
+        def early() -> None:
+            while (item := jobs.get()) is not None:
+                jobs.task_done()
+                works(item)
+
+        def iterates() -> None:
+            for item in iter(jobs.get, None):
+                works(item)
+
+        worker = locals()[how]
+        thread = threading.Thread(target=worker)
+        thread.start()
+        gate = threading.Event()
+        try:
+            cascade = await case.cascade(lambda: jobs.put(gate))
+            await until(begun.is_set)
+            await turns(20)
+            assert await is_open(cascade)
+            gate.set()
+            await settles(cascade)
+        finally:
+            gate.set()
+            jobs.put(None)
+            thread.join()
+
+    await run(tmp_path, scenario)
+
+
+# Events and conditions.
+
+
+@pytest.mark.parametrize("how", ["wait_for", "helper", "late clear", "condition", "predicate"])
+async def test_a_worker_that_is_woken_holds_the_hops_that_have_woken_it(
+    tmp_path: Path, how: str
+) -> None:
+    """Until it waits again, and not for longer."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[Job] = deque()
+        wake, condition = asyncio.Event(), asyncio.Condition()
+
+        async def helper() -> None:
+            await wake.wait()
+            wake.clear()
+
+        async def waits() -> None:
+            if how == "wait_for":
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(wake.wait(), 60)
+                wake.clear()
+            elif how == "condition":
+                async with condition:
+                    while not left:
+                        await condition.wait()
+            elif how == "predicate":
+                async with condition:
+                    await condition.wait_for(lambda: left)
+            elif how == "late clear":
+                await wake.wait()
+            else:
+                await helper()
+
+        async def worker() -> None:
+            while True:
+                await waits()
+                while left:
+                    await work(left.popleft())
+                if how == "late clear":
+                    wake.clear()
+
+        async def put(job: Job) -> None:
+            left.append(job)
+            wake.set()
+            async with condition:
+                condition.notify()
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        first, second = Job("1"), Job("2")
+        one = await case.cascade(lambda: put(first))
+        await until(lambda: first.is_begun)
+        two = await case.cascade(lambda: put(second))
+        assert await is_open(one)
+        assert await is_open(two)
+        first.gate.set()
+        await until(lambda: second.is_begun)
+        assert await is_open(two)
+        second.gate.set()
+        await settles(one)
+        await settles(two)
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("how", ["event", "condition"])
+async def test_a_thread_that_is_woken_holds_the_hop_that_has_woken_it(
+    tmp_path: Path, how: str
+) -> None:
+    """A deque and an event between threads."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[threading.Event] = deque()
+        wake, condition, begun = threading.Event(), threading.Condition(), threading.Event()
+        ends = False
+
+        def worker() -> None:
+            while not ends:
+                if how == "event":
+                    wake.wait()
+                    wake.clear()
+                else:
+                    with condition:
+                        condition.wait_for(lambda: left or ends)
+                while left:
+                    begun.set()
+                    left.popleft().wait(30)
+
+        def put(gate: threading.Event) -> None:
+            left.append(gate)
+            wake.set()
+            with condition:
+                condition.notify()
+
+        thread = threading.Thread(target=worker)
+        thread.start()
+        gate = threading.Event()
+        try:
+            cascade = await case.cascade(lambda: put(gate))
+            await until(begun.is_set)
+            await turns(20)
+            assert await is_open(cascade)
+            gate.set()
+            await settles(cascade)
+        finally:
+            gate.set()
+            ends = True
+            wake.set()
+            with condition:
+                condition.notify()
+            thread.join()
+
+    await run(tmp_path, scenario)
