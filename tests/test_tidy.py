@@ -322,3 +322,19 @@ def test_a_missing_docstring_is_found(
     """A public class, function, method or property without a docstring is found."""
     (found,) = exports.undocumented(package(__init__=f"{text}\n__all__ = ['A']"))
     assert found.endswith(finding)
+
+
+def test_every_extra_has_code_that_needs_it() -> None:
+    """A name that installs packages which nothing uses is a promise that is not kept."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "quiesce").rglob("*.py")
+    )
+    unused = [
+        name
+        for name in project["optional-dependencies"]
+        if name != "all"
+        and not (ROOT / "src" / "quiesce" / "integrations" / name).is_dir()
+        and not re.search(rf"import {name}\b|\"{name}\"", source)
+    ]
+    assert unused == []

@@ -23,7 +23,10 @@ except ImportError as error:
 
 
 class Screen:
-    """Where the live tree is drawn: again and again in the same place, on a terminal."""
+    """Where the live tree is drawn: again and again in the same place.
+
+    Without a terminal there is one line for each change, so that the verdicts stand out.
+    """
 
     def __init__(self, *, quiet: bool, color: bool) -> None:
         """Draw nothing yet."""
@@ -39,8 +42,11 @@ class Screen:
             print(text, flush=True)
 
     def show(self, frontier: MeshFrontier, seconds: float) -> None:
-        """Draw who is busy; without a terminal, only what has changed since."""
+        """Draw who is busy; without a terminal, say who is if that has changed."""
         if self._quiet:
+            return
+        if not self._color:
+            self._show_change(frontier, seconds)
             return
         entries = tuple(
             replace(one, what=_kind(one.what)) if one.state == "at work" else one
@@ -48,13 +54,19 @@ class Screen:
         )
         drawn = str(replace(frontier, entries=entries)).splitlines()[1:]
         lines = [f"  {seconds:4.1f} s  {line}" for line in drawn]
-        shape = "\n".join(f"{entry.name} {entry.state}" for entry in frontier.entries)
-        if self._color and self._lines:
+        if self._lines:
             print(f"\x1b[{self._lines}A\x1b[J", end="")
-        elif shape == self._last:
-            return
-        self._last, self._lines = shape, len(lines) if self._color else 0
+        self._lines = len(lines)
         print("\n".join(lines), flush=True)
+
+    def _show_change(self, frontier: MeshFrontier, seconds: float) -> None:
+        states: dict[str, set[str]] = {}
+        for entry in frontier.busy:
+            states.setdefault(entry.state, set()).add(entry.name)
+        told = "; ".join(f"{state}: {', '.join(sorted(who))}" for state, who in states.items())
+        if told and told != self._last:
+            print(f"  {seconds:4.1f} s  {told}", flush=True)
+        self._last = told or self._last
 
 
 def _kind(what: str) -> str:

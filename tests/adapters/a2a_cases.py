@@ -166,11 +166,14 @@ async def test_what_does_not_end_in_time_is_failed_in_the_store_and_says_why() -
     assert [lost.name for lost in report.undelivered] == [task.id]
 
 
-async def test_an_executor_that_does_not_stop_holds_up_nothing() -> None:
+@pytest.mark.parametrize("way", ["drain", "aclose"])
+async def test_an_executor_that_does_not_stop_holds_up_the_end_for_the_cleanup(way: str) -> None:
     """Its task is failed in the store, and stays so whatever it does later."""
     house = House()
     task = await house.busy("stubborn k complete")
-    report = await house.handler.drain(within=0.05, cleanup=0.2)
+    end = house.handler.drain(0.05, cleanup=0.2) if way == "drain" else house.handler.aclose(0.2)
+    report = await end
+    assert report.seconds >= 0.2  # and it returns: the executor runs until it is released below
     assert await house.state(task.id) == "failed"
     assert report.undelivered
     house.agent.release("k")

@@ -22,6 +22,7 @@ __all__ = [
     "test_an_interrupted_download_looks_interrupted",
     "test_clients_that_leave_at_any_point_leave_nothing",
     "test_ctrl_c_loses_no_background_work",
+    "test_the_exit_code_of_a_node_alone_tells_of_a_loss",
     "test_what_is_lost_is_in_the_log",
     "test_without_a_lifespan_nothing_is_lost_either",
 ]
@@ -216,3 +217,29 @@ async def test_without_a_lifespan_nothing_is_lost_either(kind: str) -> None:
         await work.go_on()
         assert await server.exit_code() == 0
         assert server.notes == ["background began", "drain begins", "background done"]
+
+
+@here
+@pytest.mark.real_time
+@pytest.mark.skipif(SERVER == "granian", reason="its parent process exits with its own exit code")
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not kind.endswith("trio")]
+)  # has no SIGTERM
+@pytest.mark.parametrize("grace", [0, 600])
+async def test_the_exit_code_of_a_node_alone_tells_of_a_loss(kind: str, grace: float) -> None:
+    """Without a `Quiesce`, `node.asgi()` drains its hops, says so, and the process exits with 1 if work was lost."""
+    options = {"app": "tests.adapters.asgi_node_app:app", "logs": False}
+    async with serve(kind, "quiesce", grace=grace, cleanup=5, **options) as server:
+        assert (await server.get("/hop")).status == 200
+        work = await server.begun("hop")
+        server.terminate()
+        if grace:
+            while "is draining" not in server.errors():
+                await anyio.lowlevel.checkpoint()
+            await work.go_on()
+        clean = -signal.SIGTERM if SERVER == "uvicorn" else 0  # as the server alone does
+        assert await server.exit_code() == (clean if grace else 1)
+        told = server.errors()
+    assert told.count(f"node 'hotel' is draining, grace {grace} s: 1 hop in flight") == 1
+    assert told.count("scope 'node hotel' closed in") == 1
+    assert ("nothing lost" in told, "WORK LOST" in told) == (bool(grace), not grace)

@@ -37,7 +37,6 @@ class Closing:
     """How one scope is closed: a plan that callers may tighten, never loosen."""
 
     __slots__ = (
-        "_cleanup",
         "_closers_by",
         "_failure",
         "_grace_until",
@@ -50,6 +49,7 @@ class Closing:
         "_stuck",
         "bell",
         "by_parent",
+        "cleanup",
         "done",
         "early_report",
         "expired",
@@ -77,7 +77,7 @@ class Closing:
         self._failure: BaseException | None = None
         self._started = backend.clock()
         self._grace_until = math.inf
-        self._cleanup = math.inf
+        self.cleanup: float = math.inf
         self.join_by: float = math.inf
         self._closers_by = math.inf
         self._handed_over = 0
@@ -90,7 +90,7 @@ class Closing:
         """Take the stricter of the limits asked for so far."""
         now = self._scope._backend.clock()
         self._grace_until = min(self._grace_until, now + grace)
-        self._cleanup = min(self._cleanup, cleanup)
+        self.cleanup = min(self.cleanup, cleanup)
         self.join_by = min(self.join_by, join_by)
         if self._scope._state is State.CLOSING:
             self.join_by = min(self.join_by, now + cleanup)
@@ -98,7 +98,7 @@ class Closing:
             self._closers_by = min(self._closers_by, join_by, now + cleanup)
         if grace <= 0:
             self._hurried = True
-            self.join_by = min(self.join_by, now + self._cleanup)  # the children are told it
+            self.join_by = min(self.join_by, now + self.cleanup)  # the children are told it
             self._stop_admitting()
         self.bell.ring()
 
@@ -195,7 +195,7 @@ class Closing:
     async def _cancel_and_join(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
         scope._state = State.CLOSING
-        self.join_by = min(self.join_by, clock() + self._cleanup)
+        self.join_by = min(self.join_by, clock() + self.cleanup)
         scope._backend.look_at_parts(scope)
         for resource in scope._all_resources():
             resource._shut()
@@ -354,7 +354,7 @@ class Closing:
         scope, clock = self._scope, self._scope._backend.clock
         while self._parent_is_busy_closing():
             await self.bell.wait(None)  # bounded by the parent's deadline; a closer may wait for it
-        limit = clock() + min(self._cleanup, _CLOSER_SECONDS)
+        limit = clock() + min(self.cleanup, _CLOSER_SECONDS)
         while (scope._closers or scope._quiet) and clock() < min(limit, self._closers_by):
             await self.bell.wait(min(limit, self._closers_by))
         if scope._closers:

@@ -19,6 +19,7 @@ from quiesce.core.light import LightScope, Model
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from quiesce.core.closing import Closing
     from quiesce.core.node import Node
     from quiesce.core.scope import Scope
 
@@ -59,6 +60,13 @@ class Errand(LightScope):
     def _end(self) -> None:
         if not self.dissolve() and self._closing is None:
             self._close(grace=0.0, cleanup=self._cleanup)  # services: the parent goes on with them
+
+    def _close(self, **limits: Any) -> Closing:
+        if (
+            self._holds
+        ):  # the scope above is closed: what is cut there is cut here, and the hop knows
+            self._leftovers = "cancel"
+        return super()._close(**limits)
 
     def _forget_key(self, key: Hashable, job: object) -> None:
         self._model.parent._forget_key(key, job)

@@ -26,6 +26,11 @@ def lost() -> None:
     _lost = True
 
 
+def is_lost() -> bool:
+    """Return whether this process is to exit with 1."""
+    return _lost
+
+
 @atexit.register
 def leave() -> None:
     """Exit with 1 if work was lost; else let the interpreter end as it would."""

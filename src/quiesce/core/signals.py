@@ -11,6 +11,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core import exits
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -23,7 +25,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def heard(
-    post: Post, call: Callable[[], object], numbers: Iterable[signal.Signals] = _SIGNALS
+    post: Post,
+    call: Callable[[], object],
+    numbers: Iterable[signal.Signals] = _SIGNALS,
+    *,
+    sets_exit_code: bool = False,
 ) -> Iterator[None]:
     """Have `call` called when the process is told to end; the signal's own handler hears of it as well.
 
@@ -33,8 +39,11 @@ def heard(
         post: Calls a function in the event loop, soon; it may be called at any moment.
         call: Is posted.
         numbers: The signals.
+        sets_exit_code: Whether the exit code is to tell that work was lost, if `exits.lost()` was called when the
+            block ends. uvicorn ends by each SIGTERM that its own handler has seen, which leaves no exit code: so
+            it is stopped by its switch, and its handler sees the signal when the block ends and nothing was lost.
     """
-    entry = (post, call)
+    entry = (post, call, sets_exit_code)
     handlers: list[_Handler] = []
     if threading.current_thread() is threading.main_thread():
         handlers = [one for one in map(_handler_of, numbers) if one is not None]
@@ -45,6 +54,7 @@ def heard(
     finally:
         for handler in handlers:
             handler.entries.remove(entry)
+            handler.pay()
             handler.give_back()
 
 
@@ -57,21 +67,34 @@ def pass_on(handler: Any) -> None:
 class _Handler:
     """A signal's handler, in front of the one that was there; one for all who hear it.
 
-    It has `__wrapped__`, as decorators do, for whoever wants to know the server's own.
+    It has `__wrapped__`, as decorators do, for code that looks for the server's own.
     """
 
     def __init__(self, number: signal.Signals, found: Any) -> None:
         self._number = number
         self.__wrapped__: Any = found
-        self.entries: list[tuple[Post, Callable[[], object]]] = []
+        self.entries: list[tuple[Post, Callable[[], object], bool]] = []
+        self._is_owed = False  # the server's own handler has still to see the signal
 
     def __call__(self, number: int, frame: Any) -> None:
         self.tell()
-        self.__wrapped__(number, frame)
+        server: Any = getattr(self.__wrapped__, "__self__", None)
+        has_switch = number == signal.SIGTERM and hasattr(server, "should_exit")
+        if has_switch and any(entry[2] for entry in self.entries):
+            self._is_owed = server.should_exit = True
+        else:
+            self.__wrapped__(number, frame)
+
+    def pay(self) -> None:
+        """Have the server's own handler see a signal that stopped it, unless the exit code has to tell of a loss."""
+        if self._is_owed and not any(entry[2] for entry in self.entries):
+            self._is_owed = False
+            if not exits.is_lost():
+                self.__wrapped__(self._number, None)
 
     def tell(self) -> None:
         """Have all who hear it hear it."""
-        for post, call in self.entries:
+        for post, call, _ in self.entries:
             post(call)
 
     def give_back(self) -> None:

@@ -49,7 +49,6 @@ __all__: list[str] = []
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
 _TOLD_MAX = 1000
-_FLUSH_SECONDS = 3.0
 
 
 class Exchange:
@@ -69,7 +68,7 @@ class Exchange:
         self._is_over = False
         self._ending_by = -math.inf
         self._flush: Hold | None = None
-        self._flush_by = math.inf
+        self._flush_from = math.inf  # the work here has ended, and receipts are still to be posted
         self._noted = Allowances(self._clock)
         self._rejected = Allowances(self._clock)
         self.links: Links = Links(node._transport, _http)
@@ -134,6 +133,16 @@ class Exchange:
     def _left(self) -> dict[str, object]:
         return {"count": self._engine.unposted}
 
+    @property
+    def _flush_by(self) -> float:
+        """Until when receipts may be posted: for the time of cleaning up, and not after the close's deadline."""
+        if self._flush_from == math.inf:
+            return math.inf
+        root: Any = self._scope._drain_root
+        own = self._scope._closing
+        by: float = self._flush_from + root._closing.cleanup
+        return by if own is None else min(by, own.join_by)
+
     def _try_to_end(self) -> None:
         """Hold the node open no longer, if that was all; or have it do so in a while."""
         flush = self._flush
@@ -145,9 +154,9 @@ class Exchange:
         now, unposted = self._clock(), self._engine.unposted
         if not unposted or self._node._is_refusing:
             flush.release()
-        elif self._flush_by == math.inf:
-            self._flush_by = now + _FLUSH_SECONDS
-        elif now >= self._flush_by:
+            return
+        self._flush_from = min(self._flush_from, now)
+        if now >= self._flush_by:
             text = "node %r: %d receipt%s not posted"
             were = " was" if unposted == 1 else "s were"
             logger.warning(text, self._node.name, unposted, were)
@@ -177,7 +186,7 @@ class Exchange:
             now = self._clock()
             if now >= self._flush_by:
                 self._try_to_end()
-                self._flush_by = math.inf
+                self._flush_from = math.inf
             is_behind = node._is_behind and not node._retry()
             if not node._is_refusing:
                 self._make_due(now)

@@ -44,6 +44,7 @@ __all__ = ["Hop", "current_hop"]
 
 SHUT_DOWN = "its agent was shut down"
 _NOT_BEGUN = "nobody has begun it"
+_FROM_OUTSIDE = "some of its work was cancelled, and not by its own code"
 _LEFT_MAX = 32  # ways out of one hop that are named
 _leaving = threading.Lock()
 
@@ -208,7 +209,9 @@ class Hop(LightScope):
 
     def _fail(self, error: BaseException) -> None:
         """Record that it failed, for its sender; not how, which may be a secret."""
-        if self._status == "done":
+        if self._status == "done" and isinstance(error, self._backend.cancelled):
+            self._status, self._why = "cancelled", _FROM_OUTSIDE
+        elif self._status == "done":
             self._status, self._why = "failed", type(error).__name__
 
     def _cut_short(self) -> None:

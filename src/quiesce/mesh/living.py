@@ -6,6 +6,7 @@ drained there, and closed with it. Alone, the node is drained when the app has s
 
 from __future__ import annotations
 
+import logging
 import signal
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from quiesce.core import exits
 from quiesce.core.node import current, logger
 from quiesce.core.serving import drain_of_server
 from quiesce.core.signals import heard
+from quiesce.core.telling import say
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -32,6 +34,7 @@ __all__: list[str] = []
 
 AROUND = "quiesce.mesh"
 """In the scope of a lifespan: that there is a node around the app, which is drained apart."""
+_ALONE = "Requests outside of cascades are the server's: Quiesce(app, node=node) drains them, too"
 
 
 class Life:
@@ -57,8 +60,8 @@ class Life:
         """
         if self._owner is None:
             scope = {**scope, AROUND: self._node.name}
-        try:
-            with self._signals:
+        with self._signals:
+            try:
                 try:
                     await app(scope, self._receive, self._send)
                 except Exception:
@@ -66,8 +69,8 @@ class Life:
                         raise
                 if not self._begun:
                     await _live_alone(self._receive, self._send)
-        finally:
-            await self._close()
+            finally:
+                await self._close()
 
     async def _receive(self) -> Message:
         message = await self._raw_receive()
@@ -89,7 +92,9 @@ class Life:
         node, owner = self._node, self._owner
         if owner is None:
             home = self._home = (await node.open())._opened()
-            self._signals.enter_context(heard(home._backend.post, self._told_to_end))
+            self._signals.enter_context(
+                heard(home._backend.post, self._told_to_end, sets_exit_code=True)
+            )
             return
         token = current.set(owner.scope)
         try:
@@ -103,6 +108,7 @@ class Life:
         """Count the grace from the signal: the server waits for its open requests first."""
         node, home = self._node, self._home
         if home is not None and self._cut_at is None and node._scope is home:
+            self._say_begin("told to stop", home)
             self._cut_at = home._backend.clock() + self._grace
             node._exchange.told_to_end(self._grace + self._cleanup)  # it is closed by then
             node._exchange.service("deadline", self._at_the_deadline, home)
@@ -120,11 +126,19 @@ class Life:
         left = self._grace
         if self._cut_at is not None:
             left = max(0.0, self._cut_at - home._backend.clock())
+        else:
+            self._say_begin("the server shuts down", home)
         report = await home.drain(left, cleanup=self._cleanup)
-        if not report.ok:
-            logger.error("node %r was closed:\n%s", self._node.name, report)
-            if self._cut_at is not None:
-                exits.lost()
+        say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        if not report.ok and self._cut_at is not None:
+            exits.lost()
+
+    def _say_begin(self, why: str, home: Scope) -> None:
+        """Say that the node drains, and what would drain the rest of the server as well."""
+        count = len(self._node._hops)
+        hops = f"{count or 'no'} hop{'s' * (count != 1)} in flight"
+        text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
+        say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
 
 
 @contextmanager

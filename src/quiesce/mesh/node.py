@@ -215,8 +215,8 @@ class Node(Steps):
     async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new messages, wait for the work to end, post the receipts, then close.
 
-        Receipts have three seconds at most, if the nodes that are to have them do not answer. One that
-        was not posted is lost, unless there is a journal.
+        When the work has ended, the receipts have `cleanup` seconds to be posted, as has work that was
+        cut to end. A receipt that was not posted is lost, unless there is a journal.
 
         *Cancel safety*: as that of `Scope.drain()`.
         """

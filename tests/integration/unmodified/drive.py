@@ -138,6 +138,7 @@ class Driver:
         """Wait for the verdict."""
         found = await cascade.settled(_SECONDS)
         outcome |= {"verdict": type(found).__name__, "at": time.monotonic(), "text": str(found)}
+        outcome["ok"] = found.ok
 
     async def run(self, name: str, url: str, send: Send, held: str, *lets: str) -> None:
         """Run a whole cascade, with one piece of work of its name, or several."""

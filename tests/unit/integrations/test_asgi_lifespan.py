@@ -13,7 +13,7 @@ import pytest
 
 from quiesce import Report, Scope, UsageError, current_scope
 from quiesce.core.roots import roots
-from quiesce.integrations.asgi import Quiesce, telling
+from quiesce.integrations.asgi import Quiesce, application
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -354,7 +354,7 @@ async def test_the_drain_is_told_without_logging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its beginning and its report are on standard error, if nothing has configured a handler."""
-    monkeypatch.setattr(telling.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(application.logger, "hasHandlers", lambda: False)
     app = wrapped(events)
     call = Call(app, "/stream")
     async with anyio.create_task_group() as group, living(app):

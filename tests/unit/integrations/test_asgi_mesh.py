@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -220,17 +221,16 @@ async def test_what_is_not_a_node_is_refused(what: Any) -> None:
 
 
 @pytest.mark.backends("asyncio")
-async def test_what_joins_the_drain_is_part_of_its_report() -> None:
-    """It is drained by the same deadline, before the requests that wait for it are cut."""
-    answered = asyncio.Event()
+async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCaptureFixture) -> None:
+    """It is drained by the same deadline, before the requests that wait for it are cut; both are counted."""
+    caplog.set_level(logging.INFO, "quiesce.asgi")
+    answered, part = asyncio.Event(), await quiesce.Scope.open("part")
     times: list[tuple[float, float]] = []
 
     async def drain(grace: float, cleanup: float) -> quiesce.Report:
         times.append((grace, cleanup))
-        async with quiesce.Scope("part") as scope:
-            scope.hold("task", "t1")
-            answered.set()
-            return await scope.aclose(0)
+        answered.set()
+        return await part.aclose(0)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
@@ -240,7 +240,8 @@ async def test_what_joins_the_drain_is_part_of_its_report() -> None:
         await receive()
         owner = quiesce.core.serving.drain_of_server.get()
         assert owner is not None
-        owner.join("part", drain)
+        part.hold("task", "t1")
+        owner.join("part", drain, part)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -256,5 +257,6 @@ async def test_what_joins_the_drain_is_part_of_its_report() -> None:
         await until(lambda: served.scope is not None and served.scope._holds)
         await served.drain()
     assert lost(served) == {"undelivered": ["t1"]}
+    assert "draining, grace 0 s: 1 request, 1 part task in flight" in caplog.text
     assert times == [(0.0, SHORT)]
     assert calls[0].status == 200

@@ -11,6 +11,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.core import exits
+from quiesce.core.node import logger
 from quiesce.errors import JournalInUse
 from quiesce.mesh import CascadeFront, Patience, wire
 from quiesce.mesh.courier import Call
@@ -114,7 +115,7 @@ async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
             here().spawn(anyio.sleep_forever)
         life.ask("shutdown")
         await until(lambda: len(life.told) == 2)
-        assert "was closed" in caplog.text
+        assert "WORK LOST" in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -167,6 +168,85 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
+
+
+class Uvicorn:
+    """A server with uvicorn's switch, which ends by each signal that its own handler has seen."""
+
+    def __init__(self) -> None:
+        self.should_exit = False
+        self.seen: list[int] = []
+
+    def handle(self, number: int, _: object) -> None:
+        """Handle a signal."""
+        self.seen.append(number)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_lost"),
+    [
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGINT, True),
+    ],
+)
+async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
+    number: int, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """SIGTERM sets its switch, and its own handler sees it after a drain that lost nothing; SIGINT at once."""
+    monkeypatch.setattr(exits, "_lost", False)
+    uvicorn = Uvicorn()
+    before = signal.signal(number, uvicorn.handle)
+    try:
+        async with World() as world, Scope("server") as server:
+            node = world.make("b")
+            life = Life(node.asgi(with_lifespan, grace=0, cleanup=1))
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+            if is_lost:
+                async with node.cascade("c") as _kept:
+                    here().spawn(anyio.sleep_forever)
+            signal.raise_signal(number)
+            has_switch = number == signal.SIGTERM
+            assert uvicorn.should_exit is has_switch
+            assert uvicorn.seen == ([] if has_switch else [number])
+            await until(lambda: node._exchange._ending_by > -math.inf)
+            life.ask("shutdown")
+            await job
+        assert uvicorn.seen == ([] if has_switch and is_lost else [number])
+        assert exits._lost is is_lost
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("is_signalled", [False, True])
+async def test_the_drain_of_a_node_is_seen_without_logging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_signalled: bool
+) -> None:
+    """Its beginning and its end are on standard error, once each, also if nothing was lost."""
+    monkeypatch.setattr(logger, "hasHandlers", lambda: False)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        async with World() as world, Scope("server") as server:
+            life = Life(world.make("b").asgi(with_lifespan))
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+            if is_signalled:
+                signal.raise_signal(signal.SIGTERM)
+                await turns(5)
+            life.ask("shutdown")
+            await job
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    begin, end = capsys.readouterr().err.splitlines()
+    why = "told to stop" if is_signalled else "the server shuts down"
+    text = f"quiesce: {why}: node 'b' is draining, grace 30 s: no hops in flight. "
+    assert begin.startswith(text)
+    assert "Quiesce(app, node=node)" in begin
+    assert end.startswith("quiesce: scope 'node b' closed in")
+    assert "nothing lost" in end
 
 
 @pytest.mark.parametrize("is_front", [False, True])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quiesce.core import known, sites
 from quiesce.core import report as reports
-from quiesce.core.backends import parts
+from quiesce.core.backends import asking, parts
 from quiesce.core.backends.awaiting import waiters_of
 from quiesce.core.backends.swallowing import coro_of, deferred, spared, swallowed, went_on
 from quiesce.core.hold import NOTHING, Fate
@@ -84,6 +84,11 @@ class OwnedTask(Task[T]):
 
     def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
         return watch(self, call)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the task, as ever; a hop wants to know whose wish that was."""
+        asking.asked(self, self._node)
+        return super().cancel(msg)
 
     def _stop(self, *, force: bool = False) -> None:
         if deferred(self):
@@ -375,6 +380,8 @@ def settle(node: Node, key: object, held: Any, task: Future[Any]) -> None:
         parts.release(task)  # type: ignore[arg-type]  # a job is a task
     if task.cancelled():
         node._job_cancelled(held, service=service)
+        if not service:
+            asking.ended(task, node, is_ours=True)
     elif (error := task.exception()) is not None:
         node._job_failed(held, error)
     elif service:
@@ -406,6 +413,8 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
     if task.cancelled():
         if not part:
             node._job_cancelled(held, service=service)
+        if not service:
+            asking.ended(task, node, is_ours=held is task)
     elif task._exception is not None:
         if len(node._unasked) >= node._unasked_limit:
             node._unasked = [entry for entry in node._unasked if unasked(entry[0]) is not None]

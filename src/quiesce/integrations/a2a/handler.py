@@ -143,7 +143,7 @@ class QuiescentRequestHandler:
         owner = drain_of_server.get()
         if owner is not None and not self._has_joined:
             self._has_joined = True
-            owner.join("a2a", self._drain_for_server)
+            owner.join("a2a", self._drain_for_server, self._scope)
         return self
 
     async def _drain_for_server(self, grace: float, cleanup: float) -> Report:

@@ -30,10 +30,10 @@ from quiesce.core.gate import Gate
 from quiesce.core.light import LightScope, Model, count_in
 from quiesce.core.node import State
 from quiesce.core.scope import Scope
+from quiesce.core.telling import say
 from quiesce.errors import JobCancelled
 from quiesce.integrations.asgi.parts import Parts
 from quiesce.integrations.asgi.signals import HeldSignal
-from quiesce.integrations.asgi.telling import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -243,7 +243,7 @@ class Application:
             self.draining = True
             served = f", new requests are served for {notice:g} s" if notice else ""
             text = f"{why}: draining, grace {self.settings.grace:g} s{served}: {self._in_flight()}"
-            say(logging.INFO, text, str(self.requests.frontier()))
+            say(logger, logging.INFO, text, str(self.requests.frontier()))
             self._stopping = self.root.spawn(self._stop, notice, name="drain", service=True)
         return self._stopping
 
@@ -360,7 +360,7 @@ class Application:
 
     def tell(self, report: Report) -> None:
         """Tell a report, and remember for the exit code whether anything was lost."""
-        say(logging.INFO if report.ok else logging.ERROR, str(report))
+        say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         self._judge(report)
 
     def _judge(self, report: Report) -> None:

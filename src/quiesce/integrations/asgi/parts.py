@@ -34,15 +34,18 @@ class Parts:
         self.nodes: list[Any] = []
         self._on_node = on_node
         self._drains: dict[str, Drain] = {}
+        self._scopes: list[tuple[str, Scope]] = []
         self._reports: dict[str, Report] = {}
 
     def __bool__(self) -> bool:
         """Whether anything drains itself."""
         return bool(self._drains)
 
-    def join(self, name: str, drain: Drain) -> None:
+    def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
         """Have something drain itself when the app is drained."""
         self._drains[name if name not in self._drains else f"{name} {len(self._drains)}"] = drain
+        if scope is not None:
+            self._scopes.append((f"{name} task", scope))
 
     def met(self, node: Any) -> None:
         """Take note of a node that was opened below `scope`."""
@@ -60,7 +63,10 @@ class Parts:
 
     def in_flight(self) -> dict[str, int]:
         """Count what the parts have in flight, by what it is called."""
-        return {"hop": sum(len(node._hops) for node in self.nodes)}
+        found = {"hop": sum(len(node._hops) for node in self.nodes)}
+        for word, scope in self._scopes:
+            found[word] = found.get(word, 0) + len(scope.frontier().in_flight)
+        return found
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
         """Have all of them drain themselves at the same time, and keep their reports."""

@@ -6,16 +6,17 @@ who sees no report could not tell a clean drain from a process that was killed.
 
 from __future__ import annotations
 
-import logging
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 __all__: list[str] = []
 
-logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
-
-def say(level: int, text: str, more: str = "") -> None:
-    """Tell something once: by the logger, with `more`, if it has a handler; else on standard error."""
+def say(logger: logging.Logger, level: int, text: str, more: str = "") -> None:
+    """Tell something once: by a logger, with `more`, if it has a handler; else on standard error."""
     if logger.hasHandlers():
         logger.log(level, "%s", f"{text}\n{more}" if more else text)
     elif sys.stderr is not None:  # it is None in programs without a console
