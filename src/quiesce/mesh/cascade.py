@@ -243,9 +243,9 @@ class Cascade:
     async def cancel(self) -> None:
         """Tell all agents to end what they do for it: `settled()` returns when they have.
 
-        Each agent tells those that it has handed messages to. So what is below an agent that is dead goes on until
-        that one is back with its journal: only it knows the ids with which the others can be told. `settled()`
-        names such an agent.
+        Each agent tells those that it has handed messages to. If one of them is dead, its sender tells those below
+        it, if they are its peers and it has heard of them (`Patience.ask_every`). Others go on until the dead
+        agent is back with its journal. `settled()` names it, and who was told and who was not.
 
         *Cancel safety*: there is nothing to wait for.
 

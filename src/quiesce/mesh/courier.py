@@ -93,6 +93,8 @@ class Reply:
     """For how many seconds its journal has had all that it did; None: it does not say."""
     seen: str = ""
     """How far its journal has come: nothing for others, but to be said with the next call."""
+    below: tuple[tuple[bytes, bytes, str], ...] = ()
+    """Of edges that were asked for, and are worked on: each open edge that follows from one, and where it was sent."""
 
 
 class _Round(Generic[T]):

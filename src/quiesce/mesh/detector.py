@@ -55,7 +55,7 @@ from quiesce.mesh.receipt import ENDS, Alone, Receipt, mark, not_run, note, pack
 from quiesce.mesh.states import EDGE_MOVES, NOTHING, Edge, EdgeState, Hop, HopState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from quiesce.mesh.facts import Act, Effect, Record
     from quiesce.mesh.receipt import Status
@@ -80,9 +80,7 @@ class Detector(Knowledge):
         self._alone = Alone(name)
         self._lasting = lasting
         self.is_volatile: bool = False  # whether its journal cannot be written now
-        self.may_have_sent: bool = (
-            False  # whether a process before it may have sent what it did not write
-        )
+        self.boot: str = ""  # the run of the machine that it is in
         self.acts: list[Act] = []
 
     def take(self) -> list[Effect]:
@@ -286,7 +284,7 @@ class Detector(Knowledge):
 
     def _add_unknown(self, hop: Hop) -> None:
         """Count a message that nobody may have written down."""
-        why = "its agent may have sent messages while it could not write its journal"
+        why = "its agent may have sent messages that its journal does not have"
         made = note(hop.edge, hop.parent, self.name, "unknown", None, why)
         receipt = not_run("unknown", made, volatile=False)
         hop.add(receipt)
@@ -354,10 +352,25 @@ class Detector(Knowledge):
         elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
             why = (
                 "its agent has no journal, or one that is younger than the message, or remembers messages for"
-                " less time than they may take,"
-                " or another node has taken its receipt"
+                " less time than they may take, or another node has taken its receipt, or has this address, too"
             )
             self._close_edge(edge, found, "is not known there", "unknown", why)
+
+    def follows(self, edge: bytes) -> Iterator[tuple[bytes, str]]:
+        """Return the open edges that follow from one that came or was sent, as far as they are known, and where to."""
+        hop, sent = self._hops.get(edge), self._edges.get(edge)
+        if hop is not None:
+            for one, found in hop.edges.items():
+                yield one, found.to
+                yield from found.below
+        elif sent is not None:
+            yield from sent.below
+
+    def learn(self, edge: bytes, to: str, below: tuple[tuple[bytes, str], ...]) -> None:
+        """Take the word of an edge's receiver on what follows from it."""
+        found = self._edges.get(edge)
+        if found is not None and found.to == to:
+            found.below = below
 
     def _is_taken(self, edge: bytes, found: Edge) -> None:
         if not found.is_taken:
@@ -373,7 +386,8 @@ class Detector(Knowledge):
         """Know that the receiver of an edge was not heard of for too long."""
         found = self._edges.get(edge)
         if found is not None:
-            self._close_edge(edge, found, "is given up", "unknown", why)
+            end = "; it may not have been told to end" if found.hop.is_cancelled else ""
+            self._close_edge(edge, found, "is given up", "unknown", why + end)
 
     def _close_edge(
         self,
@@ -416,13 +430,18 @@ class Detector(Knowledge):
 
     # After a restart.
 
+    @property
+    def has_all(self) -> bool:
+        """Whether its journal has all that the process before has done."""
+        return self.born is None or self.born.boot in {"", self.boot}
+
     def restore(self, records: Iterable[Record]) -> None:
         """Take up what a process before this one has written; it is known to be dead (5)."""
         for record in records:
             self._replay(record)
         for hop in list(self._hops.values()):
             if hop.state is HopState.RUNNING:
-                if self.may_have_sent:
+                if not self.has_all:
                     self._add_unknown(hop)
                 self.end(hop, "lost", why="its process stopped before it was done")
             elif hop.state is HopState.WAITING and not hop.edges:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from quiesce.mesh.courier import Call, Courier, Patience, Reply
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import RUN, Post, Unwatch, Watch
+from quiesce.mesh.facts import NEVER, RUN, UNKNOWN, Post, Unwatch, Watch
 from quiesce.mesh.horizon import KEEP_SECONDS, Horizon
+from quiesce.mesh.wire import ITEMS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,8 +49,13 @@ class Engine:
         """Begin with nothing, or with what `restore` is given first; then `open` it."""
         self.detector: Detector = detector(name, lasting=lasting)
         self.horizon: Horizon = horizon(self.detector, keep, wall)
-        self._seen: dict[str, str] = {}  # what nodes have said of their journals, by address
+        # By address, what nodes have said of their journals, and when; and where several have answered.
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._shared: set[str] = set()
         self._courier = Courier(patience, jitter, self.detector.give_up)
+        self.may_call: Callable[[str], bool] = lambda _: True
+        """Whether a node may be called whose address another has told."""
+        self._ended: set[bytes] = set()  # edges of other nodes that were told to end in their place
         self.news: list[Stop | Settle] = []
         self.is_stirred: bool = False
 
@@ -190,26 +197,63 @@ class Engine:
 
     def asking(self, call: Call) -> Call:
         """Return a call as it is sent."""
-        return self.horizon.asking(replace(call, seen=self._seen.get(call.to, "")))
+        return self.horizon.asking(replace(call, seen=self._seen.get(call.to, ("",))[0]))
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
         """Take the answer to a call."""
         self.is_stirred = True
-        reply = self._believed(call.to, reply)
+        reply = self._believed(call.to, reply, now)
         self._courier.replied(call, reply, now)
         posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
         for edge in reply.taken:
             if edge in posted:
                 self.detector.taken(edge)
-        for edge, answer in reply.answers:
-            if edge in asked:
+        answers = tuple(one for one in reply.answers if one[0] in asked)
+        for edge, answer in answers:
+            if self.detector.is_open(edge):
                 self.detector.told(edge, answer)
+            else:
+                self._passed(edge, answer)
+        self._learn(call.to, replace(reply, answers=answers))
         self._absorb(now)
 
     def failed(self, call: Call, now: float, why: str = "") -> None:
-        """Know that a call was not answered; and why, if that will not pass by itself."""
+        """Know that a call was not answered; and why, if that will not pass by itself.
+
+        What follows from an edge that was to be told to end is told so by this node, as far as it is known.
+        """
         self.is_stirred = True
         self._courier.failed(call, now, why)
+        ending = (edge for edge, is_to_end in call.asks if is_to_end)
+        below = (one for edge in ending for one in self.detector.follows(edge))
+        for edge, to in islice(below, ITEMS_MAX):
+            if edge not in self._ended and self.may_call(to) and not self.detector.is_open(edge):
+                self._courier.watch(Watch(edge, to, cancel=True), now)
+
+    def _passed(self, edge: bytes, answer: Answer) -> None:
+        """Record that the receiver of another node's edge was told to end, in the place of that node."""
+        self._courier.unwatch(edge)
+        if answer.kind in {"working", "closed", "never"}:
+            if len(self._ended) >= _SEEN_MAX:
+                self._ended.clear()
+            self._ended.add(edge)
+
+    def _learn(self, to: str, reply: Reply) -> None:
+        """Remember what follows from edges that are worked on: its sender may die, and they may have to end."""
+        below: dict[bytes, list[tuple[bytes, str]]] = {}
+        for edge, one, address in reply.below:
+            below.setdefault(edge, []).append((one, address))
+        for edge, answer in reply.answers:
+            if answer.kind == "working":
+                self.detector.learn(edge, to, tuple(below.get(edge, ())))
+
+    def passed(self, edge: bytes) -> tuple[set[str], set[str]]:
+        """Return who was told to end what follows from an edge, by this node, and who was not."""
+        told: set[str] = set()
+        others: set[str] = set()
+        for one, to in self.detector.follows(edge):
+            (told if one in self._ended else others).add(to)
+        return told, others
 
     def trouble(self, edge: bytes) -> str:
         """Tell what is wrong where an edge's receipt is to be posted, if that is known; else empty."""
@@ -231,18 +275,34 @@ class Engine:
         self._absorb(now)
         born = self.detector.born
         age = None if born is None else max(0.0, self.horizon.wall() - born.at)
-        reply = Reply(tuple(edge for edge, _ in call.receipts), answers, age)
+        open_edges = (
+            (edge, one, to) for edge, _ in answers for one, to in self.detector.follows(edge)
+        )
+        taken, below = tuple(edge for edge, _ in call.receipts), islice(open_edges, ITEMS_MAX)
+        reply = Reply(taken, answers, age, below=tuple(below))
         return self.horizon.answering(call, reply)
 
     def heard(self, to: str, reply: Reply, now: float) -> None:
         """Take answers to questions that were asked without the courier."""
-        for edge, answer in self._believed(to, reply).answers:
+        reply = self._believed(to, reply, now)
+        for edge, answer in reply.answers:
             self.detector.told(edge, answer)
+        self._learn(to, reply)
         self._absorb(now)
 
-    def _believed(self, to: str, reply: Reply) -> Reply:
+    def _believed(self, to: str, reply: Reply, now: float) -> Reply:
+        """Return an answer as far as its node can know it; of several at one address, none can."""
         if reply.seen:
+            before, at = self._seen.get(to, ("", now))
+            is_other = reply.seen.partition(".")[0] != before.partition(".")[0]
+            if before and is_other and reply.age is not None and reply.age > now - at:
+                self._shared.add(to)  # its journal was there when another one answered
             if to not in self._seen and len(self._seen) >= _SEEN_MAX:
                 self._seen.clear()
-            self._seen[to] = reply.seen
-        return self.horizon.believed(reply)
+                self._shared.clear()
+            self._seen[to] = reply.seen, now
+        reply = self.horizon.believed(reply)
+        if to not in self._shared:
+            return reply
+        told = ((edge, UNKNOWN if one == NEVER else one) for edge, one in reply.answers)
+        return replace(reply, answers=tuple(told))

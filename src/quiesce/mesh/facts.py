@@ -64,6 +64,8 @@ class Born:
     """In seconds since 1970."""
     key: str = field(repr=False)
     """A secret of the node, in hexadecimal digits: what it has told of its journal is signed with it."""
+    boot: str = ""
+    """While which run of the machine it has all that its process did; empty: whatever happens."""
 
 
 @dataclass(slots=True, unsafe_hash=True)

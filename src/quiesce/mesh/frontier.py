@@ -99,13 +99,27 @@ async def _gather(node: Node, transport: Transport, hop: Hop, within: float) -> 
             why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
             why = str(error) if isinstance(error, QuiesceError) else why
             why = why.removeprefix(f"{to} was not reached: ")
-            found.extend(Busy(mark(edge), own, to, "not reached", None, why) for edge in edges)
+            for edge in edges:
+                told = why + (_passed(node, edge) if hop.is_cancelled else "")
+                found.append(Busy(mark(edge), own, to, "not reached", None, told))
 
     if within >= _SECONDS_MIN:
         async with anyio.create_task_group() as group:
             for to, edges in by_node.items():
                 group.start_soon(ask, to, edges[:_ENTRIES_MAX])
     return found[:_ENTRIES_MAX]
+
+
+def _passed(node: Node, edge: bytes) -> str:
+    """Return who was told to end in the place of a node that is not reached, and who was not."""
+    told, others = node._engine.passed(edge)
+    text = f"; told to end below it: {_few(told)}" if told else ""
+    return text + (f"; not told to end below it: {_few(others)}" if others else "")
+
+
+def _few(addresses: set[str]) -> str:
+    more = len(addresses) - _NAMES_MAX
+    return ", ".join(sorted(addresses)[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _own(node: Node, hop: Hop) -> Busy:

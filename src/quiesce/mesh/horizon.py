@@ -18,14 +18,16 @@ one that it never will run, has to know that for as long as a copy may come. Wha
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quiesce.mesh.courier import Call, Reply
+from quiesce.mesh.courier import Call
 from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quiesce.mesh.courier import Reply
     from quiesce.mesh.detector import Detector
     from quiesce.mesh.facts import Answer
     from quiesce.mesh.states import Sending
@@ -153,7 +155,7 @@ class Horizon:
         if keep <= self.keep + spare:
             return reply
         told = ((edge, NOT_NOW if one == NEVER else one) for edge, one in reply.answers)
-        return Reply(reply.taken, tuple(told), reply.age, reply.seen)
+        return replace(reply, answers=tuple(told))
 
     def believed(self, reply: Reply) -> Reply:
         """Return an answer as far as its node can know it (5)."""
@@ -161,7 +163,7 @@ class Horizon:
             (edge, UNKNOWN if one == NEVER and not self._is_known(edge, reply.age) else one)
             for edge, one in reply.answers
         )
-        return Reply(reply.taken, answers, reply.age, reply.seen)
+        return replace(reply, answers=answers)
 
     def _is_known(self, edge: bytes, age: float | None) -> bool:
         begin_by = self._detector.begin_by(edge)

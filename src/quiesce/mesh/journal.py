@@ -59,7 +59,8 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], *, durability: str = "process") -> None:
         """Describe it; `open` makes the file."""
         self.path: Path = _path(path)
-        self._syncs = arguments.one_of("durability", durability, DURABILITIES) == "power"
+        self.syncs: bool = arguments.one_of("durability", durability, DURABILITIES) == "power"
+        """Whether each write waits for the disk."""
         self._lock: int | None = None
         self._file: int | None = None
         self.size: int = 0
@@ -209,7 +210,7 @@ class Journal:
             if size != len(data):
                 _write_all(file, data[size:])
                 size = len(data)
-            if self._syncs:
+            if self.syncs:
                 os.fdatasync(file)
         except BaseException:
             self._is_torn = True
@@ -246,12 +247,16 @@ class Journal:
             self._draft.drop()
 
     def _sync_folder(self) -> None:
-        if self._syncs:
+        if self.syncs:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk."""
+        os.fdatasync(self._opened())
 
     def close(self) -> None:
         """Let go of the file; it may be called again."""
@@ -319,7 +324,7 @@ class Draft:
         assert new is not None  # noqa: S101 - it was not dropped, or the journal has another, or none
         data = self.take()
         _write_all(new, data)
-        if data and journal._syncs:
+        if data and journal.syncs:
             os.fdatasync(new)
         self._path.replace(journal.path)
         old_size = journal.size

@@ -5,9 +5,11 @@ What holds:
 1. Records are written in the order in which they were made, each once. Those of a write that failed are kept, and
    are written before any other as soon as a write succeeds: what the node knows is what is written, and these.
 2. With `on_journal_failure="refuse"` nothing is done meanwhile that rests on a record which is not written.
-3. With `"serve"` the node goes on as one without a journal: its receipts say that they are volatile. If its process
-   dies, the next one knows that it may not know: of messages from before it the node says `unknown`, never `never`,
-   and a hop that was running may have sent messages that nobody wrote down.
+3. With `"serve"` the node goes on as one without a journal: its receipts say that they are volatile. That it may is
+   written when it is opened, and that it has written everything, when it is closed. If its process dies, the next one, in
+   either mode, knows that it may not know: of messages from before it the node says `unknown`, never `never`, and a
+   hop that was running may have sent messages that nobody wrote down. So it is with `durability="process"`, if the
+   machine was started anew since, or is another.
 4. A journal says since when it has had everything. The node tells others how many records it has, signed; they say
    it back with their next call. A journal with fewer records than it once had is an old copy: it begins anew, as
    one that knows nothing of what was before. A caller that says again and again what another journal has told it
@@ -18,8 +20,9 @@ from __future__ import annotations
 
 import hmac
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quiesce.core.node import logger
@@ -39,6 +42,16 @@ MODES = ("refuse", "serve")
 RETRY_SECONDS = 1.0
 _BEHIND_MAX = 100_000  # records
 _STRAYS, _STRAYS_MAX = 10, 1024
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NO_BOOT = "none"  # no run of a machine
+
+
+def _boot() -> str:
+    """Return the run of the machine that this is; empty, where the system does not say."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,8 @@ class Keeping:
         self._retry_at = 0.0
         self._strays: dict[str, int] = {}
         self._is_warned = False
+        self._is_opened = False
+        self._boot = ""
         self.error: BaseException | None = None
         """Why the journal could not be written the last time; None: it could."""
         self.tidying: Tidying = Tidying(self._name, journal, engine.detector)
@@ -113,7 +128,8 @@ class Keeping:
         *Raises*: `JournalInUse`, `JournalBroken`; `UsageError` if it is another node's.
         """
         detector = self._engine.detector
-        detector.may_have_sent = self._serves  # (3)
+        detector.boot = _boot()
+        self._boot = _NO_BOOT if self._serves else "" if self._journal.syncs else detector.boot
         self._journal.open_into(detector.restore)
         born = detector.born
         if born is not None and born.node != self._name:
@@ -124,14 +140,18 @@ class Keeping:
                 " journal away when nothing waits for it any more"
             )
             raise UsageError(message)
-        if born is None or self._serves:
+        if born is None or not detector.has_all:  # (3)
             self._begin_anew()
+        elif born.boot != self._boot:
+            detector.bear(born.at, born.key, self._boot)
 
     def _begin_anew(self) -> None:
-        self._engine.detector.bear(self._engine.horizon.wall(), self._random(16).hex())
+        wall, key = self._engine.horizon.wall(), self._random(16).hex()
+        self._engine.detector.bear(wall, key, self._boot)
 
     def opened(self) -> None:
         """Make the journal smaller, if that is worth it: a process that lives for short has no other time."""
+        self._is_opened = True
         if is_worth(self._journal, self._engine.detector):
             try:
                 Compaction(self._journal, self._engine.detector).run_at_once()
@@ -144,7 +164,19 @@ class Keeping:
         if self._behind:
             text = "node %r is closed, and %d records were not written: %s"
             logger.error(text, self._name, len(self._behind), self.why())
+        elif self._is_opened and self._boot:
+            self._complete()
         self._journal.close()
+
+    def _complete(self) -> None:
+        """Write that the journal has everything, and that it is on the disk: its node ends well (3)."""
+        born = self._engine.detector.born
+        assert born is not None  # noqa: S101 - since it was opened
+        try:
+            self._journal.write([replace(born, boot="")])
+            self._journal.sync()
+        except OSError:
+            logger.exception("node %r could not write the end of its journal", self._name)
 
     # Writing.
 

@@ -67,9 +67,9 @@ class Knowledge:
             self.keep = keep
             self.writes.append(Keep(keep))
 
-    def bear(self, at: float, key: str) -> None:
+    def bear(self, at: float, key: str, boot: str = "") -> None:
         """Write that the journal knows all that happens from this time on, and not what was before."""
-        self.born = Born(self.name, at, key)
+        self.born = Born(self.name, at, key, boot)
         self.writes.append(self.born)
 
     def stay(self, edge: bytes, by: int) -> None:

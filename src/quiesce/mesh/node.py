@@ -160,6 +160,7 @@ class Node(Steps):
             keep=self._keep,
             wall=lambda: self._wall(),  # noqa: PLW0108 - as it is when it is asked
         )
+        engine.may_call = self._policy.allows
         self._hops, self._cascades, self._keeping = {}, WeakValueDictionary(), None
         if self._journal is not None:
             self._keeping = Keeping(self._journal, engine, self._mode, self._random)

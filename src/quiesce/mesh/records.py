@@ -105,7 +105,7 @@ _FORMS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...]]
     "taken": (Taken, (bytes.fromhex,)),
     "gone": (Gone, (bytes.fromhex,)),
     "keep": (Keep, (_seconds,)),
-    "born": (Born, (_one_of(str), _seconds, _key)),
+    "born": (Born, (_one_of(str), _seconds, _key, _one_of(str))),
     "counted": (Counted, (_one_of(int),)),
     "aged": (Aged, (_seconds, _one_of(bool))),
     "stay": (Stay, (bytes.fromhex, _one_of(int))),
@@ -172,7 +172,8 @@ def _keep(record: Keep) -> bytes:
 
 
 def _born(record: Born) -> bytes:
-    return f'["born",{quoted(record.node)},{record.at!r},"{record.key}"]\n'.encode()
+    boot = quoted(record.boot)
+    return f'["born",{quoted(record.node)},{record.at!r},"{record.key}",{boot}]\n'.encode()
 
 
 def _counted(record: Counted) -> bytes:

@@ -78,7 +78,7 @@ NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
 class Edge:
     """An edge that was sent from here, and is not closed."""
 
-    __slots__ = ("by", "hop", "is_taken", "state", "to")
+    __slots__ = ("below", "by", "hop", "is_taken", "state", "to")
 
     def __init__(self, hop: Hop, to: str, by: float = 0) -> None:
         self.hop: Hop = hop
@@ -86,6 +86,7 @@ class Edge:
         self.by: float = by  # exactly, if this process has sent it; else in whole seconds, an `int`
         self.state: EdgeState = EdgeState.SENDING
         self.is_taken: bool = False
+        self.below: tuple[tuple[bytes, str], ...] = ()  # what follows from it, and to whom
 
 
 class Hop:

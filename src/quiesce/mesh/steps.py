@@ -37,6 +37,9 @@ __all__: list[str] = []
 
 _OPEN = State.OPEN
 _COPY = "this is a copy of one that was taken before; that one goes on, and nothing is lost"
+_REFUSED = (
+    "this is a copy of one that was refused for good, and never was worked on: send a new message"
+)
 
 
 class Steps:
@@ -177,19 +180,24 @@ class Steps:
             answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
         if answer is not RUN:
             self._commit()
-            raise self._refusal(handed, answer, why or _COPY)
+            is_draining = why_not is not None or self._hops_scope._state is not _OPEN
+            raise self._refusal(handed, answer, why, is_draining=is_draining)
         self._commit_begun(edge)
         self._serves = True
         hop = self._hops[edge] = Hop(self, engine.detector._hops[edge])  # type: ignore[arg-type]  # a Node
         return hop
 
-    def _refusal(self, handed: wire.Handed, answer: Answer, why: str) -> EdgeRefused:
+    def _refusal(
+        self, handed: wire.Handed, answer: Answer, why: str | None, *, is_draining: bool
+    ) -> EdgeRefused:
         known = self._engine.detector.find(handed.edge)
         must_ask = known is not None and known.reply is None
         header = wire.response_header(handed.edge, answer, must_ask=must_ask)
-        is_busy = self._hops_scope._state is not _OPEN
+        is_refused = answer.kind in {"never", "not now"}  # else it is, or was, worked on
+        if not is_refused or why is None:
+            why = _REFUSED if is_refused else _COPY
         text = f"message {mark(handed.edge)} is not worked on: {why}"
-        return EdgeRefused(text, header, is_busy=is_busy)
+        return EdgeRefused(text, header, is_busy=is_draining and is_refused)
 
     def _busy(self, handed: wire.Handed) -> EdgeRefused:
         """Refuse a message for now: nothing is kept of it, so that a copy may be taken when there is room."""

@@ -117,10 +117,16 @@ def home(address: str) -> str:
     Raises:
         LocalProtocolError: it cannot be written into a header.
     """
-    if len(address) > HOME_MAX or not _HOME.fullmatch(address):
+    if not is_home(address):
         message = f"not an address that fits into a header: {address!r}"
         raise LocalProtocolError(message)
     return address
+
+
+def is_home(address: Any) -> bool:
+    """Return whether it has the form of a node's address."""
+    is_short = isinstance(address, str) and len(address) <= HOME_MAX
+    return is_short and _HOME.fullmatch(address) is not None
 
 
 def parse_request_header(text: str | bytes) -> Handed:
@@ -137,7 +143,7 @@ def parse_request_header(text: str | bytes) -> Handed:
         return Handed(bytes.fromhex(cascade), bytes.fromhex(edge), parent, int(latest), node)
     found, options = _header(REQUEST_HEADER, text, _FIRST)
     address, begin_by = options.get("h"), options.get("b", "")
-    if address is not None and (len(address) > HOME_MAX or not _HOME.fullmatch(address)):
+    if address is not None and not is_home(address):
         _refuse(REQUEST_HEADER, "h is not an http address")
     if not _SECONDS.fullmatch(begin_by):
         _refuse(REQUEST_HEADER, "b is not a number of seconds")
@@ -258,6 +264,8 @@ def reply_body(reply: Reply) -> bytes:
         made["age"] = reply.age
     if reply.seen:
         made["seen"] = reply.seen
+    if below := [[edge.hex(), one.hex(), to] for edge, one, to in reply.below if is_home(to)]:
+        made["below"] = below
     head = dumps(made)[:-1]
     left, answers = BODY_BYTES_MAX - len(head) - 20, []
     for edge, answer in reply.answers:
@@ -280,7 +288,9 @@ def parse_reply(body: bytes) -> Reply:
     age = found.get("age")
     if age is not None and not is_time(age):
         _refuse("reply", "age is not a number of seconds")
-    return Reply(taken, _pairs(found, "answers", _parse_answer), age, _seen(found))
+    answers = _pairs(found, "answers", _parse_answer)
+    below = tuple(map(_parse_below, items(found, "below")))
+    return Reply(taken, answers, age, _seen(found), below)
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -338,6 +348,12 @@ def edge_of(value: Any) -> bytes:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}", value):
         _refuse("edge", "not 24 hexadecimal digits")
     return bytes.fromhex(value)
+
+
+def _parse_below(value: Any) -> tuple[bytes, bytes, str]:
+    if not isinstance(value, list) or len(value) != 3 or not is_home(value[2]):  # noqa: PLR2004 - a triple
+        _refuse("below", "not two edges and an http address")
+    return edge_of(value[0]), edge_of(value[1]), value[2]
 
 
 def _parse_ask(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from typing import Literal
 
@@ -24,6 +23,8 @@ def beyond_standard(fd: int) -> int:
     """
     if fd > STANDARD_MAX:
         return fd
+    import fcntl  # noqa: PLC0415 - Windows has none, and the package can be imported there
+
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STANDARD_MAX + 1)
     os.close(fd)
     return moved

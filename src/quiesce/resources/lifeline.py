@@ -17,7 +17,6 @@ that forked ends, and it does not reach grandchildren.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -215,6 +214,8 @@ def _nameless_file() -> Iterator[int]:
 
 
 def _high(fd: int) -> int:
+    import fcntl  # noqa: PLC0415 - Windows has none, and the package can be imported there
+
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _NUMBERS_MIN)
 
 

@@ -14,7 +14,6 @@ What holds:
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import subprocess
 import threading
@@ -108,6 +107,8 @@ def user_of(user: Any) -> str | int | None:
     if user is None or (isinstance(user, int) and not isinstance(user, bool) and user >= 0):
         return user
     if isinstance(user, str):
+        import pwd  # noqa: PLC0415 - Windows has none, and the package can be imported there
+
         with suppress(KeyError):
             return pwd.getpwnam(user).pw_uid
     message = f"user must be the name or the number of a user of this system, not {user!r}"

@@ -6,20 +6,22 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from quiesce import detached
 from quiesce.errors import ArgumentError, EdgeRefused
 from quiesce.mesh import Node, Settled, Unknown, admission, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.policy import Allowance
 from tests.stress import lasting
-from tests.unit.mesh.meshing import NoRoom, World, here, leaves
+from tests.unit.mesh.meshing import NoRoom, World, here, leaves, until
 from tests.unit.mesh.serving import Exchange
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quiesce.mesh import Arrival, Hop
+    from quiesce.mesh import Arrival, Handing, Hop
 
 RECEIPTS = "/quiesce/receipts"
 in_virtual_time = pytest.mark.backends("asyncio", "trio")
@@ -377,3 +379,52 @@ async def test_a_node_is_ready_while_it_is_open(tmp_path: Path) -> None:
         assert (await cascade.settled(1)).ok
         await lasting(0)
     assert not node.health.takes_messages
+
+
+# Messages that are refused because the agent is shut down.
+
+
+async def test_one_that_a_drain_refused_is_sent_anew_to_the_agent_that_is_back(
+    tmp_path: Path,
+) -> None:
+    """The new message is worked on, the old one never is; nothing is lost, and nothing runs twice."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b")
+        gate, calls = anyio.Event(), list[int]()
+        app = other.asgi(answering(200, calls))
+
+        async def busy(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async def post(handing: Handing) -> Exchange:
+            made = Exchange(app, "POST", "/", headers=[(b"cascade", handing.header.encode())])
+            await made.run()
+            return made
+
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as running:
+                running.answered(await world.deliver("b", running.header, busy))
+            with detached():
+                draining = world._servers.spawn(other.drain)
+            await until(lambda: other.health.state == "draining")
+            with here().delegate("http://b") as first:
+                made = await post(first)
+                assert (made.status, made.header(b"retry-after")) == (503, "1")
+                first.answered(made.told, is_error=True)
+            made = await post(running)  # which may not be tried again: it is worked on
+            assert (made.status, made.header(b"retry-after")) == (409, None)
+            assert b"copy of one that was taken before" in made.body
+            gate.set()
+            await draining
+            await other.open()
+            made = await post(first)  # by a proxy, that has kept it
+            assert (made.status, calls) == (409, [])
+            assert b"send a new message" in made.body
+            with here().delegate("http://b") as second:
+                made = await post(second)
+                second.answered(made.told)
+        found = await cascade.settled(5)
+        assert found.ok, found
+        assert found.receipt.hops == 3
+        assert calls == [200]
+        assert "refused" in str(found)

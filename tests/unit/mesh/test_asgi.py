@@ -489,7 +489,7 @@ async def test_a_scope_that_takes_nothing_any_more_has_its_messages_refused() ->
                     hold.release()
                     await job
                 handing.answered(made.told)
-        assert made.status == 409
+        assert (made.status, made.header(b"retry-after")) == (503, "1")
         assert not pair.other._hops
         found = await cascade.settled(5, require="participants")
         assert [note.status for note in found.receipt.notes] == ["done", "refused"]

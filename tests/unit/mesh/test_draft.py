@@ -154,7 +154,7 @@ def test_with_power_the_last_of_it_is_synced_in_time(
     journal: Journal, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The content before the name, and the name before anything else is written."""
-    is_power = journal._syncs
+    is_power = journal.syncs
     done: list[str] = []
     real = getattr(os, call)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quiesce.mesh.courier import Patience, Reply
 from quiesce.mesh.engine import Engine
-from quiesce.mesh.facts import NEVER, Settle
+from quiesce.mesh.facts import NEVER, WORKING, Settle
 from quiesce.mesh.receipt import Receipt
 from quiesce.mesh.wire import Handed
 
@@ -50,3 +52,28 @@ def test_a_receipt_goes_from_node_to_node() -> None:
     assert isinstance(settle, Settle)
     assert settle.receipt == Receipt("done", 2, notes=settle.receipt.notes)
     assert one.next_at() == other.next_at() == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("other", "age", "undelivered"),
+    [("y.1.0", 500.0, 0), ("y.1.0", 5.0, 1), ("x.2.0", 500.0, 1)],
+    ids=["a replica", "a journal in the place of one that was lost", "the same"],
+)
+def test_of_several_nodes_at_one_address_none_can_say_never(
+    other: str, age: float, undelivered: int
+) -> None:
+    """The one that answers now was there when another one did: it does not know what that one has taken."""
+    engine = new()
+    hop = engine.begin(ROOT, CASCADE, 0.0)
+    engine.send(hop, ONE, "one", 0.0)
+    engine.sent(ONE, "is taken", 0.0)
+    (call,) = engine.due(30.0)
+    engine.replied(call, Reply((), ((ONE, WORKING),), 400.0, "x.1.0"), 30.0)
+    engine.horizon.wall = lambda: 100.0  # the next message is sent when both are there
+    engine.send(hop, TWO, "one", 130.0)
+    engine.sent(TWO, "is in doubt", 130.0)
+    engine.horizon.wall = lambda: 103.0
+    calls = [call for call in engine.due(133.0) if (TWO, False) in call.asks]
+    engine.replied(calls[0], Reply((), ((TWO, NEVER),), age, other), 133.0)
+    receipt = hop.tally.sum()
+    assert (receipt.undelivered, receipt.unknown) == (undelivered, 1 - undelivered)

@@ -113,7 +113,7 @@ def any_records() -> st.SearchStrategy[Record]:
         *(st.builds(kind, edges, receipts) for kind in (EdgeClosed, Tallied)),
         st.builds(Closed, edges, receipts.map(pack)),
         st.builds(Over, edges, st.none() | receipts.map(pack), st.booleans()),
-        st.builds(Born, text, st.floats(0, 1e12), st.binary(max_size=16).map(bytes.hex)),
+        st.builds(Born, text, st.floats(0, 1e12), st.binary(max_size=16).map(bytes.hex), text),
         st.builds(Aged, st.floats(0, 1e12), st.booleans()),
         st.builds(Stay, edges, st.integers(0, 10**12)),
         st.builds(Counted, st.integers(0, 10**12)),
