@@ -28,6 +28,7 @@ QuiesceError
 ├── JournalBroken      the journal of this node is not as it was written
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started
+├── EscapeError        work leaves a hop by a way that no verdict waits for; carries where
 ├── SweepFailed        a scenario did not stand being cancelled; carries where
 ├── GateFailed         what was planted survived a shutdown, or was lost, in silence
 └── WorkLost           the program lost work; carries the report
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quiesce.core.report import Report
+    from quiesce.testing.departures import Escape
     from quiesce.testing.findings import Finding
     from quiesce.testing.gate import Gate
     from quiesce.testing.sweeps.result import Sweep
@@ -206,6 +208,21 @@ class LeakError(QuiesceError):
         count = len(self.findings)
         head = f"{count} thing{'' if count == 1 else 's'} left behind:"
         return "\n  ".join([head, *map(str, self.findings)])
+
+
+class EscapeError(QuiesceError):
+    """Work leaves a hop by a way that no verdict waits for; `escapes` names each place, and what to write instead."""
+
+    def __init__(self, escapes: Sequence[Escape]) -> None:
+        """Carry the places."""
+        super().__init__(escapes)
+        self.escapes: Sequence[Escape] = escapes
+
+    def __str__(self) -> str:
+        """Give one line for each place, and what to write there."""
+        count = len(self.escapes)
+        head = f"work leaves at {count} place{'' if count == 1 else 's'}:"
+        return "\n  ".join([head, *map(str, self.escapes)])
 
 
 class SweepFailed(QuiesceError):

@@ -2,6 +2,8 @@
 
 Settings: `quiesce_guard = error | warn | off` (`--quiesce-guard`), `quiesce_allow`, a list of
 patterns such as `thread:*`, and `@pytest.mark.quiesce(guard=…, allow=[…])` for one test.
+`quiesce_escapes = error | report | off` (`--quiesce-escapes`) is for hops that a test runs: work
+may not leave them by a way that no verdict waits for.
 
 What a test has started is judged when the test *and its own fixtures* are done: the last thing
 before fixtures of a wider scope may be torn down. What those make is not the test's. Findings are
@@ -11,6 +13,7 @@ an error of the test's teardown; if the test itself has failed, they are shown b
 from __future__ import annotations
 
 import gc
+from dataclasses import astuple
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -18,6 +21,7 @@ import pytest
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.testing.baseline import Baseline
 from quiesce.testing.census import Census
+from quiesce.testing.departures import Escape, table
 from quiesce.testing.findings import KINDS, Finding, without_allowed
 from quiesce.testing.guarding import check
 from quiesce.testing.past import Past
@@ -29,10 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from quiesce.testing.notes import Event
+    from quiesce.testing.trails import Trails
 
 __all__: list[str] = []
 
 MODES = ("error", "warn", "off")
+ESCAPES = ("error", "report", "off")
 _SETTLE_SECONDS = 0.1
 _LABELS_MAX = 3
 
@@ -67,9 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="known findings: written if it is not there; else they are tolerated, and only shrink",
     )
+    about_escapes = "fail (or tell of) tests with a hop that work leaves by an untracked way"
+    group.addoption("--quiesce-escapes", choices=ESCAPES, default=None, help=about_escapes)
     about_replay = "run again just this run of a sweep; the failure names it"
     group.addoption("--quiesce-replay", metavar="ID", default=None, help=about_replay)
     parser.addini("quiesce_guard", f"{about}: error, warn or off", default="off")
+    parser.addini("quiesce_escapes", f"{about_escapes}: error, report or off", default="off")
     parser.addini("quiesce_allow", "patterns of what tests may leave: thread:*", type="linelist")
 
 
@@ -77,18 +86,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and guard."""
     config.addinivalue_line(
         "markers",
-        "quiesce(guard=None, allow=()): guard this test in another way (error, warn, off), or let"
-        " it leave what these patterns name (thread:*)",
+        "quiesce(guard=None, allow=(), escapes=None): guard this test in another way (error, warn,"
+        " off), let it leave what these patterns name (thread:*), or have another look at what leaves"
+        " its hops (error, report, off)",
     )
     config.addinivalue_line(
         "markers",
         "sweep(depth=1, where='task', backend='asyncio', ...): run this async test again and again,"
         " cancelled at each of its suspension points; see quiesce.testing.sweep",
     )
-    mode = config.getoption("quiesce_guard") or config.getini("quiesce_guard")
-    if mode not in MODES:
-        message = f"quiesce_guard is one of {', '.join(MODES)}, not {mode!r}"
-        raise pytest.UsageError(message)
+    mode = _setting(config, "quiesce_guard", MODES)
+    escapes = _setting(config, "quiesce_escapes", ESCAPES)
     allow = config.getini("quiesce_allow")
     file = config.getoption("quiesce_baseline")
     try:
@@ -98,7 +106,17 @@ def pytest_configure(config: pytest.Config) -> None:
         baseline = None if file is None else Baseline(config.invocation_params.dir / file)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
-    config.pluginmanager.register(Guarding(config, mode, allow, baseline), "quiesce-guard")
+    guarding = Guarding(config, mode, allow, baseline)
+    config.pluginmanager.register(guarding, "quiesce-guard")
+    config.pluginmanager.register(Escaping(guarding, escapes), "quiesce-escapes")
+
+
+def _setting(config: pytest.Config, name: str, modes: Sequence[str]) -> str:
+    mode: str = config.getoption(name) or config.getini(name)
+    if mode not in modes:
+        message = f"{name} is one of {', '.join(modes)}, not {mode!r}"
+        raise pytest.UsageError(message)
+    return mode
 
 
 def _text(found: Sequence[Finding], more: str = "") -> str:
@@ -208,9 +226,11 @@ class Guarding:
         mode: str | None = None
         allow: list[str] = []
         for marker in item.iter_markers("quiesce"):
-            unknown = marker.kwargs.keys() - {"guard", "allow"}
+            unknown = marker.kwargs.keys() - {"guard", "allow", "escapes"}
             if marker.args or unknown:
-                message = f"{item.nodeid}: the marker quiesce takes guard= and allow=, by name"
+                message = (
+                    f"{item.nodeid}: the marker quiesce takes guard=, allow= and escapes=, by name"
+                )
                 raise UsageError(message)
             mode = mode or marker.kwargs.get("guard")
             patterns = marker.kwargs.get("allow", ())
@@ -339,3 +359,77 @@ class Guarding:
             when="teardown",
         )
         item.ihook.pytest_runtest_logreport(report=report)
+
+
+class Escaping:
+    """What leaves the hops of each test."""
+
+    def __init__(self, guarding: Guarding, mode: str) -> None:
+        self.guarding = guarding
+        self.mode = mode
+        self.trails: Trails | None = None  # of the current test
+        self.told: dict[Escape, None] = {}  # of all tests that only report
+
+    def _mode(self, item: pytest.Item) -> str:
+        for marker in item.iter_markers("quiesce"):
+            mode: str | None = marker.kwargs.get("escapes")
+            if mode is not None and mode not in ESCAPES:
+                message = f"{item.nodeid}: escapes is one of {', '.join(ESCAPES)}, not {mode!r}"
+                pytest.fail(message, pytrace=False)
+            if mode is not None:
+                return mode
+        return self.mode
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Look at every hop from now on."""
+        if self._mode(item) != "off":
+            from quiesce.testing.detecting import begin  # noqa: PLC0415 - most runs do without the mesh
+
+            self.trails = begin()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Judge what has left them, when the test's fixtures are done."""
+        try:
+            yield
+        finally:
+            trails, self.trails = self.trails, None
+            found = [] if trails is None else list(dict.fromkeys(trails.found()))
+            if trails is not None:
+                trails.close()
+        self._judge(item, found)
+
+    def _judge(self, item: pytest.Item, found: list[Escape]) -> None:
+        if self._mode(item) == "report":
+            self.told.update(dict.fromkeys(found))
+            return
+        bad = [one for one in found if one.fate in {"unseen", "untracked"}]
+        if not bad:
+            return
+        ways = dict.fromkeys(f"{one.route} in {one.function}" for one in bad)
+        text = "\n  ".join([f"quiesce escapes: work leaves: {', '.join(ways)}", *map(str, bad)])
+        if self.guarding.failed:
+            item.add_report_section("teardown", "quiesce escapes", text)
+        else:
+            pytest.fail(text, pytrace=False)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Hand what was found to whom a worker of xdist works for."""
+        output = getattr(self.guarding.config, "workeroutput", None)
+        if output is not None:
+            output["quiesce_escapes"] = [astuple(one) for one in self.told]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Take what a worker of xdist has found."""
+        for one in getattr(node, "workeroutput", {}).get("quiesce_escapes", ()):
+            self.told[Escape(*one)] = None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what was only to be reported."""
+        if self.told:
+            terminalreporter.section("quiesce escapes")
+            terminalreporter.write_line(table(self.told))

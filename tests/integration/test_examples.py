@@ -45,6 +45,14 @@ failed: ['hung up reader']
 cancelled: ['endless producer', 'endless reader']
 forwarded: ['short: event 0', 'hung up: event 0', 'short: event 1', 'hung up: event 1']
 """,
+    "escapes.py": """\
+unseen: wakes the task at escapes.py:73 in Shop.cancel
+  write: an asyncio.Queue or queue.Queue; or part = current_hop().working("…") here, and `async with part:` where the work is done
+untracked: daemon thread at escapes.py:74 in Shop.cancel
+  write: daemon=False; or `with quiesce.detached():` around it, if it serves the process and not this request
+covered: item at escapes.py:65 in Shop.order
+covered: task at escapes.py:66 in Shop.order
+""",
     "leak_hunt.py": """\
 Careless:
   guard: a task is left, listen, started at leak_hunt.py:41, gone moments later

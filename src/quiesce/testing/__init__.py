@@ -1,9 +1,11 @@
-"""What makes a leak fail a test: `guard`, `sweep`, `plant`, and time that jumps."""
+"""What makes a leak fail a test: `guard`, `sweep`, `plant`, `escapes`, and time that jumps."""
 
 from __future__ import annotations
 
-from quiesce.errors import GateFailed, LeakError, SweepFailed
+from quiesce.errors import EscapeError, GateFailed, LeakError, SweepFailed
 from quiesce.testing.clock import VirtualLoop, run
+from quiesce.testing.departures import Escape, Escapes
+from quiesce.testing.escaping import escapes
 from quiesce.testing.findings import Finding
 from quiesce.testing.gate import Gate, GateRow, assert_gate
 from quiesce.testing.guarding import guard
@@ -14,6 +16,9 @@ from quiesce.testing.sweeps.sweeping import sweep
 
 __all__ = [
     "PLANTS",
+    "Escape",
+    "EscapeError",
+    "Escapes",
     "Fault",
     "Finding",
     "Gate",
@@ -27,6 +32,7 @@ __all__ = [
     "SweepFailure",
     "VirtualLoop",
     "assert_gate",
+    "escapes",
     "guard",
     "plant",
     "run",

@@ -1,0 +1,172 @@
+"""`escapes(app)` runs an ASGI app in a node of its own, and each request is a hop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.errors import UsageError
+from quiesce.mesh import Memory, Node, current_hop
+from quiesce.testing import EscapeError, escapes
+from tests.stress import turns
+from tests.unit.testing.leaving import here, later, places
+
+if TYPE_CHECKING:
+    from quiesce.mesh import Hop
+
+
+class App:
+    """An app with a worker that is started with it, and one handler for each path."""
+
+    def __init__(self) -> None:
+        """Have not begun."""
+        self.steps: list[str] = []
+        self.hops: list[Hop | None] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve."""
+        if scope["type"] == "lifespan":
+            await self.live(receive, send)
+            return
+        body = (await receive())["body"]
+        self.hops.append(current_hop())
+        await getattr(self, scope["path"].strip("/"))(scope)
+        head = {"type": "http.response.start", "status": 201, "headers": [(b"x", b"y")]}
+        await send(head)
+        await send({"type": "http.response.body", "body": body + scope["query_string"]})
+
+    async def live(self, receive: Any, send: Any) -> None:
+        """Have a worker while the app lives."""
+        assert (await receive())["type"] == "lifespan.startup"
+        self.semaphore = anyio.Semaphore(0)
+        async with Scope("app") as self.scope:
+            self.scope.spawn(self.work, service=True)
+            self.steps.append("up")
+            await send({"type": "lifespan.startup.complete"})
+            assert (await receive())["type"] == "lifespan.shutdown"
+        self.steps.append("down")
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def work(self) -> None:
+        """Work whenever it is told to."""
+        while True:
+            await self.semaphore.acquire()
+
+    async def nothing(self, scope: Any) -> None:
+        """Leave nothing."""
+        assert all(name != b"cascade" for name, _ in scope["headers"])
+
+    async def job(self, _: Any) -> None:
+        """Leave a job."""
+        self.scope.spawn(turns, 5)
+
+    async def notify(self, _: Any) -> None:
+        """Wake the worker."""
+        self.semaphore.release()
+
+    async def fails(self, _: Any) -> None:
+        """Fail."""
+        message = "on purpose"
+        raise ValueError(message)
+
+
+async def test_requests_to_an_app_are_hops() -> None:
+    """Each is answered, and what each leaves is listed."""
+    app = App()
+    async with escapes(app) as found:
+        await turns()
+        answer = await found.request("POST", "/nothing?a=%20", body=b"abc", headers={"A": "b"})
+        assert (answer.status, answer.headers["x"], answer.body) == (201, "y", b"abca=%20")
+        await found.request("GET", "/job")
+        await found.request("GET", "/notify")
+        assert app.steps == ["up"]
+    assert app.steps == ["up", "down"]
+    assert all(hop is not None for hop in app.hops)
+    assert sorted(places(found)) == [("covered", "job"), ("unseen", "wakes the task")]
+    (one,) = found.untracked
+    assert one.function == "App.notify"
+    with pytest.raises(EscapeError, match=r"App\.notify"):
+        found.raise_if_any()
+
+
+async def test_an_app_that_is_served_already_keeps_its_node() -> None:
+    """It is not wrapped once more."""
+    app, node = App(), Node("mine", transport=Memory())
+    async with escapes(node.asgi(app)) as found:
+        await found.request("GET", "/nothing")
+        assert node.health.takes_messages
+    assert [hop._mesh for hop in app.hops if hop is not None] == [node]
+    assert node._scope is None
+
+
+async def test_the_node_may_be_given() -> None:
+    """With what it declares."""
+    app, node = App(), Node("mine", transport=Memory(), services=["*App.notify"])
+    async with escapes(app, node=node) as found:
+        await turns()
+        await found.request("GET", "/notify")
+    assert [hop._mesh for hop in app.hops if hop is not None] == [node]
+    assert list(found) == []
+
+
+async def test_an_app_without_a_lifespan_is_served() -> None:
+    """As servers do."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await receive()
+        later(int)
+        here().spawn(turns, 3)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with escapes(app) as found:
+        assert (await found.request("GET", "/")).status == 200
+    assert places(found) == [("covered", "job")]
+
+
+async def test_what_the_app_raises_is_raised() -> None:
+    """The test is to see it."""
+    async with escapes(App()) as found:
+        with pytest.raises(ValueError, match="on purpose"):
+            await found.request("GET", "/fails")
+
+
+async def test_an_app_that_does_not_start_says_why() -> None:
+    """However it says so."""
+
+    async def says(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+    async def raises(_: Any, receive: Any, __: Any) -> None:
+        await receive()
+        message = "no network"
+        raise RuntimeError(message)
+
+    for app, why in ((says, "no database"), (raises, "no network")):
+        with pytest.raises(UsageError, match=why):
+            await escapes(app).__aenter__()
+
+
+async def test_a_request_that_is_no_hop_is_refused() -> None:
+    """Nothing would be looked at, and that must not look like a success."""
+
+    class Drains:
+        drains_server = True
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                for step in ("startup", "shutdown"):
+                    await receive()
+                    await send({"type": f"lifespan.{step}.complete"})
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+    async with escapes(Drains()) as found:
+        with pytest.raises(UsageError, match="did not become a hop"):
+            await found.request("GET", "/")
