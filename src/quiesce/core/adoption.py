@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import sites
 from quiesce.core.backends import parts
-from quiesce.core.backends.sharing import SharedTask
 from quiesce.core.backends.tasks import (
     AdoptedTask,
     ForeignTask,
     PartTask,
+    SharedTask,
     adopted_done,
     foreign,
     is_service,
 )
 from quiesce.core.current import detached
-from quiesce.core.known import GETTERS, is_process_wide
+from quiesce.core.known import GETTERS, SUSPECTS, is_process_wide
 from quiesce.core.node import State, current
 from quiesce.errors import UsageError
 
@@ -119,7 +119,7 @@ class Entrance:
     def _replacement(self) -> Any:
         """Make the function that stands in for `create_task`. A closure: every task pays for it."""
         loop, get_factory, late, before = self._loop, self._get_factory, self._late, self._before
-        make, get_current, clock = self._make, current.get, self._clock
+        make, get_current, clock, suspects = self._make, current.get, self._clock, SUSPECTS
 
         def create_task(coro: Any, **options: Any) -> Task[Any]:
             node = get_current()
@@ -128,7 +128,8 @@ class Entrance:
             if ending:
                 adopter = adopter_of(adopter)
             ours = before is None and get_factory(loop) is late and "eager_start" not in options
-            if adopter is not None and is_process_wide(coro):
+            suspect = getattr(coro, "__name__", None) in suspects
+            if suspect and adopter is not None and is_process_wide(coro):
                 with _elsewhere(coro):
                     return create_task(coro, **options)
             if adopter is None or adopter._loop is not loop or not self.users:

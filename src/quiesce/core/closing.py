@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quiesce.core import contexts, failures, frontier
 from quiesce.core import report as reports
+from quiesce.core.current import stopping
 from quiesce.core.gate import Gate
 from quiesce.core.node import Node, State, bury, logger
 
@@ -266,7 +267,7 @@ class Closing:
             elif now >= look_at:
                 for held in [held for key, held in table.items() if key in asked]:
                     if held._swallowed():
-                        held._stop()
+                        stopping.stop(self._scope, held)
                 tick = max(
                     min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX), (clock() - now) / _LOOK_SHARE
                 )
@@ -295,7 +296,9 @@ class Closing:
     async def _last_call(self, table: dict[object, Held]) -> None:
         """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
         clock = self._scope._backend.clock
-        needs = {key: held._stop(force=True) for key, held in list(table.items())}
+        needs = {
+            key: stopping.stop(self._scope, held, force=True) for key, held in list(table.items())
+        }
         await self._turns(table)
         slow = {key: seconds for key, seconds in needs.items() if seconds}
         until = clock() + max(slow.values(), default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
@@ -11,10 +12,28 @@ from quiesce.core.node import State, current
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from quiesce.core.hold import Held
+    from quiesce.core.node import Node
     from quiesce.core.scope import Scope
 
 __all__ = ["current_scope", "detached"]
 
+
+class Stopping(threading.local):
+    """The scope whose close cancels something in this very step, in each thread."""
+
+    node: Node | None = None
+
+    def stop(self, node: Node, held: Held, *, force: bool = False) -> float | None:
+        """Ask something that a scope holds to end: see `Held._stop`."""
+        before, self.node = self.node, node
+        try:
+            return held._stop(force=force)
+        finally:
+            self.node = before
+
+
+stopping: Stopping = Stopping()
 
 is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
 """Whether the running code was declared to belong to no scope; a scope that is opened inside counts all the same."""

@@ -71,6 +71,8 @@ scope of the task itself, and the coroutine becomes a task there.
 
 _NAMES = {name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names}
 _GROUPED = "_run_coro"  # what anyio 4.14 and newer makes a task of: the coroutine is in there
+SUSPECTS: set[str] = _NAMES | {_GROUPED}
+"""The names of all coroutines that `is_process_wide` may accept: what almost every task pays is a look at these."""
 
 
 def is_process_wide(coro: Any) -> bool:
@@ -79,7 +81,7 @@ def is_process_wide(coro: Any) -> bool:
     if name == _GROUPED:
         coro = inner(coro)
         name = getattr(coro, "__name__", None)
-    if name not in _NAMES:  # all that almost every task pays
+    if name not in _NAMES:
         return False
     getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
     if getter is not None:
@@ -91,6 +93,7 @@ def add_getter(code: CodeType, scope_of: Callable[[Any], tuple[Any] | None]) -> 
     """Add a coroutine function that gets an item from a queue: see `GETTERS`."""
     GETTERS[code] = scope_of
     _NAMES.add(code.co_name)
+    SUSPECTS.add(code.co_name)
 
 
 def inner(coro: Any) -> Any:

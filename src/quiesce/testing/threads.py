@@ -93,8 +93,6 @@ def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
         if worker._job is None:
             break
         time.sleep(_PAUSE_SECONDS)
-    if worker in getattr(worker._thread_cache, "_idle_workers", ()):
-        return True
     handles = any(
         # It has a result: the function has returned, and trio tidies up after it.
         frame.f_code.co_name == "_handle_job" and "result" not in frame.f_locals

@@ -353,15 +353,19 @@ async def test_two_closers_at_once_get_the_same_report(close: Closer) -> None:
     assert_closed(scope, reports[0])
 
 
+@pytest.mark.parametrize("second", ["aclose", "drain"])
 @pytest.mark.parametrize("order", ["strict first", "strict last"])
-async def test_the_stricter_of_two_deadlines_holds(order: str) -> None:
-    """A second closer may make the close shorter, and never longer."""
+async def test_the_stricter_of_two_deadlines_holds(order: str, second: str) -> None:
+    """A second closer may make the close shorter, and never longer; also one that would give it grace."""
     strict, patient = 0.05, 40.0
     limits = [strict, patient] if order == "strict first" else [patient, strict]
     reports: list[Report] = []
 
-    async def closer(within: float) -> None:
-        reports.append(await scope.aclose(within=within))
+    async def closer(within: float, way: str) -> None:
+        if way == "drain":
+            reports.append(await scope.drain(within=60, cleanup=within))
+        else:
+            reports.append(await scope.aclose(within=within))
 
     scope = await Scope.open("a")
     async with Stubborn() as stubborn:
@@ -369,9 +373,9 @@ async def test_the_stricter_of_two_deadlines_holds(order: str) -> None:
         await turns()
         begun = anyio.current_time()
         async with anyio.create_task_group() as group:
-            group.start_soon(closer, limits[0])
+            group.start_soon(closer, limits[0], "aclose")
             await scope.closing()
-            group.start_soon(closer, limits[1])
+            group.start_soon(closer, limits[1], second)
         assert strict - 0.001 < anyio.current_time() - begun < strict + PROMPT
         assert [lost.name for lost in reports[0].stuck] == ["stubborn"]
         assert reports[0] is reports[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 
 from quiesce import Scope
 from tests.stress import turns
@@ -42,9 +44,20 @@ def failed(scope: Scope) -> list[str]:
     return [item.name for item in scope.report.failed]
 
 
+def ask(task: asyncio.Task[Any]) -> None:
+    """Ask for the result, as code that logs the error does."""
+    try:
+        task.result()
+    except ValueError:
+        pass
+    else:
+        pytest.fail("it must be raised")
+
+
+@pytest.mark.parametrize("look", [look, ask])
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_failure_that_a_callback_looked_at_is_counted(
-    caplog: pytest.LogCaptureFixture, *, kept: bool
+    caplog: pytest.LogCaptureFixture, look: Any, *, kept: bool
 ) -> None:
     """A library reads the exception to log it: the report has the failure, and asyncio is quiet."""
     tasks = list[asyncio.Task[None]]()
@@ -74,8 +87,9 @@ async def test_a_failure_that_a_callback_looked_at_is_for_the_scopes_function() 
     assert (len(heard), scope.report.handled, failed(scope)) == (1, 1, [])
 
 
+@pytest.mark.parametrize("look", [look, ask])
 @pytest.mark.parametrize("way", ["await", "shield", "gather", "wait", "task group", "later"])
-async def test_a_failure_that_a_task_received_is_not_counted(way: str) -> None:
+async def test_a_failure_that_a_task_received_is_not_counted(way: str, look: Any) -> None:
     """A callback looks at it first, and then a task that awaits it gets it."""
 
     async def use() -> None:
@@ -118,3 +132,20 @@ async def test_a_failure_that_a_callback_passes_on_is_not_counted() -> None:
             await future
 
     assert failed(await run(use)) == []
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_failure_that_a_task_receives_is_not_counted_whichever_code_runs_the_loop(
+    new_loop: Any,
+) -> None:
+    """The frames of uvloop are not to be seen: the code that runs the loop is not taken for a callback."""
+
+    async def use() -> None:
+        with pytest.raises(ValueError, match="on purpose"):
+            await asyncio.create_task(fail())
+
+    async def main() -> list[str]:
+        return failed(await run(use))
+
+    with contextlib.closing(new_loop()) as loop:
+        assert loop.run_until_complete(main()) == []

@@ -17,7 +17,6 @@ from quiesce import (
     current_scope,
     detached,
 )
-from quiesce.core.roots import roots
 
 SHORT_SECONDS = 0.05
 
@@ -338,22 +337,3 @@ async def test_a_child_that_closed_itself_has_its_own_report() -> None:
     await steps()
     assert len((await child.aclose()).cancelled) == 1
     assert (await parent.aclose()).ok
-
-
-async def test_a_waiter_of_a_gate_is_taken_out_in_one_step() -> None:
-    """Ten thousand tasks that wait for the closing are not searched one by one."""
-    scope = await Scope.open("a")
-    assert isinstance(scope._closing_gate._waiters, dict)
-    assert isinstance(scope._idle_waiters, dict)
-    await scope.aclose()
-
-
-async def test_roots_may_be_read_while_other_loops_change_theirs() -> None:
-    """Each loop has a set of its own, and iterating goes over a copy."""
-    scope = await Scope.open("a")
-    seen = [root for root in roots if scope in roots]
-    others = [await Scope.open("b") for _ in roots]
-    assert (seen, len(others)) == ([scope], 1)
-    for one in (scope, *others):
-        await one.aclose()
-    assert scope not in roots

@@ -325,6 +325,7 @@ def test_a_write_that_fails_leaves_no_part(journal: Journal) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
+    assert journal.path.stat().st_size == journal.size  # also if nothing comes later
     journal.write(RECORDS[2:3])
     assert again(journal) == [RECORDS[0], RECORDS[2]]
 

@@ -45,11 +45,17 @@ async def test_it_is_given_out_when_it_is_ready() -> None:
     assert states == ["starting", "ready"]
 
 
-async def test_an_exit_before_it_is_ready_is_told_at_once() -> None:
+async def never(_: Process) -> None:
+    """Be a probe that does not notice the exit."""
+    await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("probe", [READY, never])
+async def test_an_exit_before_it_is_ready_is_told_at_once(probe: Any) -> None:
     """The error has the exit code and the last lines of output, and nothing is held."""
     async with Scope("a") as scope:
         with pytest.raises(ProcessLost, match=r"exit code 3\n    no luck") as caught:
-            await start_process(processes.BARREN, ready=READY, ready_within=60)
+            await start_process(processes.BARREN, ready=probe, ready_within=60)
         assert not scope.frontier()
     assert caught.value.returncode == 3
     assert caught.value.lines == ("no luck",)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import anyio
 import pytest
+import trio
 
 from quiesce import Scope, ScopeClosed
 from quiesce.resources import spawning
 from quiesce.resources.process import start_process
-from quiesce.resources.turns import _turns, of
+from quiesce.resources.turns import of
 from tests.unit.resources.processes import counted
 
 pytestmark = pytest.mark.real_time
@@ -82,21 +86,34 @@ async def test_a_scope_that_is_closed_before_the_turn_comes_starts_nothing() -> 
         assert census.pids == []
 
 
-async def test_another_loop_of_the_thread_has_its_own_turns() -> None:
-    """Two event loops in one thread (trio's guest mode) do not take each other's turns."""
-    scope = await Scope.open("a")
-    turns = of(scope._backend)
-    await turns.take()
+def test_two_loops_of_one_thread_start_processes_at_once() -> None:
+    """In trio's guest mode asyncio runs in the same thread: neither waits for the other's turns."""
 
-    class Elsewhere:
-        loop = object()
+    async def start_many(name: str) -> tuple[str, int]:
+        scope = await Scope.open(name)
+        codes = list[int]()
 
-        @staticmethod
-        def alive() -> bool:
-            return True
+        async def start() -> None:
+            process = await start_process(["true"], scope=scope)
+            codes.append(await process.wait())
 
-    assert of(Elsewhere()) is not turns  # type: ignore[arg-type]  # all that is asked of a backend
-    assert of(scope._backend) is turns
-    assert turns.taken
-    _turns.pop(Elsewhere.loop)
-    await scope.aclose()
+        for _ in range(STARTS):
+            scope.spawn(start)
+        await scope.drain(within=None)
+        return scope._backend.name, codes.count(0)
+
+    async def host() -> None:
+        loop = asyncio.get_running_loop()
+        guest: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            start_many,
+            "guest",
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            run_sync_soon_not_threadsafe=loop.call_soon,
+            done_callback=guest.set_result,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+        assert await start_many("host") == ("asyncio", STARTS)
+        assert (await guest).unwrap() == ("trio", STARTS)
+
+    asyncio.run(host())

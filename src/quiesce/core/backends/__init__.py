@@ -7,6 +7,9 @@ system tasks. Everything above this package is the same for both.
 from __future__ import annotations
 
 import sys
+from asyncio import current_task
+from asyncio.events import _get_running_loop
+from typing import Any
 
 from quiesce.core.backends.base import Backend, Bell, Body, Waiter
 from quiesce.errors import UsageError
@@ -15,12 +18,12 @@ __all__ = ["Backend", "Bell", "Body", "Waiter", "running_backend"]
 
 
 def running_backend() -> Backend:
-    """Give the backend of the event loop that runs here.
+    """Return the backend of the event loop that runs here.
 
-    Trio is asked first: in trio's guest mode an asyncio loop runs in the same thread.
+    In trio's guest mode an asyncio loop runs in the same thread: the kind of the running task decides.
     """
     trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if trio is not None and trio.lowlevel.in_trio_run() and not _in_host_task(trio):
         from quiesce.core.backends.trio import TrioBackend  # noqa: PLC0415 - trio is optional
 
         return TrioBackend()
@@ -31,3 +34,12 @@ def running_backend() -> Backend:
         message = "no event loop runs here: open the scope inside async code (asyncio or trio)"
         raise UsageError(message)
     return backend
+
+
+def _in_host_task(trio: Any) -> bool:
+    """Return whether the running code is a task of the asyncio loop whose guest trio is."""
+    return (
+        not trio.lowlevel.in_trio_task()
+        and _get_running_loop() is not None
+        and current_task() is not None
+    )

@@ -6,6 +6,7 @@ import gc
 import weakref
 from asyncio import CancelledError, Future, Task
 from concurrent.futures import Future as ThreadFuture
+from functools import partial
 from typing import Any
 
 from quiesce.core import sites
@@ -85,8 +86,20 @@ def deferred(task: Task[Any]) -> bool:
         return False
     if task not in _deferred:
         _deferred.add(task)
-        future.add_done_callback(lambda _: Task.cancel(task))
+        before = list(getattr(future, "_callbacks", None) or ())
+        for callback, _ in before:
+            future.remove_done_callback(callback)
+        future.add_done_callback(partial(_resume, task, getattr(task, "_fut_waiter", None)))
+        for callback, context in before:  # after ours: the task is not to start another thread
+            future.add_done_callback(callback, context=context)
     return True
+
+
+def _resume(task: Task[Any], awaited: object, _: object) -> None:
+    """Cancel a task whose thread has returned, unless it waits for others with `gather`."""
+    _deferred.discard(task)
+    if getattr(task, "_fut_waiter", None) is not awaited or not deferred(task):
+        Task.cancel(task)
 
 
 def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
@@ -96,12 +109,23 @@ def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
         task, awaited = awaited, getattr(awaited, "_fut_waiter", None)
     if awaited is None or awaited.done():
         return None
-    for callback, _ in getattr(awaited, "_callbacks", None) or ():
-        if getattr(callback, "__qualname__", "") == _OF_EXECUTOR:
-            cells = [cell.cell_contents for cell in callback.__closure__]
-            running = any(isinstance(one, ThreadFuture) and one.running() for one in cells)
-            return awaited if running else None
+    for child in getattr(awaited, "_children", ()):  # of gather()
+        found = _thread_awaited(child) if isinstance(child, Task) else _running(child)
+        if found is not None:
+            return found
+    if (running := _running(awaited)) is not None:
+        return running
     frame = sites.innermost(coro_of(task))
     if frame is not None and frame.f_code.co_name == _OF_ANYIO:
         return None if frame.f_locals.get("abandon_on_cancel", True) else awaited
+    return None
+
+
+def _running(future: Future[Any]) -> Future[Any] | None:
+    """Return a future of an executor if its call runs: it cannot be cancelled any more."""
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == _OF_EXECUTOR:
+            cells = [cell.cell_contents for cell in callback.__closure__]
+            if any(isinstance(one, ThreadFuture) and one.running() for one in cells):
+                return future
     return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from quiesce.core import known, sites
 from quiesce.core import report as reports
 from quiesce.core.backends import asking, parts
-from quiesce.core.backends.awaiting import waiters_of
+from quiesce.core.backends.awaiting import let_go, passed_on_by, passes_on, runners
 from quiesce.core.backends.swallowing import coro_of, deferred, spared, swallowed, went_on
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _getframe = sys._getframe
-_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to whoever waits
-
 _NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
 _UNASKED_MIN = 64  # failures kept before those that were asked for are let go
 
@@ -121,6 +119,17 @@ class AdoptedTask(OwnedTask[T]):
 
     __slots__ = ()
 
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the task, unless the request was passed on by a task that another scope's close cancels.
+
+        A task that is cancelled passes the request on to the task that it awaits. If tasks elsewhere
+        await that one too, only the waiter ends.
+        """
+        node = passed_on_by(self, _getframe(1))
+        if node is None or not (deferred(self) or let_go(self, self._node, node)):
+            return super().cancel(msg)
+        return True
+
     def set_name(self, value: object) -> None:
         """Name the task; a name may make it a service of its scope."""
         if value is not None:  # CPython 3.13.0 names what a factory made after nothing
@@ -147,6 +156,14 @@ class PartTask(AdoptedTask[T]):
             super()._stop(force=force)
 
 
+class SharedTask(AdoptedTask[T]):
+    """An adopted task that was handed to another scope (sharing.py), or that such a task has started."""
+
+    __slots__ = ()
+
+    _is_handed_on: ClassVar[bool] = True
+
+
 class FailedTask(AdoptedTask[T]):
     """What an adopted task becomes when it fails: a finalizer on all of them would cost."""
 
@@ -158,11 +175,22 @@ class FailedTask(AdoptedTask[T]):
         asyncio takes any call for handling. Here a call counts if it is a task's, or that of a
         callback which passes the error on to a task that waits: `gather`, `shield`, a task group.
         """
-        by_callback = _get_running_loop() is not None and current_task() is None
-        if self._log_traceback and by_callback and not _passes_on(_getframe(1)):
-            self.__class__ = SeenTask
+        if self._is_only_seen(_getframe(1)):
             return self._exception  # which leaves the flag as it is
         return super().exception()
+
+    def result(self) -> T:
+        """Raise the error; for a callback, as `exception()`."""
+        if self._is_only_seen(_getframe(1)):
+            raise self._exception  # type: ignore[misc]  # it has failed
+        return super().result()
+
+    def _is_only_seen(self, frame: FrameType) -> bool:
+        by_callback = _get_running_loop() is not None and current_task() is None
+        if not (self._log_traceback and by_callback) or passes_on(frame):
+            return False
+        self.__class__ = SeenTask
+        return True
 
     def __del__(self) -> None:
         """Report a failure that no task has received."""
@@ -177,16 +205,6 @@ class SeenTask(FailedTask[T]):
     """A failed task whose error a callback has looked at, to log it for example."""
 
     __slots__ = ()
-
-
-def _passes_on(frame: FrameType) -> bool:
-    """Return whether the code that asks for an error gives it to a task that waits for it."""
-    if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
-        return True
-    return any(
-        isinstance(value, Future) and not isinstance(value, Task) and any(waiters_of(value))
-        for value in frame.f_locals.values()
-    )
 
 
 class TaskJob(OwnedTask[T], Job[T]):
@@ -303,6 +321,8 @@ class ForeignTask:
         task = self.task
         if not force and task is not None and parts.is_ended_by_service(task):
             return
+        if isinstance(task, Task) and deferred(task):
+            return
         fresh = force or not isinstance(task, Task) or not task.cancelling() or swallowed(task)
         if task is not None and fresh:
             task.cancel()
@@ -346,7 +366,7 @@ foreign: list[ForeignTask] = []  # those that are being made, of all loops, the 
 
 def begin_foreign(loop: object, task: Task[Any] | None) -> None:
     """Let the innermost hold of this loop that has no task yet be the hold of the running task."""
-    for held in reversed(foreign):
+    for held in foreign[::-1]:  # a copy: other threads change the list
         if held._node._loop is loop:
             held.begin(task)
             return
@@ -422,6 +442,7 @@ def settle_adopted(node: Node, task: Future[Any], held: Any) -> None:
         described = reports.ended(held, node._name, node._backend.clock())
         if isinstance(task, AdoptedTask):
             task.__class__ = FailedTask
+            runners.add(_getframe(2).f_code)  # which has called `adopted_done`
             node._unasked.append((weakref.ref(task), described))
         else:  # there is no way to hear of its end: keep it
             node._unasked.append((lambda: held, described))

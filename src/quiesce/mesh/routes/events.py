@@ -40,7 +40,7 @@ def by_set(signal: Callable[..., None]) -> Callable[..., None]:
     def setting(self: Any, *args: Any) -> None:
         hop = hop_now() if self in _of_workers else None
         if hop is not None:
-            frame = _user(_getframe(1))
+            frame = _user(_getframe().f_back)
             belt = belts.get(self)
             if belt is None:
                 belt = belts[self] = Belt(_kind(self))
@@ -55,7 +55,7 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition of asyncio."""
 
     async def waiting(self: Any) -> Any:
-        if not _begins(self, _getframe(1)):
+        if not _begins(self, _getframe().f_back):
             return await wait(self)
         found = await wait(self)
         _woken(self)
@@ -68,7 +68,7 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition between threads."""
 
     def waiting(self: Any, timeout: float | None = None) -> Any:
-        if not _begins(self, _getframe(1)):
+        if not _begins(self, _getframe().f_back):
             return wait(self, timeout)
         found = wait(self, timeout)
         if found:

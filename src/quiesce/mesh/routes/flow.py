@@ -44,6 +44,17 @@ class Flow:
         """Return the index of the instruction at an offset, which may be in the cache behind it."""
         return max(bisect_right(self._offsets, offset) - 1, 0)
 
+    def twins(self, place: int) -> list[int]:
+        """Return the other instructions of the same code: Python writes the condition of a `while` down twice."""
+        one = self.steps[place]
+        if one.positions is None or one.positions.col_offset is None:
+            return []
+        return [
+            at
+            for at, step in enumerate(self.steps)
+            if step.positions == one.positions and step.opcode == one.opcode and at != place
+        ]
+
     def after(self, place: int, *, raising: bool) -> Iterator[int]:
         """Yield the instructions that may be next; with `raising`, also if this one raises."""
         one = self.steps[place]
@@ -67,6 +78,10 @@ def is_in_loop(code: CodeType, offset: int, *, raising: bool = False) -> bool:
     """Return whether the code comes back to an instruction; with `raising`, also by way of an exception."""
     flow = _flow(code)
     begin = flow.place(offset)
+    return any(_comes_back(flow, one, raising=raising) for one in (begin, *flow.twins(begin)))
+
+
+def _comes_back(flow: Flow, begin: int, *, raising: bool) -> bool:
     seen: set[int] = set()
     ahead = [begin]
     while ahead:

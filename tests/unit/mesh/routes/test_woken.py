@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import queue
+import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quiesce.mesh import Node
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
@@ -88,7 +91,9 @@ async def test_a_thread_holds_a_hop_until_its_item_is_done(tmp_path: Path, how: 
 # Events and conditions.
 
 
-@pytest.mark.parametrize("how", ["wait_for", "helper", "late clear", "condition", "predicate"])
+@pytest.mark.parametrize(
+    "how", ["wait_for", "helper", "late clear", "condition", "predicate", "while"]
+)
 async def test_a_worker_that_is_woken_holds_the_hops_that_have_woken_it(
     tmp_path: Path, how: str
 ) -> None:
@@ -120,6 +125,10 @@ async def test_a_worker_that_is_woken_holds_the_hops_that_have_woken_it(
                 await helper()
 
         async def worker() -> None:
+            while how == "while" and await wake.wait():
+                wake.clear()
+                while left:
+                    await work(left.popleft())
             while True:
                 await waits()
                 while left:
@@ -200,3 +209,16 @@ async def test_a_thread_that_is_woken_holds_the_hop_that_has_woken_it(
             thread.join()
 
     await run(tmp_path, scenario)
+
+
+@pytest.mark.real_time
+async def test_a_raw_thread_may_wait_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Python code is around the wait there."""
+    failures: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    async with Node("a"):
+        event, before = threading.Event(), _thread._count()
+        _thread.start_new_thread(event.wait, ())
+        event.set()
+        await until(lambda: _thread._count() <= before)
+    assert not failures
