@@ -94,12 +94,12 @@ async def test_a_thread_holds_a_hop_until_its_item_is_done(tmp_path: Path, how: 
 @pytest.mark.parametrize(
     "how", ["wait_for", "helper", "late clear", "condition", "predicate", "while"]
 )
-async def test_a_worker_that_is_woken_holds_the_hops_that_have_woken_it(
+async def test_a_worker_that_is_woken_holds_the_hops_that_have_woken_it(  # noqa: PLR0915 - each way of waiting
     tmp_path: Path, how: str
 ) -> None:
     """Until it waits again, and not for longer."""
 
-    async def scenario(case: Case) -> None:
+    async def scenario(case: Case) -> None:  # noqa: PLR0915 - each way of waiting
         left: deque[Job] = deque()
         wake, condition = asyncio.Event(), asyncio.Condition()
 
