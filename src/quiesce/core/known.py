@@ -162,8 +162,12 @@ _OTHERS = frozenset({
     "a2a", "apscheduler", "ddtrace", "engineio", "opentelemetry", "posthog", "prometheus_client", "sentry_sdk", "socketio",
     "structlog", "watchfiles",
 })  # fmt: skip
+# Their pools of connections; what is handed to them is noticed by quiesce.mesh.routes.handovers.
+_TASK_QUEUES = frozenset({
+    "amqp", "arq", "billiard", "celery", "dramatiq", "huey", "kombu", "procrastinate", "rq", "taskiq",
+})  # fmt: skip
 PLUMBING = _LOOPS | _STANDARD
-HOUSEKEEPERS = PLUMBING | _SERVERS | _CLIENTS | _STORES | _OTHERS
+HOUSEKEEPERS = PLUMBING | _SERVERS | _CLIENTS | _STORES | _OTHERS | _TASK_QUEUES
 
 
 _SHARED = frozenset({"google"})  # by packages that have nothing to do with each other

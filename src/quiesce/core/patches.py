@@ -1,8 +1,10 @@
-"""Functions of others that are wrapped for a while, and given back as they were."""
+"""Functions of others that are replaced for a while, and restored as they were."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,36 +27,65 @@ def unseen(function: Any) -> Any:
 
 
 class Patch:
-    """One attribute of a class or module, wrapped until `remove()`.
+    """One attribute of a class, module or object, replaced until `remove()`.
 
-    `make` gets what was there, and gives what to call instead. If somebody wraps it once more
-    and does not unwrap it in time, theirs stays: ours, below it, then only passes calls on.
+    `make` gets what was there, and returns what to call instead. If other code replaces it once more and does not
+    restore it in time, theirs stays: ours, below it, then only passes calls on.
+
+    A *bare* patch puts what `make` returns there as it is, without the layer that can pass calls on later: for functions
+    that are called often, or that look at the frame of their caller. Below the replacement of other code it stays in use.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Wrap it."""
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        make: Callable[..., Any],
+        *more: Any,
+        bare: bool = False,
+    ) -> None:
+        """Replace it."""
         self._owner = owner
         self._name = name
         self._before = vars(owner).get(name, _MISSING)
         original = getattr(owner, name)
-        watched = make(original)
-        active = self._active = [True]
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (watched if active else original)(*args, **kwargs)
-
-        if getattr(watched, "unseen", False):
-            unseen(wrapper)
-        self._wrapper = wrapper
-        setattr(owner, name, wrapper)
+        made = make(original, *more)
+        self._active = [True]
+        self._new = made if bare else _passing(made, original, self._active)
+        if not isinstance(made, type):
+            functools.update_wrapper(self._new, original)
+            _keep_kind(self._new, original)
+        setattr(owner, name, self._new)
 
     def remove(self) -> None:
-        """Give back what was there, or pass calls on where that is no longer possible."""
+        """Restore what was there, or pass calls on where that is no longer possible."""
         self._active.clear()
-        if vars(self._owner).get(self._name) is not self._wrapper:
+        if vars(self._owner).get(self._name) is not self._new:
             return
         if self._before is _MISSING:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._before)
+
+
+def _passing(made: Any, original: Any, active: list[bool]) -> Any:
+    """Return a function that calls `made` while `active` is not empty, and `original` afterwards."""
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        return (made if active else original)(*args, **kwargs)
+
+    return unseen(passing) if getattr(made, "unseen", False) else passing
+
+
+def _keep_kind(new: Any, original: Any) -> None:
+    """Have `iscoroutinefunction` say the same of a replacement as of the original, where Python has a way to say it.
+
+    Before 3.12 only `asyncio.iscoroutinefunction` can be told.
+    """
+    if not inspect.iscoroutinefunction(original) or inspect.iscoroutinefunction(new):
+        return
+    mark = getattr(inspect, "markcoroutinefunction", None)
+    if mark is None:
+        new._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # until 3.11
+    else:
+        mark(new)

@@ -137,7 +137,9 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
     if receipt.untracked:
         yield from _left(receipt)
     if require == "full" and receipt.opaque:
-        yield f"when agents that take no part have ended ({_messages(receipt.opaque)})"
+        told = [f"{one.name}, {one.why}" for one in receipt.notes if _is_handed_over(one)]
+        names = f": {'; '.join(told)}" if told else ""
+        yield f"when agents that take no part have ended ({_messages(receipt.opaque)}){names}"
     if require == "full" and receipt.volatile:
         yield (
             f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal would"
@@ -156,6 +158,10 @@ def _left(receipt: Receipt) -> Iterator[str]:
     more = receipt.untracked - len(named)
     if more > 0:
         yield f"when {more} {'more ' * bool(named)}pieces of work that left their hops have ended"
+
+
+def _is_handed_over(note: Note) -> bool:
+    return note.status == "opaque" and note.why.startswith("handed ")  # see `Hop.opaque`
 
 
 def _messages(count: int) -> str:

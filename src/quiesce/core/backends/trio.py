@@ -238,7 +238,8 @@ class TrioBackend:
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.loop: object = self.token  # never the running loop of asyncio: ask here()
-        self.clock: Callable[[], float] = trio.current_time
+        # What threads that work for a scope may call, too: `trio.current_time` may not be.
+        self.clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
         self.task: Callable[[], object] = trio.lowlevel.current_task
         self.late_body: Callable[[Any], Body] | None = None

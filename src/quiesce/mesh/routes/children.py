@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.routes.following import Followed, caller, hop_now, is_declared, place_of
+from quiesce.core import known
+from quiesce.core.node import current
+from quiesce.mesh.routes.following import (
+    Followed,
+    caller,
+    hop_now,
+    is_declared,
+    place_of,
+    target_of,
+)
 from quiesce.resources.reaping import open_exit_fd, watch_exit
 
 if TYPE_CHECKING:
@@ -23,7 +34,8 @@ def by_popen(init: Callable[..., None]) -> Callable[..., None]:
 
     def started(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        follow(self, caller())
+        if current.get() is not None:
+            follow(self.pid, caller(), _program(self.args), self)
 
     return started
 
@@ -31,10 +43,10 @@ def by_popen(init: Callable[..., None]) -> Callable[..., None]:
 def by_loop(start: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
     """Return what stands in for `subprocess_exec` and `subprocess_shell` of a loop with a way of its own."""
 
-    async def started(*args: Any, **options: Any) -> Any:
+    async def started(factory: Any, *args: Any, **options: Any) -> Any:
         frame = caller()
-        transport, protocol = await start(*args, **options)
-        follow(transport, frame, transport.get_pid())
+        transport, protocol = await start(factory, *args, **options)
+        follow(transport.get_pid(), frame, _program(args), transport)
         return transport, protocol
 
     return started
@@ -44,17 +56,52 @@ def by_process(start: Callable[..., None]) -> Callable[..., None]:
     """Return what stands in for `multiprocessing.Process.start`."""
 
     def started(self: Any) -> None:
+        if current.get() is None:
+            start(self)
+            return
+        target = target_of(self._target or self.run)  # of which the start keeps nothing
         start(self)
-        follow(self, caller())
+        # Pools start processes for all calls: the frame is theirs then, and it is the calls that are followed.
+        follow(self.pid, _getframe(1), target, self, self.name)
 
     return started
 
 
-def follow(child: Any, frame: FrameType | None, pid: int | None = None) -> None:
+def by_fork(fork: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for functions of `os` that start a process: the number that they return is followed."""
+
+    def forked(*args: Any, **options: Any) -> Any:
+        made = fork(*args, **options)
+        number = made[0] if isinstance(made, tuple) else made
+        if number and current.get() is not None and not known.is_housekeeper(_getframe(1)):
+            follow(number, caller(), None)
+        return made
+
+    return forked
+
+
+os.register_at_fork(
+    after_in_child=partial(current.set, None)
+)  # a child works for no hop of its parent
+
+
+def _program(args: Any) -> str | None:
+    """Return the name of the program that a child runs, by which `Node(services=…)` declares it."""
+    first = args if isinstance(args, str | bytes | os.PathLike) else next(iter(args), "")
+    words = os.fsdecode(first).split(maxsplit=1)
+    return os.path.basename(words[0]) if words else None  # noqa: PTH119 - of a command line
+
+
+def follow(
+    number: int | None,
+    frame: FrameType | None,
+    target: str | None,
+    child: object = None,
+    *names: str,
+) -> None:
     """Hold the running code's hop until a child has exited."""
     hop = hop_now()
-    number = child.pid if pid is None else pid
-    if hop is None or number is None or is_declared(hop, frame):
+    if hop is None or number is None or is_declared(hop, frame, target, *names):
         return
     try:
         exit_fd = open_exit_fd(number)
@@ -63,7 +110,8 @@ def follow(child: Any, frame: FrameType | None, pid: int | None = None) -> None:
     except OSError:
         hop.untracked("process", f"{number} started at {place_of(frame)}")
         return
-    hold = Followed(hop, "process", str(number), frame, child)
+    name = str(number) if target is None else f"{number} ({target})"
+    hold = Followed(hop, "process", name, frame, child, target=target)
     if hop._backend.here():
         _watch(hop, number, exit_fd, hold)
     else:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from quiesce.core.node import Node
     from quiesce.mesh.hop import Hop
 
 __all__: list[str] = []
@@ -26,7 +27,11 @@ _CLOSED = State.CLOSED
 
 def hop_now() -> Hop | None:
     """Return the hop that the running code works for, if that has not ended."""
-    node = current.get()
+    return hop_of(current.get())
+
+
+def hop_of(node: Node | None) -> Hop | None:
+    """Return the hop that work in a scope is for, if that has not ended."""
     if node is None:
         return None
     hop: Any = node._errand
@@ -48,12 +53,14 @@ class Followed(Hold):
         frame: FrameType | None,
         thing: object = None,
         on_stop: Callable[[], object] | None = None,
+        *,
+        target: str | None = None,
     ) -> None:
-        """Hold it, from any thread."""
+        """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares it."""
         code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self._key: object = self
-        self._declared_as: str | None = None if frame is None else names_of(frame)[0]
+        self._declared_as: str | None = target or (None if frame is None else names_of(frame)[0])
         self.thing: object = thing
         if hop._backend.here():
             hop._insert(self, self)
@@ -101,14 +108,18 @@ def caller() -> FrameType | None:
     return known.starter(sys._getframe(1))
 
 
-def is_declared(hop: Hop, frame: FrameType | None, *names: str) -> bool:
+def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
     """Tell whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
-    if frame is None or known.is_housekeeper(frame):
-        return True
+    return frame is None or known.is_housekeeper(frame) or is_service(hop, frame, *names)
+
+
+def is_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
+    """Tell whether `Node(services=…)` declares something: by its own names, or by the code that starts it."""
     pattern = hop._model.values["_service_pattern"]
     if pattern is None:
         return False
-    return any(pattern.fullmatch(name) is not None for name in (*names_of(frame), *names))
+    starter = () if frame is None else names_of(frame)
+    return any(name and pattern.fullmatch(name) is not None for name in (*starter, *names))
 
 
 def names_of(frame: FrameType) -> tuple[str, str]:
@@ -119,6 +130,63 @@ def names_of(frame: FrameType) -> tuple[str, str]:
 
 def name_of(fn: Any) -> str:
     """Return the name of a function, or of what is below partials."""
+    fn = _below(fn)
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def target_of(fn: Any) -> str | None:
+    """Return the name by which `Node(services=…)` declares calls of a function: its module and qualified name.
+
+    None for functions of Python itself and of event loops, like `Event.wait`: every program uses them for its work.
+    """
+    module = getattr(_below(fn), "__module__", None)
+    if (
+        not isinstance(module, str)
+        or module == "builtins"
+        or known.package_of(module) in known.PLUMBING
+    ):
+        return None
+    return f"{module}.{name_of(fn)}"
+
+
+def _below(fn: Any) -> Any:
     while hasattr(fn, "func"):
         fn = fn.func
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return fn
+
+
+class Later:
+    """A function that is called later, perhaps in another thread: the hop waits until it was called, or dropped."""
+
+    __slots__ = ("__weakref__", "_fn", "_hold", "_node", "_release")
+
+    def __init__(
+        self, fn: Any, hop: Hop, kind: str, frame: FrameType | None, soon: Any = None
+    ) -> None:
+        """Hold the hop; `soon` is what to release it by after the call, if not at once."""
+        self._fn = fn
+        self._node = current.get()
+        self._hold = Followed(hop, kind, name_of(fn), frame, target=target_of(fn))
+        release = self._hold.release
+        self._release: Any = release if soon is None else lambda: soon(release)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call it, as part of the hop."""
+        token = current.set(self._node)
+        try:
+            return self._fn(*args, **options)
+        finally:
+            current.reset(token)
+            self._fn = None
+            self._release()
+
+    def drop(self) -> None:
+        """Release the hop: it is not called any more. It may be called from any thread."""
+        self._hold.release()
+
+    def __del__(self) -> None:
+        """Release the hop if it was never called: now nothing can call it."""
+        if (
+            getattr(self, "_fn", None) is not None
+        ):  # not at once: the collector may run amidst anything
+            self._hold._node._backend.post(self._hold.release)

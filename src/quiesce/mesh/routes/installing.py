@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sched
 import subprocess
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial, update_wrapper
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing.pool import Pool, _PoolCache  # type: ignore[attr-defined]  # the table of a pool's results
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from quiesce.mesh.routes import children, events, queues, threads, timers
+from quiesce.core.patches import Patch
+from quiesce.mesh.clients.hooks import Hooks
+from quiesce.mesh.routes import (
+    children,
+    events,
+    handovers,
+    loops,
+    pools,
+    queues,
+    simple,
+    threads,
+    timers,
+)
 from quiesce.resources.channel import Channel
 from quiesce.resources.lane import Lane
 from quiesce.resources.reading import BatchReader, Reader
@@ -26,101 +41,106 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_MISSING = object()
+_patch = partial(Patch, bare=True)
 
 
-class Replaced:
-    """An attribute that has another value until it is given back."""
-
-    __slots__ = ("_before", "_name", "_new", "_owner")
-
-    def __init__(self, owner: Any, name: str, make: Callable[..., Any], *more: Any) -> None:
-        self._owner, self._name = owner, name
-        self._before = vars(owner).get(name, _MISSING)
-        original = getattr(owner, name)
-        self._new = update_wrapper(make(original, *more), original)
-        setattr(owner, name, self._new)
-
-    def undo(self) -> None:
-        """Give it back; where other code has replaced it since, that stays, and calls ours."""
-        if vars(self._owner).get(self._name) is not self._new:
-            return
-        if self._before is _MISSING:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._before)
-
-
-def _everywhere() -> list[Replaced]:
+def _everywhere() -> list[Patch]:
     made = [
-        Replaced(ThreadPoolExecutor, "submit", threads.by_executor),
-        Replaced(ProcessPoolExecutor, "submit", threads.by_process_executor),
-        Replaced(threading.Thread, "start", threads.by_thread),
-        Replaced(subprocess.Popen, "__init__", children.by_popen),
-        Replaced(BaseProcess, "start", children.by_process),
-        Replaced(asyncio.Queue, "put_nowait", queues.by_put),
-        Replaced(asyncio.Queue, "get_nowait", queues.by_get_nowait),
-        Replaced(asyncio.Queue, "get", queues.by_get),
-        Replaced(asyncio.Queue, "task_done", queues.by_done),
-        Replaced(queue.Queue, "put", queues.by_put),
-        Replaced(queue.Queue, "get", queues.by_thread_get),
-        Replaced(queue.Queue, "task_done", queues.by_done),
-        Replaced(MemoryObjectSendStream, "send_nowait", queues.by_put),
-        Replaced(MemoryObjectSendStream, "send", queues.by_send),
-        Replaced(MemoryObjectReceiveStream, "receive_nowait", queues.by_get_nowait),
-        Replaced(MemoryObjectReceiveStream, "receive", queues.by_get),
-        Replaced(Channel, "send", queues.by_send),
-        Replaced(Channel, "send_nowait", queues.by_put),
-        Replaced(Lane, "receive", queues.by_get),
-        Replaced(Lane, "batch", partial(queues.by_get, gives_list=True)),
-        Replaced(Reader, "__anext__", queues.by_get),
-        Replaced(BatchReader, "__anext__", partial(queues.by_get, gives_list=True)),
-        Replaced(asyncio.Event, "set", events.by_set),
-        Replaced(asyncio.Event, "wait", events.by_wait),
-        Replaced(asyncio.Condition, "notify", events.by_set),
-        Replaced(asyncio.Condition, "wait", events.by_wait),
-        Replaced(threading.Event, "set", events.by_set),
-        Replaced(threading.Event, "wait", events.by_thread_wait),
-        Replaced(threading.Condition, "notify", events.by_set),
-        Replaced(threading.Condition, "wait", events.by_thread_wait),
+        _patch(ThreadPoolExecutor, "submit", threads.by_executor),
+        _patch(ProcessPoolExecutor, "submit", threads.by_process_executor),
+        _patch(Future, "add_done_callback", threads.by_callback),
+        _patch(threading.Thread, "start", threads.by_thread),
+        *(_patch(Pool, name, pools.by_call) for name in pools.CALLS),
+        _patch(Pool, "terminate", pools.by_terminate),
+        _patch(_PoolCache, "__setitem__", pools.by_keep),
+        _patch(_PoolCache, "__delitem__", pools.by_forget),
+        _patch(subprocess.Popen, "__init__", children.by_popen),
+        _patch(BaseProcess, "start", children.by_process),
+        *(
+            _patch(os, name, children.by_fork)
+            for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp")
+        ),
+        _patch(asyncio.BaseEventLoop, "call_soon_threadsafe", loops.by_threadsafe),
+        _patch(queue, "SimpleQueue", simple.followed),
+        _patch(sched.scheduler, "enterabs", timers.by_enter),
+        _patch(sched.scheduler, "cancel", timers.by_cancel),
+        _patch(asyncio.Queue, "put_nowait", queues.by_put),
+        _patch(asyncio.Queue, "get_nowait", queues.by_get_nowait),
+        _patch(asyncio.Queue, "get", queues.by_get),
+        _patch(asyncio.Queue, "task_done", queues.by_done),
+        _patch(queue.Queue, "put", queues.by_put),
+        _patch(queue.Queue, "get", queues.by_thread_get),
+        _patch(queue.Queue, "task_done", queues.by_done),
+        _patch(MemoryObjectSendStream, "send_nowait", queues.by_put),
+        _patch(MemoryObjectSendStream, "send", queues.by_send),
+        _patch(MemoryObjectReceiveStream, "receive_nowait", queues.by_get_nowait),
+        _patch(MemoryObjectReceiveStream, "receive", queues.by_get),
+        _patch(Channel, "send", queues.by_send),
+        _patch(Channel, "send_nowait", queues.by_put),
+        _patch(Lane, "receive", queues.by_get),
+        _patch(Lane, "batch", partial(queues.by_get, gives_list=True)),
+        _patch(Reader, "__anext__", queues.by_get),
+        _patch(BatchReader, "__anext__", partial(queues.by_get, gives_list=True)),
+        _patch(asyncio.Event, "set", events.by_set),
+        _patch(asyncio.Event, "wait", events.by_wait),
+        _patch(asyncio.Condition, "notify", events.by_set),
+        _patch(asyncio.Condition, "wait", events.by_wait),
+        _patch(threading.Event, "set", events.by_set),
+        _patch(threading.Event, "wait", events.by_thread_wait),
+        _patch(threading.Condition, "notify", events.by_set),
+        _patch(threading.Condition, "wait", events.by_thread_wait),
     ]
+    if sys.version_info >= (3, 13):
+        made += [
+            _patch(kind, "shutdown", simple.by_shutdown) for kind in (asyncio.Queue, queue.Queue)
+        ]
     if sys.version_info < (3, 12):
         made += [
-            Replaced(module, "wait_for", queues.by_wait_for) for module in (asyncio.tasks, asyncio)
+            _patch(module, "wait_for", queues.by_wait_for) for module in (asyncio.tasks, asyncio)
         ]
     return made
 
 
-def _in_loop(loop: Any) -> list[Replaced]:
-    made = [Replaced(loop, "call_at", timers.by_time, loop)]
+def _in_loop(loop: Any) -> list[Patch]:
+    made = [_patch(loop, "call_at", timers.by_time, loop)]
     if type(loop).call_later is not asyncio.BaseEventLoop.call_later:
-        made.append(Replaced(loop, "call_later", timers.by_time, loop))
+        made.append(_patch(loop, "call_later", timers.by_time, loop))
     if not isinstance(loop, asyncio.BaseEventLoop):  # which starts them by `subprocess.Popen`
         made += [
-            Replaced(loop, name, children.by_loop)
-            for name in ("subprocess_exec", "subprocess_shell")
+            _patch(loop, name, children.by_loop) for name in ("subprocess_exec", "subprocess_shell")
         ]
     return made
 
 
-_installed: dict[object, tuple[int, list[Replaced]]] = {}
+_hooks = Hooks({**dict.fromkeys(handovers.MODULES, handovers.wrap), "uvloop": loops.wrap_uvloop})
+_lock = threading.RLock()  # nodes of several threads, each with an event loop of its own
+_installed: dict[object, tuple[int, list[Patch]]] = {}
 
 
 def install(backend: Backend) -> Callable[[], None]:
     """Follow what leaves hops, once more; returns the function that ends it."""
     loop: Any = backend.loop
     keys = (None, loop) if backend.name == "asyncio" else (None,)
-    for key in keys:
-        users, made = _installed.get(key) or (0, _everywhere() if key is None else _in_loop(key))
-        _installed[key] = (users + 1, made)
+    with _lock:
+        for key in keys:
+            users, made = _installed.get(key) or (
+                0,
+                _everywhere() if key is None else _in_loop(key),
+            )
+            _installed[key] = (users + 1, made)
+        _hooks.fit(is_wanted=True)
+    return partial(_release, keys)
 
-    def release() -> None:
+
+def _release(keys: tuple[object, ...]) -> None:
+    with _lock:
         for key in keys:
             users, made = _installed.pop(key)
             if users > 1:
                 _installed[key] = (users - 1, made)
             else:
                 for one in reversed(made):
-                    one.undo()
-
-    return release
+                    one.remove()
+        if not _installed:
+            _hooks.fit(is_wanted=False)
+            loops.restore()

@@ -15,29 +15,33 @@ from quiesce.core import known
 from quiesce.core.node import current
 from quiesce.mesh.routes.following import (
     Followed,
+    Later,
     caller,
     hop_now,
     is_declared,
+    is_service,
     name_of,
     names_of,
     place_of,
+    target_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quiesce.mesh.hop import Hop
+
 __all__: list[str] = []
 
 
 def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `ThreadPoolExecutor.submit`."""
+    """Return what stands in for `submit` of an executor of threads."""
 
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
         if hop is None:
             return submit(self, fn, *args, **options)
         node = current.get()
-        hold = Followed(hop, "thread", name_of(fn), caller())
 
         def call() -> Any:
             token = current.set(node)
@@ -46,34 +50,61 @@ def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
             finally:
                 current.reset(token)
 
-        return _released(hold, submit, self, call)
+        return _followed(hop, "thread", fn, submit, self, call)
 
     return submitted
 
 
 def by_process_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `ProcessPoolExecutor.submit`."""
+    """Return what stands in for `submit` of an executor of processes."""
 
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
         if hop is None:
             return submit(self, fn, *args, **options)
-        hold = Followed(hop, "process", name_of(fn), caller())
-        return _released(hold, submit, self, fn, *args, **options)
+        return _followed(hop, "process", fn, submit, self, fn, *args, **options)
 
     return submitted
 
 
-def _released(hold: Followed, submit: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Submit a call, and release its hold when it has ended, or was never begun."""
+def _followed(
+    hop: Hop, kind: str, fn: Any, submit: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Submit a call, and release its hold when it has ended, or was never begun.
+
+    What the pool itself starts for it, its threads and processes, is the pool's and not the hop's.
+    """
+    frame, target = caller(), target_of(fn)
+    is_work = not is_service(hop, frame, target, name_of(fn))
+    hold = Followed(hop, kind, name_of(fn), frame, target=target) if is_work else None
+    token = current.set(None)
     try:
         future = submit(*args, **options)
     except BaseException:
-        hold.release()
+        if hold is not None:
+            hold.release()
         raise
-    hold.thing = future
-    future.add_done_callback(lambda _: hold.release())
+    finally:
+        current.reset(token)
+    if hold is not None:
+        hold.thing = future
+        future.add_done_callback(lambda _: hold.release())
     return future
+
+
+def by_callback(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `Future.add_done_callback` of `concurrent.futures`."""
+
+    def added(self: Any, fn: Any) -> Any:
+        hop = hop_now()
+        if hop is None:
+            return add(self, fn)
+        frame = _getframe(1)  # asyncio adds callbacks that wake its own futures
+        if is_declared(hop, frame, target_of(fn), name_of(fn)):
+            return add(self, fn)
+        return add(self, Later(fn, hop, "callback", frame))
+
+    return added
 
 
 def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,20 +116,19 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             start(self)
             return
         frame = _getframe(1)  # pools start threads for all calls; it is the calls that are followed
-        name = name_of(
-            getattr(self, "_target", None) or getattr(self, "function", None) or self.run
-        )
-        if is_declared(hop, frame, name, self.name):
+        fn = getattr(self, "_target", None) or getattr(self, "function", None) or self.run
+        name, target = name_of(fn), target_of(fn)
+        if is_declared(hop, frame, target, name, self.name):
             start(self)
             return
         run, node = self.run, current.get()
         if self.daemon:
-            line = known.declaration([names_of(frame)[0]])
+            line = known.declaration([target or names_of(frame)[0]])
             place = f"{name} started at {place_of(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
             ended: Callable[[], object] = partial(hop.tracked, self)
         else:
-            ended = Followed(hop, "thread", name, frame, self).release
+            ended = Followed(hop, "thread", name, frame, self, target=target).release
 
         def followed() -> None:
             del self.run

@@ -1,4 +1,6 @@
-"""Timers: `loop.call_later` and `loop.call_at` of a program's own callbacks hold the hop until they were called.
+"""Timers: a program's own callbacks for later hold the hop until they were called.
+
+They come by `loop.call_later` and `loop.call_at`, and by `sched.scheduler`.
 
 Timers of event loops (a sleep, a timeout) belong to tasks, which are held by themselves. Those of known libraries
 are housekeeping.
@@ -7,11 +9,12 @@ are housekeeping.
 from __future__ import annotations
 
 import asyncio
+import sched
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.node import current
-from quiesce.mesh.routes.following import Followed, hop_now, is_declared, name_of
+from quiesce.mesh.routes.following import Followed, Later, hop_now, is_declared, name_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CALL_LATER = asyncio.BaseEventLoop.call_later.__code__
+_ENTER = sched.scheduler.enter.__code__
 _OWN = frozenset({"asyncio.tasks", "asyncio.timeouts", "anyio._backends._asyncio"})  # most of them
 
 
@@ -54,9 +58,12 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         if frame is None or frame.f_globals.get("__name__") in _OWN:
             return call(when, callback, *args, context=context)  # a sleep, a timeout
         hop = hop_now()
-        if hop is None or is_declared(hop, frame, name_of(callback)):
+        if hop is None:
             return call(when, callback, *args, context=context)
-        hold = Followed(hop, "timer", name_of(callback), frame)
+        name, target = name_of(callback), target_of(callback)
+        if is_declared(hop, frame, target, name):
+            return call(when, callback, *args, context=context)
+        hold = Followed(hop, "timer", name, frame, target=target)
 
         def fire(*given: Any) -> None:
             try:
@@ -69,3 +76,31 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         return handle
 
     return timed
+
+
+def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `sched.scheduler.enterabs`, by which all its events are entered."""
+
+    def entered(
+        self: Any, time: float, priority: Any, action: Any, *args: Any, **options: Any
+    ) -> Any:
+        hop = hop_now()
+        frame: FrameType | None = None if hop is None else _getframe(1)
+        if frame is not None and frame.f_code is _ENTER:
+            frame = frame.f_back
+        if hop is not None and not is_declared(hop, frame, target_of(action), name_of(action)):
+            action = Later(action, hop, "timer", frame)
+        return enter(self, time, priority, action, *args, **options)
+
+    return entered
+
+
+def by_cancel(cancel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `sched.scheduler.cancel`."""
+
+    def cancelled(self: Any, event: Any) -> None:
+        cancel(self, event)
+        if isinstance(event.action, Later):
+            event.action.drop()
+
+    return cancelled
