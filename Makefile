@@ -140,7 +140,7 @@ soak: $(READY) $(SUBJECTS) ## Thousands of A2A tasks, signals, bad receivers (AR
 	$(PY) tools/a2a_soak.py $(ARGS)
 
 .PHONY: mesh-soak
-mesh-soak: $(READY) $(SUBJECTS) ## A thousand cascades of real agents, killed and cut off (ARGS="--kinds a2a,a2a-old --seed 7")
+mesh-soak: $(READY) $(SUBJECTS) ## Cascades of real agents, killed and cut off (ARGS="--cascades 1000 --faults all --patterns all --seed 7")
 	$(PY) -m tests.integration.mesh.soak $(ARGS)
 
 .PHONY: lock

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from contextvars import Context, copy_context
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ import quiesce
 from quiesce.core.node import current
 from quiesce.errors import ArgumentError, PeerLost
 from quiesce.mesh import Node, Settled, Unknown, wire
+from quiesce.mesh.clients.strays import notice_stray
 from quiesce.mesh.http import CascadeTransport, Http
 from tests.adapters import clients_kit as kit
 from tests.unit.mesh.clients.peering import peer, sender
@@ -179,6 +181,30 @@ async def test_a_send_that_is_declared_is_not(library: Any) -> None:
                 pass
             found = await cascade.settled(5, require="participants")
     assert isinstance(found, Settled), str(found)
+
+
+@either
+async def test_a_request_without_the_header_sends_what_it_likes(library: Any) -> None:
+    """It is of no cascade, and spoils none; a task of it that outlives it may be a worker, and is noticed."""
+    with peer() as b:
+        async with sender(b) as node, client_of(node, library) as client:
+            await serve(node)
+            left: list[Context] = []
+
+            async def app(scope: Any, receive: Any, send: Any) -> None:
+                await client.post(f"{b.url}/run")
+                left.append(copy_context())  # as of a task that it starts
+
+            scope = {"type": "http", "path": "/", "method": "POST", "headers": []}
+            await node.asgi(app)(scope, None, None)
+            async with node.cascade("calm") as calm:
+                pass
+            found = await calm.settled(5, require="participants")
+            assert isinstance(found, Settled), str(found)
+            left[0].run(notice_stray, node)
+            async with node.cascade("later") as after:
+                pass
+            assert isinstance(await after.settled(5, require="participants"), Unknown)
 
 
 @either

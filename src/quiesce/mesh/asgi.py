@@ -27,6 +27,7 @@ from quiesce.errors import (
     RemoteProtocolError,
 )
 from quiesce.mesh import admission, wire
+from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.living import Life
 from quiesce.mesh.parts import Visit
 from quiesce.mesh.transport import PROBE, READY, RECEIPTS
@@ -90,7 +91,13 @@ class Mesh:
                     header = value
                     break
             if header is None:
-                await self._app(scope, receive, send)
+                serving = [True]
+                token = plain_request.set(serving)
+                try:
+                    await self._app(scope, receive, send)
+                finally:
+                    serving.clear()
+                    plain_request.reset(token)
                 return
             caller = admission.caller(scope)
             try:

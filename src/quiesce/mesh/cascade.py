@@ -125,7 +125,7 @@ class Cascade:
             within: how many seconds to wait; then it is `Unknown`, with what is open: what agents are at, and
                 which do not answer. None: until the
                 nodes have given up on those that are not heard of (`Patience.give_up`), or this node
-                is closed. Inside of the block, or in a task that was started there, which are part of
+                is closed or cannot write its journal: then it is `Unknown`, and not final. Inside of the block, or in a task that was started there, which are part of
                 what is waited for, it has to be given.
             require: `"full"`: everything, by agents that all take part and keep a journal;
                 `"participants"`: what agents that take part have done.

@@ -2,34 +2,39 @@
 
 It does what the plan in a request tells it (plans.py), and writes down what it does (truth.py). CONFIG is
 a file of JSON: see `Config`. It serves on a free port of loopback, and tells which in its first line; the
-lines after that are its facts. It ends with its standard input: with whoever has started it.
+lines after that are its facts. It does what the lines of its standard input tell (orders.py), and ends with it: with
+the process that has started it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import logging
-import os
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
 
+import quiesce
 from quiesce.mesh import CascadeCancelled, Node, Patience, current_hop
 from quiesce.mesh.http import Http
-from tests.integration.mesh.plans import Plan
+from tests.integration.mesh.orders import Orders
+from tests.integration.mesh.patterns import Job, Ways
+from tests.integration.mesh.plans import BARE, SENDING, Plan
 from tests.integration.mesh.truth import Log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from quiesce.mesh import Cascade, Handing, Hop
     from tests.integration.mesh.truth import Piece
@@ -55,11 +60,14 @@ class Config:
     """Where others reach it."""
     folder: str
     """Where its journal is."""
-    log: str
     peers: dict[str, str]
     """By name, where to send messages."""
     kinds: dict[str, str]
     patience: dict[str, float] = field(default_factory=dict)
+    mutant: str = ""
+    """How it is broken: `detached`, the work that it leaves behind is not its hop's, and goes on until there is a
+    verdict; `declared`, every thread is declared as a service.
+    """
 
 
 class _Unanswered(Exception):  # noqa: N818 - what happened
@@ -72,7 +80,10 @@ class Agent:
     def __init__(self, config: Config) -> None:
         """Make its node, and its clients."""
         self.config = config
-        self.log = Log(Path(config.log), config.name, echo=_say)
+        self.log = Log(1, config.name)
+        self.ways = Ways()
+        self.journal = Path(config.folder, f"{config.name}.journal")
+        self.seconds_ahead = 0.0
         self.tasks: set[asyncio.Task[Any]] = set()
         headers = {"X-From": config.name}
         self.plain = httpx.AsyncClient(timeout=_ANSWER_SECONDS, headers=headers)
@@ -83,11 +94,14 @@ class Agent:
             self.node = Node(
                 config.name,
                 url=config.url,
-                journal=None if config.kind == "brief" else Path(config.folder, f"{config.name}.journal"),
+                journal=None if config.kind == "brief" else self.journal,
                 peers=[url for name, url in config.peers.items() if config.kinds[name] != "opaque"],
                 transport=Http(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
                 patience=Patience(**config.patience),  # type: ignore[arg-type]  # one is an int
+                services=["*"] if config.mutant == "declared" else (),
             )  # fmt: skip
+            if config.name != BARE:
+                self.node.instrument()
             self.client = self.node.client(timeout=_ANSWER_SECONDS, headers=headers)
 
     # What a plan asks for.
@@ -100,10 +114,9 @@ class Agent:
             for _ in range(plan.stream or 1):
                 await turn()
                 await asyncio.sleep(plan.work / (plan.stream or 1))
-            later = [child for child in plan.children if child.mode == "background"]
-            if plan.after or later:
-                self.go_on(cascade, plan, later)
-            await self.send_all(cascade, [child for child in plan.children if child not in later])
+            if plan.pattern != "starlette":
+                await self.go_on(cascade, plan)
+            await self.send_all(cascade, [one for one in plan.children if one.mode != "background"])
             if plan.fail:
                 message = "it was to fail"
                 raise ValueError(message)
@@ -112,19 +125,31 @@ class Agent:
         """Begin a piece of work, of the hop that the running code belongs to."""
         return self.log.piece(cascade, plan.hop, name, joined=current_hop() is not None)
 
-    def go_on(self, cascade: str, plan: Plan, later: list[Plan]) -> None:
-        """Work in the background, as a task that nobody waits for."""
-        piece = self.piece(cascade, plan, "background")
+    def left(self, cascade: str, plan: Plan) -> Job:
+        """Begin the work that a handler leaves behind; in some patterns, it sends messages."""
+        later = [child for child in plan.children if child.mode == "background"]
+        sent = later if plan.pattern in SENDING else []
+        piece = self.piece(cascade, plan, plan.pattern)
+        return Job(cascade, piece, plan.after, lambda: self.send_all(cascade, sent))
 
-        async def background() -> None:
-            with piece:
-                await asyncio.sleep(plan.after)
-                await self.send_all(cascade, later)
+    async def go_on(self, cascade: str, plan: Plan) -> None:
+        """Leave work behind, if the plan has some; where that does not send the messages, a task does."""
+        sends = any(child.mode == "background" for child in plan.children)
+        if plan.after or sends:
+            job = self.left(cascade, plan)
+            with self.broken(job):
+                await self.ways.leave(plan.pattern, job)
+        if sends and plan.pattern not in SENDING:
+            await self.ways.leave(
+                "task", self.left(cascade, replace(plan, after=0.0, pattern="task"))
+            )
 
-        task = asyncio.create_task(background())
-        self.tasks.add(task)
-        task.add_done_callback(lambda _: piece.end())  # one that was cancelled before it began
-        task.add_done_callback(self.tasks.discard)
+    def broken(self, job: Job) -> AbstractContextManager[object]:
+        """Return what an agent does around the leaving of work that is broken on purpose, or nothing."""
+        if self.config.mutant != "detached":
+            return contextlib.nullcontext()
+        job.told = self.ways.told[job.cascade]
+        return quiesce.detached()
 
     async def send_all(self, cascade: str, children: list[Plan]) -> bool:
         """Send messages, all at once; gives whether all were answered, whatever the answer."""
@@ -139,6 +164,10 @@ class Agent:
                 await self.send_by_a2a(cascade, plan)
             elif plan.mode == "retry" and hop is not None:
                 await self.send_again(hop, cascade, plan)
+            elif plan.mode in {"httpx", "plain"}:
+                await self.post(self.plain, cascade, plan)
+            elif plan.mode == "sync":
+                await asyncio.to_thread(self.post_here, cascade, plan)
             else:
                 await self.post(self.client, cascade, plan)
         except (httpx.HTTPError, _Unanswered) as error:
@@ -172,10 +201,18 @@ class Agent:
         answer = await client.send(request, stream=True)
         try:
             if handing is not None:
-                handing.answered(answer.headers.get("Cascade-Receipt"))
+                receipt = answer.headers.get("Cascade-Receipt")
+                handing.answered(receipt, is_error=answer.is_error)
             await answer.aread()
         finally:
             await answer.aclose()
+
+    def post_here(self, cascade: str, plan: Plan) -> None:
+        """Post a message in a thread, as code does that knows nothing of quiesce."""
+        url = self.config.peers[plan.agent] + "/run"
+        headers = {"X-From": self.config.name, "X-Hop": f"{cascade}/{plan.hop}"}
+        made = {"cascade": cascade, "plan": plan.to_json()}
+        httpx.post(url, json=made, headers=headers, timeout=_ANSWER_SECONDS)
 
     async def send_again(self, hop: Hop, cascade: str, plan: Plan) -> None:
         """Send a message, do not wait long, and send it again as the same one."""
@@ -217,10 +254,9 @@ class Agent:
     async def root(self, cascade: str, plan: Plan) -> bool:
         """Send the first messages, those of the background from there."""
         with self.log.piece(cascade, plan.hop, "root", joined=True):
-            later = [child for child in plan.children if child.mode == "background"]
-            if later:
-                self.go_on(cascade, plan, later)
-            return await self.send_all(cascade, [one for one in plan.children if one not in later])
+            await self.go_on(cascade, plan)
+            at_once = [child for child in plan.children if child.mode != "background"]
+            return await self.send_all(cascade, at_once)
 
     async def cancel(self, made: Cascade, seconds: float) -> None:
         """Cancel a cascade after a while."""
@@ -229,15 +265,30 @@ class Agent:
 
     async def tell(self, made: Cascade) -> None:
         """Write down the verdict, and when it was there."""
+        assert self.node is not None
         full = await made.settled()
         now = time.monotonic()
-        if made._receipt is None:  # this process is being shut down; the next one is told
-            self.log.write("interrupted", id=made.id)
-            return
+        while made._receipt is None:
+            if self.node.health.state in {"draining", "closed"}:  # the next process is told
+                self.log.write("interrupted", id=made.id)
+                return
+            await asyncio.sleep(0.05)  # it cannot be known while the disk is full
+            full = await made.settled()
+            now = time.monotonic()
         lenient = await made.settled(require="participants")
         counts = {
             name: getattr(full.receipt, name)
-            for name in ("hops", "failed", "cancelled", "lost", "opaque", "unknown", "volatile")
+            for name in (
+                "hops",
+                "failed",
+                "cancelled",
+                "lost",
+                "opaque",
+                "untracked",
+                "undelivered",
+                "unknown",
+                "volatile",
+            )
         }
         self.log.write(
             "verdict", id=made.id, full=type(full).__name__, participants=type(lenient).__name__,
@@ -261,7 +312,7 @@ class Agent:
         elif scope["path"] == "/start":
             await self.start(receive, send)
         elif scope["path"] == "/run":
-            await self.run(receive, send)
+            await self.run(scope, receive, send)
         elif scope["path"].startswith("/hook/"):
             await self.take_push(scope["path"], receive, send)
         else:
@@ -269,14 +320,14 @@ class Agent:
 
     async def live(self, receive: Receive, send: Send) -> None:
         """Go on, at the beginning, with what an earlier process has begun."""
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup" and self.node is not None:
+        assert (await receive())["type"] == "lifespan.startup"
+        async with self.ways.running():
+            if self.node is not None:
                 for cascade in self.node.recovered:
                     self.keep(self.tell(cascade))
-            await send({"type": message["type"] + ".complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def start(self, receive: Receive, send: Send) -> None:
         """Begin a cascade."""
@@ -293,12 +344,16 @@ class Agent:
         _, _, cascade, hop = path.split("/")
         with self.piece(cascade, Plan(hop, ""), "push"):
             await _body(receive)
-            self.go_on(cascade, Plan(hop, "", after=_PUSH_SECONDS), [])
+            await self.go_on(cascade, Plan(hop, "", after=_PUSH_SECONDS))
             await _answer(send, 200, [b""])
 
-    async def run(self, receive: Receive, send: Send) -> None:
+    async def run(self, scope: Any, receive: Receive, send: Send) -> None:
         """Do what the plan in a request tells."""
-        asked = json.loads(await _body(receive))
+        body = await _body(receive)
+        if not body:  # it was taken, and what it says is lost with its connection
+            cascade, _, hop = dict(scope["headers"])[b"x-hop"].decode().partition("/")
+            self.log.write("unread", cascade=cascade, hop=hop)
+        asked = json.loads(body)
         plan, cascade = Plan.from_json(asked["plan"]), asked["cascade"]
         has_begun = False
 
@@ -315,19 +370,40 @@ class Agent:
             if has_begun:
                 await send({"type": "http.response.body", "body": b"done\n"})
             else:
-                await _answer(send, 200, [b"done\n"])
+                await self.respond(cascade, plan, scope, receive, send)
             await asyncio.sleep(plan.tail)
+
+    async def respond(self, cascade: str, plan: Plan, scope: Any, receive: Receive, send: Send) -> None:  # fmt: skip
+        """Answer; with a background task of Starlette, if that is the pattern."""
+        if plan.pattern != "starlette":
+            await _answer(send, 200, [b"done\n"])
+            return
+        from starlette.background import BackgroundTask  # noqa: PLC0415 - only agents have it
+        from starlette.responses import PlainTextResponse  # noqa: PLC0415 - only agents have it
+
+        job = self.left(cascade, plan)
+        broken = (
+            quiesce.detached() if self.config.mutant == "detached" else contextlib.nullcontext()
+        )
+        try:
+            with broken:
+                await PlainTextResponse("done\n", background=BackgroundTask(job.run))(scope, receive, send)  # fmt: skip
+        finally:
+            job.piece.end()  # if it was never begun
 
 
 def _missing(settlement: Any) -> list[str]:
     why = [f"{note.name}: {note.status} {note.why}" for note in settlement.receipt.notes if note.status != "done"]  # fmt: skip
-    return [*getattr(settlement, "missing", ()), *why]
+    told = [*getattr(settlement, "missing", ()), *why]
+    return [text[:300] for text in told[:8]]  # a line has to be short
 
 
 async def _body(receive: Receive) -> bytes:
     parts = []
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return b""
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
@@ -337,10 +413,6 @@ async def _answer(send: Send, status: int, parts: list[bytes]) -> None:
     await send({"type": "http.response.start", "status": status, "headers": []})
     for part in parts:
         await send({"type": "http.response.body", "body": part})
-
-
-def _say(text: str) -> None:
-    os.write(1, text.encode())
 
 
 def _http_app(agent: Agent) -> Any:
@@ -390,6 +462,8 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # no types here
 
 async def main(config: Config) -> None:
     """Serve until it is told to end."""
+    real = time.time
+    time.time = lambda: real() + agent.seconds_ahead  # before the node asks for it
     agent = Agent(config)
     made = uvicorn.Config(
         KINDS[config.kind](agent),
@@ -410,7 +484,7 @@ async def main(config: Config) -> None:
     server.tell = tell
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, _tell_all, server)
-    loop.add_reader(0, lambda: os._exit(3))  # nothing is ever written there: it has ended
+    loop.add_reader(0, Orders(agent).read)
     await server.serve(sockets=[listener])
 
 

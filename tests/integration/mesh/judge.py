@@ -4,7 +4,8 @@ What may be said depends on what was done to the agents of a cascade while it wa
 
 - nothing, or messages that were slow, came twice, or whose answers were lost: `Settled`, and nothing else;
 - an agent died and came back, or was out of reach for a while: `Settled` or `SettledWithLosses`;
-- it was away for longer than nodes wait, or has no journal: that, or `Unknown`.
+- it was away for longer than nodes wait, or has no journal, or lost it, or could not write it: that, or `Unknown`;
+- it left work behind in a way that is only noticed (`plans.UNTRACKED`): `Unknown`, and nothing else.
 
 Of a cascade with agents that take no part, or have no journal, this is asked of what takes part. Which work
 that is follows from the plan: if what an agent has done as part of a cascade is less than that, it is wrong.
@@ -18,6 +19,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.integration.mesh.plans import UNTRACKED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
 GREEN = ("Settled", "SettledWithLosses")
 ANY = (*GREEN, "Unknown")
-_HARMLESS = {"slow", "copy", "lose", "gateway"}
+_HARMLESS = {"slow", "copy", "lose", "gateway", "stop", "clock", "repeat"}
+_AMNESIA = {"forget", "restore"}
+_TOO_LATE = ("ConnectTimeout", "PoolTimeout", "ReadTimeout", "WriteTimeout")
 
 
 @dataclass
@@ -36,6 +41,8 @@ class Finding:
     what: str
     cascade: str
     details: str = ""
+    mode: str = ""
+    """Of a false green: what `settled()` was asked to require."""
 
 
 @dataclass
@@ -45,6 +52,9 @@ class Judgement:
     cascades: int = 0
     untouched: int = 0
     """Those that no fault has met."""
+    clean: int = 0
+    """Those, of which every agent takes part with a journal, and nothing is untracked: all of them have to be settled."""
+    clean_settled: int = 0
     untold: int = 0
     """Those whose beginner was killed before it had begun them."""
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -52,6 +62,14 @@ class Judgement:
     works: int = 0
     cut: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    patterns: Counter[str] = field(default_factory=Counter)
+    """Pieces of work by pattern, and messages by how they were sent."""
+    unread: int = 0
+    """Messages whose sender had left before they were read: none of them was worked on."""
+    unnoticed: int = 0
+    """Wrong verdicts of cascades with work that began after an old copy of its agent's journal was made, and before that
+    was put back: what nobody was told of, nobody can miss. They are counted here, and are not findings.
+    """
     copies: Counter[int] = field(default_factory=Counter)
     delays: list[float] = field(default_factory=list)
     """Seconds from the true end to the verdict, of those that no fault has met."""
@@ -62,11 +80,19 @@ class Judgement:
         """How often it was said that all had ended, and it had not, or something was cut."""
         return sum(finding.what.startswith("false green") for finding in self.findings)
 
+    @property
+    def needless_unknowns(self) -> int:
+        """How often it was said that it is not known, and nothing was in the way."""
+        return sum(finding.what.startswith("Unknown where") for finding in self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """Give it for machines."""
+        modes = Counter(finding.mode for finding in self.findings if finding.mode)
         return {
             "cascades": self.cascades,
             "untouched": self.untouched,
+            "clean": self.clean,
+            "clean_settled": self.clean_settled,
             "untold": self.untold,
             "verdicts": dict(self.verdicts),
             "verdicts_of_touched": dict(self.touched_verdicts),
@@ -74,7 +100,12 @@ class Judgement:
             "pieces_cut": self.cut,
             "faults": dict(self.faults),
             "copies": {str(status): count for status, count in self.copies.items()},
+            "patterns": dict(sorted(self.patterns.items())),
+            "unread": self.unread,
+            "unnoticed": self.unnoticed,
             "false_greens": self.false_greens,
+            "false_greens_by_mode": {mode: modes[mode] for mode in ("full", "participants")},
+            "needless_unknowns": self.needless_unknowns,
             "seconds_after_the_end": spread(self.delays),
             "findings": [vars(finding) for finding in self.findings],
         }
@@ -105,21 +136,68 @@ def judge(
             made.untold += 1
             if name not in untold:
                 made.findings.append(Finding("no verdict", name))
-            elif course is not None and course.begin < math.inf:
+            elif course is not None and course.begin < math.inf and not _is_robbed(truth, cascade):
                 made.findings.append(Finding("it was begun, and is forgotten", name))
             continue
+        faults = [fault for fault in truth.faults if _meets(fault, cascade, course)]
+        _mark_plain(cascade, course, is_full=any(one["kind"] == "full" for one in faults))
         made.findings += _outside(name, cascade, course)
         made.works += len(course.works)
         made.cut += sum(work.cut for work in course.works)
-        faults = [fault for fault in truth.faults if _meets(fault, cascade, course)]
         may_be = _may_be(cascade, course, faults, give_up)
         for told in course.told:
-            made.findings += _wrong(name, cascade, course, told, may_be)
-        made.findings += _twice(name, cascade, course)
+            wrong = list(_wrong(name, cascade, course, told, may_be))
+            if _is_unmade(course, faults):
+                made.unnoticed += bool(wrong)
+            else:
+                made.findings += wrong
+            # An agent whose disk is full is one without a journal.
+            is_shy = cascade.agents & {"old", "brief"} or any(
+                one["kind"] == "full" for one in faults
+            )
+            if told.full != told.participants and not is_shy:
+                made.findings.append(Finding("it says less than it knows", name, str(told)))
+        if not any(fault["kind"] in _AMNESIA for fault in faults):
+            made.findings += _twice(name, cascade, course)
         if not faults and cascade.cancel_after is None:
             made.findings += _undone(name, cascade, course)
+        made.unread += len(course.unread)
+        made.patterns.update(_patterns(cascade, course))
         _count(made, course, is_touched=bool(faults))
+        if not (faults or cascade.agents & {"old", "brief"} or _untracked(cascade, course)):
+            made.clean += 1
+            made.clean_settled += course.told[0].full == course.told[0].participants == "Settled"
     return made
+
+
+def _is_robbed(truth: Truth, cascade: Casc) -> bool:
+    """Return whether the agent that began a cascade lost its journal."""
+    starter = cascade.plan.agent
+    return any(fault["kind"] in _AMNESIA and fault["agent"] == starter for fault in truth.faults)
+
+
+def _is_unmade(course: Course, faults: list[dict[str, Any]]) -> bool:
+    """Return whether an agent got back a journal that is older than work of the cascade that it has begun."""
+    return any(
+        fault["kind"] == "restore"
+        and fault["agent"] == work.agent
+        and fault["from"] <= work.begin < fault["to"]
+        for fault in faults
+        for work in course.works
+    )
+
+
+def _patterns(cascade: Casc, course: Course) -> Iterable[str]:
+    """Name the patterns in which something of a cascade was really done."""
+    ran = {work.hop for work in course.works}
+    yield from (
+        work.name for work in course.works if work.name not in {"root", "handler", "tail", "push"}
+    )
+    for plan in cascade.plan.everything():
+        for child in plan.children:
+            if child.hop in ran:
+                yield from (("self",) if child.agent == plan.agent else ())
+                yield from ((child.mode,) if child.mode in {"httpx", "sync", "plain"} else ())
 
 
 def _count(made: Judgement, course: Course, *, is_touched: bool) -> None:
@@ -146,16 +224,45 @@ def _meets(fault: dict[str, Any], cascade: Casc, course: Course) -> bool:
 def _may_be(
     cascade: Casc, course: Course, faults: list[dict[str, Any]], give_up: float
 ) -> tuple[str, ...]:
+    kinds = {fault["kind"] for fault in faults}
     harm = [fault for fault in faults if fault["kind"] not in _HARMLESS]
-    away = sum(fault["to"] - fault["from"] for fault in harm)
+    away = sum(fault["to"] - fault["from"] for fault in faults if fault in harm or fault["kind"] == "stop")  # fmt: skip
     # Whether an agent takes part is not known before it has answered; one without a journal cannot tell
     # whether it was sent something that has not come.
     is_shy = cascade.agents & {"old", "brief"} and (
         faults or cascade.cancel_after is not None or course.unanswered
     )
-    if away > give_up / 2 or is_shy:
-        return ANY
-    return GREEN if harm else GREEN[:1]
+    # With a clock that jumped, what was never delivered cannot be told from what was forgotten.
+    is_undelivered = harm or cascade.cancel_after is not None or course.unanswered
+    is_late = "clock" in kinds and is_undelivered
+    if away > give_up / 2 or is_shy or is_late or kinds & {*_AMNESIA, "full"}:
+        may_be: tuple[str, ...] = ANY
+    else:
+        may_be = GREEN if harm else GREEN[:1]
+    if _untracked(cascade, course):
+        return ("Unknown",) if may_be == GREEN[:1] else ("Unknown", "SettledWithLosses")
+    return may_be
+
+
+def _untracked(cascade: Casc, course: Course) -> set[str]:
+    """Return the messages with work that quiesce can only notice; by the plan, and by what was begun."""
+    ran = {work.hop for work in course.works if work.name in UNTRACKED}
+    sent = {work.hop for work in course.works}
+    plain = {plan.hop for plan in cascade.plan.everything() if plan.mode == "plain" and plan.hop in sent}  # fmt: skip
+    outside = _not_of_it(cascade)
+    return {hop for hop in ran | plain if hop not in outside or hop in plain - _below_old(cascade)}
+
+
+def _mark_plain(cascade: Casc, course: Course, *, is_full: bool) -> None:
+    """Take messages for plain ones that were sent by an instrumented client, and could not be written down.
+
+    No request fails because of `node.instrument()`: if the journal is full, or the event loop too busy for a thread, it
+    is sent as it is, and noticed.
+    """
+    unjoined = {work.hop for work in course.works if not work.joined}
+    for plan in cascade.plan.everything():
+        if plan.hop in unjoined and (plan.mode == "sync" or (plan.mode == "httpx" and is_full)):
+            plan.mode = "plain"
 
 
 def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
@@ -164,9 +271,7 @@ def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
     A push is sent outside of it by an agent that was started anew, if its receiver has said that it
     never will take it.
     """
-    shut_out = _below_old(cascade) | {
-        plan.hop for plan in cascade.plan.everything() if plan.agent == "old"
-    }
+    shut_out = _not_of_it(cascade)
     for work in course.works:
         if work.agent != "hook":
             takes_part = work.hop not in shut_out
@@ -182,38 +287,59 @@ def _below_old(cascade: Casc) -> set[str]:
     return {below.hop for plan in old for below in plan.everything()}
 
 
+def _not_of_it(cascade: Casc) -> set[str]:
+    """Return the messages that are not of the cascade: to and below an agent that takes no part, and sent plainly."""
+    plans = cascade.plan.everything()
+    plain = [below.hop for plan in plans if plan.mode == "plain" for below in plan.everything()]
+    return _below_old(cascade) | {plan.hop for plan in plans if plan.agent == "old"} | set(plain)
+
+
 def _wrong(
     name: str, cascade: Casc, course: Course, told: Told, may_be: tuple[str, ...]
 ) -> Iterable[Finding]:
     about = f"{told.full}/{told.participants} {told.counts} {told.missing}"
-    for said, joined_only in ((told.full, False), (told.participants, True)):
+    for said, mode in ((told.full, "full"), (told.participants, "participants")):
+        joined_only = mode == "participants"
         works = [work for work in course.works if work.joined or not joined_only]
         if said in GREEN:
             for work in works:
                 if work.begin > told.at or work.end > told.at:
                     late = f"{work.end - told.at:.3f} s after the verdict"
-                    yield Finding("false green: work went on", name, f"{work} {late}; {about}")
+                    yield Finding(
+                        "false green: work went on", name, f"{work} {late}; {about}", mode
+                    )
         if said == "Settled":
+            for hop in sorted(_untracked(cascade, course)):
+                yield Finding("false green: work was untracked", name, f"{hop}; {about}", mode)
             for work in works:
+                if work.dropped and cascade.cancel_after is None:
+                    yield Finding("false green: work was dropped", name, f"{work}; {about}", mode)
                 if work.cut:
-                    yield Finding("false green: work was cut", name, f"{work}; {about}")
+                    yield Finding("false green: work was cut", name, f"{work}; {about}", mode)
     if told.participants not in may_be:
         yield Finding(f"{told.participants} where it may be {' or '.join(may_be)}", name, about)
-    if not cascade.agents & {"old", "brief"} and told.full != told.participants:
-        yield Finding("it says less than it knows", name, about)
 
 
 def _undone(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
     """Find messages that nobody has worked on, where no fault has kept them from anybody.
 
     Nothing of it is in flight, and what is said may be true: but it is not what was to be done. What is sent by
-    one that takes no part may be sent after the verdict, and meet faults that the cascade has not.
+    one that takes no part may be sent after the verdict, and meet faults that the cascade has not. On a busy machine, a
+    sender may have waited too long, and left: before the message was sent, or before its agent could read it.
     """
-    ran = {work.hop for work in course.works} | _below_old(cascade)
+    late = {hop for hop, why in course.unanswered.items() if why in _TOO_LATE} | course.unread
+    plans = {plan.hop: plan for plan in cascade.plan.everything()}
+    excused = {below.hop for hop in late if hop in plans for below in plans[hop].everything()}
+    ran = {work.hop for work in course.works} | _not_of_it(cascade) | excused
     if cascade.plan.hop in ran:  # else it did not begin to send any
         for plan in cascade.plan.everything():
             if plan.hop not in ran:
-                yield Finding("a message was not worked on", name, f"{plan.hop} to {plan.agent}")
+                why = course.unanswered.get(
+                    plan.hop, "its sender had an answer, or did not send it"
+                )
+                yield Finding(
+                    "a message was not worked on", name, f"{plan.hop} to {plan.agent}: {why}"
+                )
 
 
 def _twice(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:

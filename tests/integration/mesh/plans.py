@@ -10,11 +10,35 @@ import random
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Mode = Literal["blocking", "background", "retry"]
+Mode = Literal["blocking", "background", "retry", "httpx", "sync", "plain"]
 Kind = Literal["http", "opaque", "brief"]
 
 STARTERS = ("home", "script")
 """Who begins cascades: one that others can reach, and one that they cannot."""
+
+BARE = "a"
+"""The agent that has not called `node.instrument()`: what it sends by plain httpx is untracked."""
+
+SENDING = (
+    "task", "starlette", "queue", "queue-done", "stream", "deque-send", "later", "spawn", "working",
+)  # fmt: skip
+"""Patterns of work that outlives a request, in which the work sends messages itself."""
+
+LEAVING = (
+    *SENDING, "deque", "to-thread", "queue-thread", "executor", "pool", "thread", "timer", "callback", "popen", "exec",
+    "daemon",
+)  # fmt: skip
+"""All patterns of work that outlives a request; see patterns.py."""
+
+PATTERNS = (*LEAVING, "httpx", "sync", "plain", "self")
+"""All that an agent may do otherwise than by a task and `node.client()`.
+
+`httpx` and `sync`: a message is sent by plain httpx after `node.instrument()`, by a coroutine, or in a thread. `plain`:
+the same without `node.instrument()`. `self`: an agent sends a message to its own address.
+"""
+
+UNTRACKED = ("daemon", "plain")
+"""Patterns that quiesce only notices: a cascade that has one is `Unknown`."""
 
 
 @dataclass
@@ -31,12 +55,15 @@ class Plan:
     """Seconds of work after the answer, in the same call of the app."""
     stream: int = 0
     """In how many pieces it answers, over the time of its work; 0: in one."""
+    pattern: str = "task"
+    """How it works in the background: one of `LEAVING`."""
     fail: bool = False
     push: bool = False
     """Whether what becomes of its task is pushed to `hook`, who works a little on every push."""
     mode: Mode = "blocking"
-    """How it is sent: from the handler, who waits for the answer; from the background; or from the
-    handler, who does not wait long, and sends it again as the same message.
+    """How it is sent: from the handler, who waits for the answer; from the background; from the
+    handler, who does not wait long, and sends it again as the same message; or by a plain client, see
+    `PATTERNS`.
     """
     children: list[Plan] = field(default_factory=list)
 
@@ -79,7 +106,10 @@ class Casc:
         return sent | {(to, sender) for sender, to in sent}
 
 
-FaultKind = Literal["kill", "term", "refuse", "cut", "hang", "slow", "lose", "gateway", "copy"]
+FaultKind = Literal[
+    "kill", "term", "refuse", "cut", "hang", "slow", "lose", "gateway", "copy",
+    "stop", "clock", "forget", "restore", "full", "repeat",
+]  # fmt: skip
 
 
 @dataclass
@@ -90,6 +120,11 @@ class Fault:
     nobody can connect to an agent. `cut`, `hang`, `slow`: what one sends to another, and back, is cut
     off, held up, or late. `lose`: the answer to a message. `gateway`: the same, and it is answered by a 502.
     `copy`: a message comes again, later.
+
+    `stop`: an agent is stopped by SIGSTOP, and goes on after `lasts`. `clock`: its time of day jumps by `amount`, and
+    back. `forget` and `restore`: it is killed, and started again without its journal, or with a copy that was made
+    `lasts` before. `full`: it cannot write more than `amount` bytes to its journal. `repeat`: a proxy sends a message
+    again after a 502 of its own (`detail`: whether it waits for the agent's answer before), or after the agent's 503.
     """
 
     kind: FaultKind
@@ -101,6 +136,7 @@ class Fault:
     hop: str = ""
     """`cascade/hop`, of the message."""
     detail: str = ""
+    amount: float = 0.0
 
 
 @dataclass
@@ -136,6 +172,12 @@ class Mix:
     """Of the messages to agents that push."""
     background_seconds: float = 0.2
     """What an agent does in the background takes so long on average."""
+    patterns: tuple[str, ...] = ()
+    """Of `PATTERNS`."""
+    pattern_share: float = 0.7
+    """Of the messages: each has one of the patterns, and not one that is untracked."""
+    untracked_share: float = 0.03
+    """Of the messages."""
 
     def wave(self, number: int) -> Wave:
         """Make a wave."""
@@ -152,6 +194,7 @@ class Mix:
         while len(made) < size + 1:
             parent = rng.choice(made[-3:])
             child = self._plan(f"{parent.hop}.{len(parent.children)}", parent, rng)
+            self._vary(child, parent, rng)
             parent.children.append(child)
             made.append(child)
         made_at, cancel = rng.uniform(0.0, 0.4), rng.uniform(0.0, 0.5)
@@ -177,6 +220,30 @@ class Mix:
             mode=rng.choice(("blocking", "blocking", "background", "background", "retry")),
         )
 
+    def _vary(self, plan: Plan, parent: Plan, rng: random.Random) -> None:
+        """Have a message worked on, or sent, in one of the patterns."""
+        if not self.patterns or plan.agent in self.odd:
+            return
+        if rng.random() < self.untracked_share:
+            noticed = {"daemon"} if parent.agent != BARE else {"plain"}
+            chosen = [name for name in self.patterns if name in noticed]
+        elif rng.random() < self.pattern_share:
+            chosen = [name for name in self.patterns if name not in UNTRACKED]
+        else:
+            return
+        match rng.choice(chosen or ["task"]):
+            case "self" if parent.agent != "script" and parent.agent not in self.odd:
+                plan.agent = parent.agent
+            case "plain" if parent.agent == BARE:
+                plan.mode = "plain"
+            case "httpx" | "sync" as mode if parent.agent not in {BARE, *self.odd}:
+                plan.mode = mode
+            case name if name in LEAVING:
+                plan.pattern = name
+                plan.after = plan.after or rng.uniform(0.05, 0.3)
+                if name == "starlette":  # the background of its response, if there is one
+                    plan.stream, plan.fail = 0, False
+
     def _fault(self, cascades: list[Casc], rng: random.Random) -> Fault:
         kind = rng.choice(self.faults)
         cascade = rng.choice(cascades)
@@ -191,6 +258,8 @@ class Mix:
                 if agent in {*STARTERS, "hook"} or kind == "term":
                     lasts = lasts or 0.3  # a verdict needs somebody to tell it to
                 return Fault(kind, at, lasts, agent=agent)
+            case "stop" | "clock" | "forget" | "restore" | "full":
+                return self._trouble(kind, at, cascade, rng)
             case "refuse":
                 return Fault(kind, at, lasts, agent=target.agent)
             case "cut" | "hang" | "slow":
@@ -199,8 +268,22 @@ class Mix:
                 lasts = 1.0 if kind == "slow" else lasts
                 return Fault(kind, at, lasts, pair=pair, detail=detail)
             case _:
-                detail = rng.choice(("request", "answer"))
+                detail = rng.choice(("request", "answer", *(("503",) if kind == "repeat" else ())))
                 where = f"{cascade.name}/{target.hop}"
-                if kind == "copy" and target.agent in self.odd:  # who would run it, and may
+                if (
+                    kind in {"copy", "repeat"} and target.agent in self.odd
+                ):  # who would run it, and may
                     kind = "lose"
                 return Fault(kind, 0.0, rng.uniform(0.0, 2.0), hop=where, detail=detail)
+
+    def _trouble(self, kind: FaultKind, at: float, cascade: Casc, rng: random.Random) -> Fault:
+        """Have an agent that takes part be in trouble of its own."""
+        agent = rng.choice(sorted(cascade.agents - {*self.odd, "hook"}))
+        lasts, amount = rng.uniform(0.1, 1.5), 0.0
+        if kind == "stop" and rng.random() < self.long_share:
+            lasts = 8.0  # more than nodes wait
+        elif kind == "clock":
+            amount = rng.choice((-1, 1)) * rng.choice((rng.uniform(5, 290), rng.uniform(310, 3000)))
+        elif kind == "full":
+            amount = rng.choice((0, rng.randrange(200), rng.randrange(3000)))
+        return Fault(kind, at, lasts, agent=agent, amount=amount)

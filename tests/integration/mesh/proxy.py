@@ -70,6 +70,10 @@ class Network:
         """
         self.copies: dict[str, float] = {}
         """By message: after how many seconds it comes again."""
+        self.repeats: dict[str, str] = {}
+        """By message: when the proxy sends it again, of its own. `request`, as soon as it was passed on; `answer`, when
+        the answer is there, which is lost; `503`: when the agent has answered that.
+        """
         self.proxies: dict[str, Proxy] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.wrote_copy = wrote_copy
@@ -170,6 +174,14 @@ class Proxy:
                 hop = _found(_HOP, data) if data.startswith(b"POST ") else ""
                 if not await self._let_pass(line) or not self.target:
                     return
+                if hop in self.network.repeats:
+                    data = await _whole(line.reader, data)
+                    carrying = await self._repeat(line, data, self.network.repeats.pop(hop))
+                    if carrying is not None:
+                        if answers is not None:
+                            answers.cancel()
+                        answers = carrying
+                        continue
                 if line.up is None:
                     back, line.up = await asyncio.open_connection("127.0.0.1", self.target)
                     answers = asyncio.create_task(self._carry_back(line, back))
@@ -185,6 +197,20 @@ class Proxy:
         finally:
             if answers is not None:
                 answers.cancel()
+
+    async def _repeat(self, line: _Line, data: bytes, when: str) -> asyncio.Task[None] | None:
+        """Send a request that is to be sent again; returns what carries back its answer, if it is not."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
+        writer.write(data)
+        first = b"" if when == "request" else await reader.read(_READ)
+        if when == "503" and not first.startswith((b"HTTP/1.1 502", b"HTTP/1.1 503")):
+            if line.up is not None:
+                line.up.transport.abort()
+            line.up = writer
+            line.writer.write(first)
+            return asyncio.create_task(self._carry_back(line, reader))
+        self.network.start(asyncio.create_task(_listen(reader, writer)))
+        return None
 
     def _lose(self, line: _Line, when: str) -> None:
         """Lose the answer to what was passed on, now or when it is there; or answer in its place."""
@@ -239,6 +265,16 @@ class Proxy:
                 self.network.wrote_copy(hop, int(status[1]) if len(status) > 1 else 0)
             finally:
                 writer.transport.abort()
+
+
+async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read an answer that nobody gets."""
+    try:
+        with contextlib.suppress(OSError):
+            while await reader.read(_READ):
+                pass
+    finally:
+        writer.transport.abort()
 
 
 def _found(pattern: re.Pattern[bytes], data: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -31,9 +32,11 @@ OLD_SUBJECT = "a2a-sdk-0.3.26"
 PATIENCE = {
     "retry_first": 0.05, "retry_most": 0.5, "ask_in_doubt": 0.2, "ask_every": 1.0, "give_up": 6.0,
 }  # fmt: skip
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0  # these are guards
 _END_SECONDS = 30.0
-_VERDICT_SECONDS = 60.0
+_VERDICT_SECONDS = 120.0
+_ORDER_SECONDS = 300.0
+_numbers = itertools.count()
 
 
 class Process:
@@ -50,6 +53,7 @@ class Process:
         self.reading: asyncio.Task[None] | None = None
         self.ready: asyncio.Future[dict[str, Any]] | None = None
         self.busy = asyncio.Lock()
+        self.orders: dict[int, asyncio.Future[None]] = {}
 
     def config(self) -> Path:
         """Write what it is told."""
@@ -60,10 +64,10 @@ class Process:
             "kind": self.kind,
             "url": None if self.name == "script" else self.proxy.url,
             "folder": str(rig.folder),
-            "log": str(rig.log_path),
             "peers": {name: other.proxy.url for name, other in rig.agents.items()},
             "kinds": {name: other.kind for name, other in rig.agents.items()},
             "patience": rig.patience,
+            "mutant": rig.mutant,
         }
         path.write_text(json.dumps(config), encoding="utf-8")
         return path
@@ -100,11 +104,39 @@ class Process:
                 raise RuntimeError(message) from error
             if line["is"] == "ready" and self.ready is not None:
                 self.ready.set_result(line)
+            elif line["is"] == "did":
+                self.orders.pop(line["number"]).set_result(None)
             else:
+                self.rig.log.copy(text)
                 self.rig.heard(line)
         if self.ready is not None and not self.ready.done():
             tail = (self.rig.folder / f"{self.name}.err").read_text(encoding="utf-8")[-2000:]
             self.ready.set_exception(RuntimeError(f"{self.name} did not start:\n{tail}"))
+
+    def order(self, do: str, **facts: Any) -> asyncio.Future[None]:
+        """Tell it to do something; what is returned is there when it has done it."""
+        done = asyncio.get_running_loop().create_future()
+        if self.process is not None:
+            assert self.process.stdin is not None
+            number = next(_numbers)
+            self.orders[number] = done
+            line = json.dumps({"do": do, "number": number, **facts}) + "\n"
+            self.process.stdin.write(line.encode())
+        return done
+
+    def tell(self, cascade: str) -> None:
+        """Say that a cascade has its verdict; nothing is answered."""
+        if self.process is not None and self.process.stdin is not None:
+            line = json.dumps({"do": "told", "cascade": cascade}) + "\n"
+            self.process.stdin.write(line.encode())
+
+    async def obeys(self, do: str, **facts: Any) -> None:
+        """Tell it to do something, and wait until it has."""
+        try:
+            async with asyncio.timeout(_ORDER_SECONDS):
+                await self.order(do, **facts)
+        except TimeoutError:
+            self.rig.note("it did not recover" if do == "room" else "it did not obey", agent=self.name, do=do)  # fmt: skip
 
     async def stop(self, how: signal.Signals) -> None:
         """End it by a signal, and write down when it was dead."""
@@ -124,13 +156,14 @@ class Process:
             await asyncio.sleep(0.5)
             process.kill()
             await process.wait()
+        died = time.monotonic()
         self.proxy.target = 0
-        self.rig.log.write("died", of=process.pid)
         self.proxy.refuse()
         assert self.reading is not None
         assert process.stdin is not None
+        process.stdin.close()  # its children end with it
         await self.reading
-        process.stdin.close()
+        self.rig.log.write("died", of=process.pid, t=died)
         self.process = None
 
 
@@ -138,7 +171,12 @@ class Rig:
     """The mesh."""
 
     def __init__(
-        self, folder: Path, mix: Mix, patience: dict[str, float], kinds: tuple[str, ...] = ("http",)
+        self,
+        folder: Path,
+        mix: Mix,
+        patience: dict[str, float],
+        kinds: tuple[str, ...] = ("http",),
+        mutant: str = "",
     ) -> None:
         """Describe it.
 
@@ -147,13 +185,15 @@ class Rig:
             mix: what it is to do.
             patience: of the nodes.
             kinds: of the agents that take part, in turn; `http`, `a2a` or `a2a-old`.
+            mutant: how agents are broken, to see that the judge finds it.
         """
         self.folder = folder
         self.mix = mix
         self.patience = patience
         self.kinds = kinds
+        self.mutant = mutant
         self.log_path = folder / "truth.jsonl"
-        self.log = Log(self.log_path, "rig")
+        self.log = Log.at(self.log_path, "rig")
         self.network = Network(lambda hop, status: self.log.write("copy", hop=hop, status=status))
         self.agents: dict[str, Process] = {}
         self.cascades: dict[str, Casc] = {}
@@ -204,6 +244,12 @@ class Rig:
             name = self.ids.get(line["id"])
             if name in self.waiting:
                 self.waiting[name].set()
+                self.tell_all(name)
+
+    def tell_all(self, name: str) -> None:
+        """Have the daemon threads of a cascade end, which has its verdict."""
+        for agent in self.agents.values():
+            agent.tell(name)
 
     def recovered(self, starter: str, ids: list[str]) -> None:
         """Know which cascades a beginner that was started anew knows of."""
@@ -235,7 +281,10 @@ class Rig:
                 late = [name for name, done in self.waiting.items() if not done.is_set()]
                 self.note("no verdict", wave=wave.number, cascades=late)
             told.set()
+        for name in self.waiting:
+            self.tell_all(name)
         self.network.lost.clear()
+        self.network.repeats.clear()
 
     async def _begin(self, cascade: Casc) -> None:
         await asyncio.sleep(cascade.at)
@@ -261,14 +310,8 @@ class Rig:
     async def _commit(self, fault: Fault, wave: Wave, told: asyncio.Event) -> None:
         await asyncio.sleep(fault.at)
         begin = time.monotonic()
-        if fault.kind in {"kill", "term"}:
-            agent = self.agents[fault.agent]
-            async with agent.busy:
-                begin = time.monotonic()
-                how = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
-                await agent.stop(how)
-                await self._last(fault, told)
-                await agent.start()
+        if fault.agent and fault.kind != "refuse":
+            begin = await self._trouble(fault, told)
         elif fault.kind == "refuse":
             agent = self.agents[fault.agent]
             agent.proxy.refuse()
@@ -280,12 +323,60 @@ class Rig:
             self.network.begin(rule)
             await self._last(fault, told)
             self.network.end(rule)
+            await asyncio.sleep(
+                0.01
+            )  # lines that are cut off are closed by the loop, and after that all is well
         elif fault.kind in {"lose", "gateway"}:
             self.network.lost[fault.hop] = fault.detail if fault.kind == "lose" else fault.kind
+        elif fault.kind == "repeat":
+            self.network.repeats[fault.hop] = fault.detail
         else:
             self.network.copies[fault.hop] = fault.lasts or 0.0
         facts = asdict(fault) | {"from": begin, "to": time.monotonic(), "wave": wave.number}
         self.log.write("fault", **facts)
+
+    async def _trouble(self, fault: Fault, told: asyncio.Event) -> float:
+        """Have an agent be in trouble for a while; returns since when."""
+        agent = self.agents[fault.agent]
+        journal = self.folder / f"{agent.name}.journal"
+        begin, copy = time.monotonic(), b""
+        if fault.kind == "restore":
+            copy = journal.read_bytes()
+            await self._last(fault, told)
+        async with agent.busy:
+            begin = begin if fault.kind == "restore" else time.monotonic()
+            match fault.kind:
+                case "stop":
+                    await self._stop_for_a_while(agent, fault, told)
+                case "clock":
+                    await agent.obeys("clock", seconds=fault.amount)
+                    await self._last(fault, told)
+                    await agent.obeys("clock", seconds=0.0)
+                case "full":
+                    await agent.obeys("full", bytes=fault.amount)
+                    await self._last(fault, told)
+                    await agent.obeys("room")
+                case "forget" | "restore":
+                    await agent.stop(signal.SIGKILL)
+                    journal.with_name(f"{journal.name}.new").unlink(missing_ok=True)
+                    journal.unlink() if fault.kind == "forget" else journal.write_bytes(copy)
+                    await agent.start()
+                case _:
+                    how = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
+                    await agent.stop(how)
+                    await self._last(fault, told)
+                    await agent.start()
+        return begin
+
+    async def _stop_for_a_while(self, agent: Process, fault: Fault, told: asyncio.Event) -> None:
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            if fault.agent in STARTERS:
+                told = asyncio.Event()  # it cannot be told before it goes on
+            await self._last(fault, told)
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
 
     async def _last(self, fault: Fault, told: asyncio.Event) -> None:
         with contextlib.suppress(TimeoutError):

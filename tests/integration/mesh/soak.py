@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tests.integration import subjects
 from tests.integration.mesh import plans
@@ -47,7 +47,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", default="http", help="of agents, in turn: http,a2a,a2a-old")
     parser.add_argument("--wave", type=int, help="only this one")
     kinds = ",".join(get_args(plans.FaultKind))
-    parser.add_argument("--faults", help=f"of {kinds}, with commas; none; all by default")
+    usual = ",".join(dict.fromkeys(plans.Mix.faults))
+    parser.add_argument("--faults", help=f"of {kinds}, with commas; none; all; {usual} by default")
+    patterns = ",".join(plans.PATTERNS)
+    parser.add_argument("--patterns", default="none", help=f"of {patterns}, with commas; none; all")
+    parser.add_argument("--untracked-share", type=float, default=0.03, help="of the messages")
+    parser.add_argument("--mutant", default="", help="break the agents: detached or declared")
     parser.add_argument("--fault-share", type=float, default=0.5, help="of the waves")
     parser.add_argument("--long-share", type=float, default=0.12, help="of the faults: they last")
     parser.add_argument("--push-share", type=float, default=0.0, help="of the messages by A2A")
@@ -64,11 +69,24 @@ def mix_of(chosen: argparse.Namespace) -> plans.Mix:
     mix.fault_share, mix.cancel_share = chosen.fault_share, chosen.cancel_share
     mix.push_share = chosen.push_share
     mix.agents = tuple("abcdefghijklmnopqrstuvwxyz"[: max(2, chosen.agents)])
+    mix.untracked_share = chosen.untracked_share
     if chosen.faults == "none":
         mix.fault_share = 0.0
     elif chosen.faults:
-        mix.faults = tuple(chosen.faults.split(","))
+        mix.faults = _chosen("faults", chosen.faults, get_args(plans.FaultKind))
+    if chosen.patterns != "none":
+        mix.patterns = _chosen("patterns", chosen.patterns, plans.PATTERNS)
+        if chosen.kinds != "http":
+            sys.exit("--patterns are those of agents of --kinds http")
     return mix
+
+
+def _chosen(what: str, text: str, known: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what an option names, or end with what it may name."""
+    chosen = known if text == "all" else tuple(text.split(","))
+    if unknown := set(chosen) - set(known):
+        sys.exit(f"--{what} has {', '.join(sorted(unknown))}, and may have {', '.join(known)}")
+    return chosen
 
 
 async def run(chosen: argparse.Namespace, mix: plans.Mix, folder: Path) -> tuple[Truth, Judgement, dict[str, plans.Casc]]:  # fmt: skip
@@ -76,7 +94,7 @@ async def run(chosen: argparse.Namespace, mix: plans.Mix, folder: Path) -> tuple
     from tests.integration.mesh import judge, rig, truth  # noqa: PLC0415 - they need httpx
 
     patience = rig.PATIENCE | {"give_up": chosen.give_up}
-    mesh = rig.Rig(folder, mix, patience, tuple(chosen.kinds.split(",")))
+    mesh = rig.Rig(folder, mix, patience, tuple(chosen.kinds.split(",")), chosen.mutant)
     begin = time.monotonic()
     count = -(-chosen.cascades // mix.width)
     numbers = range(count) if chosen.wave is None else (chosen.wave,)

@@ -1,8 +1,9 @@
 """The ground truth of a mesh: what agents really did, and when; written by them, outside of quiesce.
 
-One file for all of them, a line a fact, each in one `write` to a file that is opened for appending: lines
-do not mix, and are there after SIGKILL. Times are those of the machine's monotonic clock, which all of
-its processes share. A piece of work is there from before it can run until nothing of it does.
+A line a fact, each in one `write` to the agent's standard output, a pipe: lines do not mix, are read after SIGKILL, and
+can be written when the disk is full. The rig puts all of them into one file. Times are those of the machine's
+monotonic clock, which all of its processes share. A piece of work is there from before it can run until nothing of it
+does; it writes its own end, where it is done.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 _numbers = itertools.count()
+_PIPE_BYTES = 4096  # that are written to a pipe at once
 
 
 class Log:
     """Where one process writes what it does."""
 
-    def __init__(self, path: Path, agent: str, echo: Callable[[str], None] | None = None) -> None:
-        """Append to a file.
-
-        Args:
-            path: the file of all.
-            agent: who writes.
-            echo: is given every line that is no piece of work, too.
-        """
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, file: int, agent: str) -> None:
+        """Write to a descriptor: a pipe, or a file that is opened for appending."""
+        self._file = file
         self._agent = agent
-        self._echo = echo
+
+    @classmethod
+    def at(cls, path: Path, agent: str) -> Log:
+        """Append to a file."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return cls(os.open(path, flags, 0o600), agent)
 
     def write(self, what: str, **facts: Any) -> None:
-        """Write a fact, as of now."""
+        """Write a fact, as of now; or as of `t`."""
         line = {
             "t": time.monotonic(),
             "is": what,
@@ -48,9 +49,12 @@ class Log:
             **facts,
         }
         text = json.dumps(line) + "\n"
-        os.write(self._file, text.encode())
-        if self._echo is not None and what not in {"begin", "end"}:
-            self._echo(text)
+        assert len(text) <= _PIPE_BYTES, text  # longer ones could mix with others
+        self.copy(text.encode())
+
+    def copy(self, line: bytes) -> None:
+        """Write what another process has said."""
+        os.write(self._file, line)
 
     def piece(self, cascade: str, hop: str, name: str, *, joined: bool) -> Piece:
         """Begin a piece of work."""
@@ -66,15 +70,30 @@ class Piece:
 
     def __init__(self, log: Log, cascade: str, hop: str, name: str, *, joined: bool) -> None:
         self._log = log
-        self._key = f"{os.getpid()}/{next(_numbers)}"
+        self.key = f"{os.getpid()}/{next(_numbers)}"
         self._ended = False
-        log.write("begin", key=self._key, cascade=cascade, hop=hop, name=name, joined=joined)
+        self.joined = joined
+        log.write("begin", key=self.key, cascade=cascade, hop=hop, name=name, joined=joined)
 
     def end(self) -> None:
         """Know that it has ended, however."""
         if not self._ended:
             self._ended = True
-            self._log.write("end", key=self._key)
+            self.say_end()
+
+    def say_end(self) -> None:
+        """Write the end, also of one that was handed over."""
+        self._log.write("end", key=self.key)
+
+    def hand_over(self) -> None:
+        """Leave it to another process to write the end."""
+        self._ended = True
+
+    def __del__(self) -> None:
+        """End, where nothing is left that could do it: it was dropped before it began, as by a cancellation."""
+        if not self._ended:
+            self._ended = True
+            self._log.write("end", key=self.key, dropped=True)
 
     def __enter__(self) -> None:
         """Go on."""
@@ -99,6 +118,8 @@ class Work:
     end: float = math.inf
     cut: bool = False
     """Whether its process was killed before it had ended."""
+    dropped: bool = False
+    """Whether it was never done, and never will be: nothing had a reference to it any more."""
 
 
 @dataclass
@@ -123,8 +144,10 @@ class Course:
     """When the answers to its first messages had come to their end."""
     all_answered: bool = False
     """Whether there were answers to all of them, good or bad."""
-    unanswered: set[str] = field(default_factory=set)
-    """Messages of it that were not answered, or not in time."""
+    unanswered: dict[str, str] = field(default_factory=dict)
+    """Messages of it that were not answered, or not in time, and why."""
+    unread: set[str] = field(default_factory=set)
+    """Messages whose sender had left before the agent could read them."""
 
     def end(self, *, joined_only: bool) -> float:
         """Tell when the last of its work really ended."""
@@ -172,6 +195,7 @@ class _Reader:
         self.truth = Truth({}, [], [])
         self.names: dict[str, str] = {}
         self._open: dict[str, Work] = {}
+        self._cut: dict[str, Work] = {}  # a child process may still say that it has ended
 
     def work(self, line: dict[str, Any]) -> None:
         """Know that work begins or ends, or that a process has died."""
@@ -180,11 +204,16 @@ class _Reader:
             work = self._open[line["key"]] = Work(*(line[name] for name in what))
             self._course(line).works.append(work)
         elif line["is"] == "end":
-            self._open.pop(line["key"]).end = line["t"]
+            known = self._open if line["key"] in self._open else self._cut
+            if (
+                line["key"] in known
+            ):  # else it is a child process that was told to end in its last moment
+                work = known.pop(line["key"])
+                work.end, work.cut, work.dropped = line["t"], False, line.get("dropped", False)
         else:
             for key, work in list(self._open.items()):
                 if work.pid == line["of"]:
-                    del self._open[key]
+                    self._cut[key] = self._open.pop(key)
                     work.end, work.cut = line["t"], True
 
     def other(self, line: dict[str, Any]) -> None:
@@ -197,7 +226,9 @@ class _Reader:
                 course = self._course(line)
                 course.answered, course.all_answered = line["t"], line["ok"]
             case "unanswered":
-                self._course(line).unanswered.add(line["hop"])
+                self._course(line).unanswered[line["hop"]] = line["why"]
+            case "unread":
+                self._course(line).unread.add(line["hop"])
             case "fault":
                 self.truth.faults.append(line)
             case "copy":

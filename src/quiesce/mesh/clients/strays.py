@@ -2,10 +2,14 @@
 
 A worker that takes its work from a queue sends so. The hop that its work came from may be over. So every hop that is
 open, and every later one, records the place as untracked, until the send is declared: `with quiesce.detached():`.
+
+A request that came without the header is not of any cascade. What it sends while it is served is not noticed; what its
+tasks send later is, as one of them may be a worker that it was the first to need.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from quiesce.core.current import is_detached
@@ -20,10 +24,13 @@ __all__: list[str] = []
 _STRAYS_MAX = 64
 ROUTE = "sent outside of any hop"
 
+plain_request: ContextVar[list[bool]] = ContextVar("quiesce_plain_request", default=[])  # noqa: B039 - never changed
+"""Of a request that came without the header: not empty while it is served."""
+
 
 def notice_stray(node: Node) -> None:
     """Record that a client of a node sends outside of any hop, unless that is declared, or no hop was served."""
-    if not node._serves or is_detached.get():
+    if not node._serves or is_detached.get() or plain_request.get():
         return
     _, place = where()
     strays = node._strays
