@@ -24,6 +24,7 @@ from quiesce.integrations.claude import ClaudeSDKClient, private, query
 from quiesce.integrations.claude.cli import CliProcess
 from quiesce.testing import sweep
 from tests.adapters.claude_host import Custom, Host, beside_the_bare_sdk, hosted, until
+from tests.adapters.claude_memory import living, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -301,30 +302,15 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - quick
 
 
-def living_objects() -> int:
-    """Count the objects of the adapter's classes, and of the SDK's; the guard keeps notes of its own."""
-    gc.collect()
-    kinds = ("quiesce.core.", "quiesce.resources.", "quiesce.integrations.", "claude_agent_sdk.")
-    return sum(type(found).__module__.startswith(kinds) for found in gc.get_objects())
-
-
 @two_backends
 @pytest.mark.parametrize("way", ["query", "client"])
 async def test_many_conversations_leave_nothing(plain: Host, way: str) -> None:
-    """Objects, files and scopes are as many after six conversations as after the second."""
+    """Objects of each class, files and scopes are as many after six conversations as after the second."""
     counts = []
     async with Scope("test") as scope:
         for _ in range(6):
-            if way == "query":
-                async for _ in query(prompt="x", options=plain.options()):
-                    break
-                await scope.idle()
-            else:
-                async with ClaudeSDKClient(plain.options()) as client:
-                    await client.query("x")
-                    await anext(client.receive_response())
-            objects = living_objects()
-            counts.append((objects, open_files(), len(scope._children), len(scope._holds)))
+            await use(way, plain, scope)
+            counts.append((living(), open_files(), len(scope._children), len(scope._holds)))
         assert not plain.alive()
     assert counts[-1] == counts[1]
 

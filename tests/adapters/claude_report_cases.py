@@ -84,3 +84,16 @@ async def test_a_cli_that_was_killed_is_in_the_report_of_its_query() -> None:
         assert lost(messages.report) == [("process", "claude")]
         assert messages.report is not None
         assert messages.report.seconds >= GRACE_SECONDS
+
+
+async def test_the_end_of_a_connect_that_was_cancelled_is_in_the_time_of_the_report() -> None:
+    """The transport is closed before the conversation is: that took until it was given up."""
+    transport = Custom(connects=False, closes=False)
+    client = ClaudeSDKClient(ClaudeAgentOptions(), transport, grace=GRACE_SECONDS)
+    async with Scope("test"), anyio.create_task_group() as tasks:
+        tasks.start_soon(client.connect)
+        await transport.connecting.wait()
+        tasks.cancel_scope.cancel()
+    assert lost(client.report) == [("transport", "Custom")]
+    assert client.report is not None
+    assert client.report.seconds >= GRACE_SECONDS

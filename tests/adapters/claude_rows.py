@@ -184,22 +184,24 @@ async def _(way: Way) -> str | None:
                 thinking.set()
 
     with hosted(*FLUSH, "--think", "{}") as host:
-        async with scope(way), anyio.create_task_group() as tasks:
-            tasks.start_soon(read, ask(way, host))
-            await thinking.wait()
-            host.thought.touch()
-            tasks.cancel_scope.cancel()
-        return None
+        async with scope(way):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read, ask(way, host))
+                await thinking.wait()
+                host.thought.touch()
+                tasks.cancel_scope.cancel()
+            return "CLI alive" if host.alive() else None  # while the scope is open
 
 
 @rows("cancel `connect()`", backends=ALL, seconds=6)
 async def _(way: Way) -> str | None:
     with hosted("--mute") as host:
-        async with scope(way), anyio.create_task_group() as tasks:
-            tasks.start_soon(client(way, host).connect)
-            await host.started()
-            tasks.cancel_scope.cancel()
-        return "CLI alive" if host.alive() else None
+        async with scope(way):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client(way, host).connect)
+                await host.started()
+                tasks.cancel_scope.cancel()
+            return "CLI alive" if host.alive() else None
 
 
 @rows("`disconnect()` from another task", backends=ALL, seconds=6)
@@ -217,10 +219,11 @@ async def _(way: Way) -> str | None:
 @rows("a CLI that has a child of its own", backends=BOTH, seconds=6)
 async def _(way: Way) -> str | None:
     with hosted("--child") as host:
-        async with scope(way), client(way, host) as it:
-            await it.query("Are you there?")
-            await read_to_the_result(it.receive_response())
-        return None
+        async with scope(way):
+            async with client(way, host) as it:
+                await it.query("Are you there?")
+                await read_to_the_result(it.receive_response())
+            return "process alive" if host.alive() else None
 
 
 @rows("two cancellations, stubborn CLI", backends=("asyncio", "uvloop"), seconds=8)
@@ -228,17 +231,20 @@ async def _(way: Way) -> str | None:
     with hosted("--stubborn", "--flush", "20") as host:
 
         async def converse() -> None:
-            async with scope(way), client(way, host):
+            async with client(way, host):
                 connected.set()
                 await anyio.sleep_forever()
 
         connected = asyncio.Event()
-        task = asyncio.create_task(converse())
-        await connected.wait()
-        task.cancel()
-        await host.noted("ended")  # its input: it is waited for
-        task.cancel()
-        await asyncio.wait([task])
+        async with scope(way):
+            task = asyncio.create_task(converse())
+            await connected.wait()
+            task.cancel()
+            await host.noted("ended")  # its input: it is waited for
+            task.cancel()
+            await asyncio.wait([task])
+            if host.alive():
+                return "CLI alive"
         return None if task.cancelled() else "cancellation swallowed"
 
 
@@ -252,7 +258,7 @@ async def _(way: Way) -> str | None:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(cancel_when_noted, host, "ended", patience)
                     await it.disconnect()
-        return None
+            return "CLI alive" if host.alive() else None
 
 
 async def cancel_when_noted(host: Host, event: str, patience: anyio.CancelScope) -> None:
@@ -354,11 +360,12 @@ async def _(way: Way) -> str | None:
 async def _(way: Way) -> str | None:
     transport = Custom(connects=False, closes=True)
     with hosted() as host:
-        async with scope(way), anyio.create_task_group() as tasks:
-            tasks.start_soon(client(way, host, transport=transport).connect)
-            await transport.connecting.wait()
-            tasks.cancel_scope.cancel()
-    return None if transport.closed else "`close()` never called"
+        async with scope(way):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client(way, host, transport=transport).connect)
+                await transport.connecting.wait()
+                tasks.cancel_scope.cancel()
+            return None if transport.closed else "`close()` never called"
 
 
 @rows("custom `Transport.close()` hangs", backends=BOTH, seconds=5)

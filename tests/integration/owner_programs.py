@@ -102,9 +102,9 @@ async def by_kinds() -> None:
     """Have children of every kind, with some of the means to end them out of order, and be killed."""
     means = sys.argv[3]
     if means == "table alone":
-        scan = "return mark in"
+        scan = "return any("
         assert lifeline.WATCHER.count(scan) == 1
-        lifeline.WATCHER = lifeline.WATCHER.replace(scan, "return b'' and")
+        lifeline.WATCHER = lifeline.WATCHER.replace(scan, "return False and any(")
     if means == "mark alone":
         lifeline.Table.add = lambda *_: False  # type: ignore[method-assign]  # as if it were full
     process = await start_process(["sh", "-c", KINDS])

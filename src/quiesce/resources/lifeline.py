@@ -8,8 +8,9 @@ the watcher as `quiesce-watcher`.
 
 On Linux the watcher then also looks for processes whose environment has this program's mark: those
 that left their group (`setsid`), and one that was forked in the moment in which its owner was
-killed. What changes its environment at the start and leaves its group escapes, as does what runs
-as another user.
+killed. The mark ends with a number for each process that is started, so that its owner can look for
+what it has left, too (`Strays`). What changes its environment at the start and leaves its group escapes,
+as does what runs as another user.
 
 `PR_SET_PDEATHSIG` is no help: it needs code between fork and exec, it fires when the *thread*
 that forked ends, and it does not reach grandchildren.
@@ -17,11 +18,15 @@ that forked ends, and it does not reach grandchildren.
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import os
 import secrets
 import sys
 import tempfile
+import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 MARK = "QUIESCE_LIFELINE"
 _GROUPS_MAX = 64 * 1024  # in the table; whoever has more processes has their marks
 _NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
+_STEP_PROCESSES = 64  # that are looked at in one step: about a millisecond
+_REST_SECONDS = 0.001  # between two steps
+_numbers = itertools.count(1)  # of the processes that are started
 _NUMBERS_MIN = 10  # of the files handed to it, so that none is in the way of its first four
 
 # Run by an interpreter of its own, without site-packages. 0 is the pipe, 3 the table. It goes when two
@@ -60,7 +68,7 @@ for group in filter(None, table):
 def marked(pid):
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\\0")
+            return any(word.startswith(mark) for word in file.read().split(b"\\0"))
     except OSError:
         return False
 looks = 0
@@ -179,7 +187,7 @@ class Watcher:
         self._end()
         theirs, ours = os.pipe()
         try:
-            self._pid = _spawn(theirs, table.fd, f"{MARK}={self.token}")
+            self._pid = _spawn(theirs, table.fd, f"{MARK}={self.token}.")
         except BaseException:
             os.close(ours)
             raise
@@ -238,14 +246,86 @@ def _spawn(stdin: int, table: int, mark: str) -> int:
         os.close(pipe)
 
 
+class Strays(threading.local):
+    """Finds, by its mark, what has left the group of a process that this program has started.
+
+    A look goes through all of /proc, some 20 microseconds for each process of the system. It is made in
+    small steps, so that it does not hold up the event loop, and shared by all owners in a thread that ask
+    for one. While a process is in its exec, it has no environment: a look that has met such a process
+    for the first time is not sure.
+    """
+
+    def __init__(self) -> None:
+        self._began = -math.inf  # the last look that has ended,
+        self._found: dict[bytes, list[int]] = {}  # what it saw, by mark,
+        self._blank: set[int] = set()  # and who had no environment
+        self._sure = False
+        self._steps: Iterator[None] | None = None  # the look that is being made
+        self._rest_until = -math.inf
+
+    def look(self, mark: bytes, after: float) -> tuple[list[int], bool] | None:
+        """Return who has a mark, and whether that is sure; None: not known yet, ask again.
+
+        It is the answer of a look that has begun after a moment of `time.monotonic()`.
+        """
+        if self._began <= after and time.monotonic() >= self._rest_until:
+            if self._steps is None:
+                self._steps = self._go_through()
+            if next(self._steps, self) is self:
+                self._steps = None
+            self._rest_until = time.monotonic() + _REST_SECONDS
+        if self._began <= after:
+            return None
+        return self._found.get(mark, []), self._sure
+
+    def _go_through(self) -> Iterator[None]:
+        began = time.monotonic()
+        found: dict[bytes, list[int]] = {}
+        blank: set[int] = set()
+        for place, pid in enumerate(_pids()):
+            mark = mark_of(pid)
+            if mark is None:
+                blank.add(pid)
+            elif mark:
+                found.setdefault(mark, []).append(pid)
+            if place % _STEP_PROCESSES == _STEP_PROCESSES - 1:
+                yield
+        self._sure = blank <= self._blank
+        self._began, self._found, self._blank = began, found, blank
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - quick
+    except OSError:
+        return []  # no such file system: there is no mark either
+
+
+def mark_of(pid: int) -> bytes | None:
+    """Return the mark that a process has of this program; empty: none; None: it has no environment."""
+    prefix = f"{MARK}={watcher.token}.".encode()
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - quick
+            words = file.read()
+    except OSError:
+        return b""  # it has gone, or is another user's
+    if not words:
+        return None
+    at = words.find(prefix)
+    if at < 0 or (at > 0 and words[at - 1] != 0):
+        return b""
+    return words[at:].partition(b"\0")[0]
+
+
 watcher: Watcher = Watcher()
+strays: Strays = Strays()
 os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark(environment: dict[str, str]) -> None:
     """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
     watcher.prepare()
-    environment[MARK] = watcher.token
+    environment[MARK] = f"{watcher.token}.{next(_numbers)}"
 
 
 def guard(pid: int) -> str:

@@ -7,7 +7,8 @@ What holds:
    grace, the exit, the rest of its group, the reaping, the hold. Callers ask, and may be cancelled.
 3. The exit is seen by a pidfd, never by the end of a pipe.
 4. The group is killed before the leader is reaped: its number cannot be somebody else's.
-5. The hold ends when nothing of the group runs any more.
+5. The hold ends when nothing of the group runs any more, nor, if the process was asked to end, anything
+   that has left the group and has its mark.
 6. Every wait is bounded: grace, then SIGKILL, then the process is called stuck, and still held.
 """
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from quiesce.core.gate import Gate
@@ -43,6 +46,7 @@ _DYING_SECONDS = (
 )
 _RESERVE_SECONDS = 0.5  # of a close's time, for killing and reaping what has not stopped
 _RESERVE_SHARE = 0.25  # of a short one's
+_LOOKS_MAX = 2  # for strays, that find none: an exec takes less time than lies between them
 _TICK_SECONDS_MIN = 0.001
 _TICK_SECONDS_MAX = 0.1
 BY_THE_CLOSE = "the close of the scope"
@@ -92,6 +96,10 @@ class OwnedProcess(Described):
         self._deadline = math.inf  # of the scope's close, and
         self._reserve = 0.0  # of the time until then, what killing and reaping may take
         self._lifeline = "none"
+        self._mark = f"{lifeline.MARK}={launch.env.get(lifeline.MARK)}".encode()
+        self._strays: list[int] = []  # what has left its group, and was killed
+        self._looked = -math.inf
+        self._looks_empty = 0  # in a row
 
     @property
     def pid(self) -> int:
@@ -201,13 +209,43 @@ class OwnedProcess(Described):
         return None
 
     async def _outlive_the_group(self) -> None:
-        """Wait until what was killed in the group has died: that takes it a moment."""
+        """Wait until what was killed in the group has died: that takes it a moment. Then kill its strays."""
         clock, tick = self._backend.clock, _TICK_SECONDS_MIN
         self._stuck_at = clock() + _KILLED_SECONDS
+        self._looked = time.monotonic()
         while spawning.group_lives(self.pid) and not self._left_behind():
             self._call_it_stuck(clock())
             await self._bell.wait(clock() + tick)
             tick = min(tick * 2, _TICK_SECONDS_MAX)
+        while self._may_have_strays() and not self._left_behind():
+            if self._strays:
+                self._call_it_stuck(clock())
+            await self._bell.wait(clock() + _TICK_SECONDS_MIN)
+
+    def _may_have_strays(self) -> bool:
+        """Kill what has left the group, as far as it is seen; tell whether to look again.
+
+        What a process has left that ended by itself may go on: a daemon that it was to start.
+        """
+        if self._asked is None and not self._dismissed:
+            return False
+        seen = lifeline.strays.look(self._mark, self._looked)
+        if seen is None:
+            return True
+        self._looked = time.monotonic()
+        found, sure = seen
+        for pid in found:
+            with suppress(OSError):
+                if lifeline.mark_of(pid) == self._mark:  # the number may be another's by now
+                    os.kill(pid, signal.SIGKILL)
+        if set(found) - set(self._strays):
+            logger.info(
+                "process %s (%d) has left %s, outside of its group: killed",
+                self._name, self.pid, ", ".join(map(str, found)),
+            )  # fmt: skip
+        self._strays = found
+        self._looks_empty = 0 if found else self._looks_empty + 1
+        return bool(found) or not (sure or self._looks_empty == _LOOKS_MAX)
 
     def _abort(self) -> None:
         """Kill a process that cannot be owned after all, in this step."""
@@ -277,6 +315,8 @@ class OwnedProcess(Described):
         }
         if self._returncode is not None:
             found["returncode"] = self._returncode
+        if self._strays:
+            found["strays"] = self._strays
         return {**found, "lifeline": self._lifeline}
 
     def _stop(self, *, force: bool = False) -> float:

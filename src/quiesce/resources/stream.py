@@ -143,7 +143,7 @@ class Stream(Generic[T]):
             try:
                 await pump.read()
             except pump._backend.cancelled:
-                self._abandoned()
+                await self._abandoned()
                 raise
         if len(items) <= pump._wake_from:
             pump.wake()
@@ -182,11 +182,11 @@ class Stream(Generic[T]):
         try:
             await self._pump.read(ask)
         except self._pump._backend.cancelled:
-            self._abandoned()
+            await self._abandoned()
             raise
         return self._pump._items.popleft()
 
-    def _abandoned(self) -> None:
+    async def _abandoned(self) -> None:
         """Close the stream, as its reader was cancelled; here, and not when the stream is collected.
 
         The exception refers to this frame, and this frame to the stream. A program that keeps the

@@ -56,7 +56,7 @@ def present(noted: Iterable[int]) -> dict[Process, Process]:
     if not _has_children():
         return {}
     if not has_proc():
-        return {Process(pid, 0): Process(pid, 0) for pid in noted if _is_child(pid)}
+        return {Process(pid, 0): Process(pid, 0) for pid in noted if is_child(pid)}
     found: dict[Process, Process] = {}
     kept = _kept()
     children_of = _listed if _are_listed() else _by_parent()
@@ -79,7 +79,8 @@ def _has_children() -> bool:
     return True
 
 
-def _is_child(pid: int) -> bool:
+def is_child(pid: int) -> bool:
+    """Tell whether a process is a child of this one that nobody has reaped."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quiesce.resources import lifeline
 
-MARK = f"{lifeline.MARK}=1234"
+MARK = f"{lifeline.MARK}=1234."  # and a number for each process
 
 
 class System:
@@ -66,7 +66,7 @@ class System:
 
 def test_a_process_in_its_exec_is_found_by_the_second_look() -> None:
     """It has no environment in that moment, so one look that finds nothing is not enough."""
-    system = System({7: [b"", f"A=1\0{MARK}\0".encode()], 8: [b"A=1\0"] * 9})
+    system = System({7: [b"", f"A=1\0{MARK}5\0".encode()], 8: [b"A=1\0"] * 9})
     system.run()
     assert system.killed == [7]
     assert len(system.pauses) == 2  # before the second look, and before the last one

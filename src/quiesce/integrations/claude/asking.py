@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import claude_agent_sdk
 
 from quiesce.core import arguments
@@ -46,7 +48,8 @@ def query(
 
     Nothing is started before the first read. The stream may be left, closed or dropped at any
     point, by any task; the CLI, and all of its process group, is gone when `aclose()` returns, or
-    at the end of the scope. `report` then tells how it ended.
+    at the end of the scope. `report` then tells how it ended. If a reader is cancelled, the CLI is gone
+    before the cancellation is passed on; that takes `grace` and a moment at most, as with the SDK alone.
 
     Args:
         prompt: What to ask: a text, or an async iterable of messages.
@@ -84,6 +87,15 @@ class Query(Stream["Message"]):
         """What became of the CLI, the SDK's tasks and your callbacks; None before all of it has ended."""
         return self._question.report
 
+    async def _abandoned(self) -> None:
+        """Close, as the reader was cancelled, and wait for the end as the SDK's own generator does."""
+        await super()._abandoned()
+        end = self._pump._end
+        with anyio.move_on_after(self._question.seconds, shield=True) as bound:
+            while not end.is_open and not bound.cancel_called:
+                with suppress(self._pump._backend.cancelled):  # it is raised again afterwards
+                    await end.wait()
+
 
 class Question:
     """What is asked, and, from the first read on, the conversation that answers it."""
@@ -103,6 +115,11 @@ class Question:
     def report(self) -> Report | None:
         """The report of the conversation; None before its end."""
         return None if self._conversation is None else self._conversation.report
+
+    @property
+    def seconds(self) -> float:
+        """How long the end may take: that of the SDK's generator, then that of the conversation."""
+        return 0.0 if self._conversation is None else 2 * self._conversation.time_left()
 
     def is_ready(self) -> bool:
         """Tell whether the SDK would give a message without waiting."""

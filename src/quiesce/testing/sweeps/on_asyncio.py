@@ -267,14 +267,19 @@ class AsyncioRun:
             self._turn(_GIVING_UP_TURNS)
             loop.run_forever()
         self._abandon()
-        generators = loop.create_task(loop.shutdown_asyncgens())
-        generators.add_done_callback(lambda _: loop.stop())
+        ending = loop.create_task(self._end())
+        ending.add_done_callback(lambda _: loop.stop())
         loop.call_later(_CLOSING_SECONDS_MAX, loop.stop)
         loop.run_forever()
         self._abandon()
         self._executor.shutdown(wait=False, cancel_futures=True)
         loop.close()
         self._run.span = self._oracle.end()
+
+    async def _end(self) -> None:
+        """End the generators and the processes that were left."""
+        await self._loop.shutdown_asyncgens()
+        await self._oracle.bury(asyncio.sleep)
 
     def _abandon(self) -> None:
         """Leave what does not end, without a word from Python about it."""

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.testing.census import Census, verdict
 from quiesce.testing.findings import Finding
 from quiesce.testing.places import Place, calling
+from quiesce.testing.processes import is_child
 from quiesce.testing.watching import watch
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ _PAUSE_SECONDS = 0.0005  # the first; each is twice as long as the one before
 # told of its end. Nobody can wait for that; what takes longer is late.
 _SWEPT_UP = frozenset({"file", "thread"})
 _SWEEPING_UP_SECONDS = 0.02
+_BURIAL_PAUSES_MAX = (
+    200  # for processes that were killed; a machine that is held up needs more of them
+)
 
 
 @contextmanager
@@ -126,22 +131,48 @@ class Oracle:
         """List what was there at the last look, where nothing can be waited for any more."""
         return list(self._last.values())
 
+    def _kill(self) -> list[int]:
+        """Kill the processes that the run has left, and return their numbers."""
+        pids = [key[1].pid for key in (self._look() if self._last else ()) if key[0] == "process"]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pids
+
+    async def bury(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Kill what the run has left, and let asyncio reap what it has started.
+
+        It complains of a process that somebody else has reaped, and of one that dies after its loop.
+        """
+        pids = self._kill()
+        for _ in range(_BURIAL_PAUSES_MAX):
+            if not any(is_child(pid) or _waiters(pid) for pid in pids):
+                break
+            await pause(0)
+            time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - for others: the loop's own time may jump
+
     def end(self) -> tuple[float, float]:
-        """Kill the processes that the run has left, and stop looking; gives the run's span."""
+        """Kill and reap the processes that the run has left, and stop looking; gives the run's span."""
         if self._census is None:
             return 0, 0
-        for key in self._look() if self._last else ():
-            if key[0] == "process":
-                with suppress(ProcessLookupError):
-                    os.kill(key[1].pid, signal.SIGKILL)
-                with suppress(ChildProcessError):
-                    os.waitpid(key[1].pid, 0)
+        for pid in self._kill():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         self._census.close()
         return self._census.number, self._census.ended
 
     def _look(self) -> Left:
         found = {} if self._census is None else self._census.look()
         return found | (self.work.left() if self.work is not None else {})
+
+
+def _waiters(pid: int) -> list[threading.Thread]:
+    """Return the threads in which asyncio waits for a process, where it has no better way."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("asyncio-waitpid-") and pid in getattr(thread, "_args", ())
+    ]
 
 
 class Work(ThreadPoolExecutor):
