@@ -7,6 +7,7 @@ instruction offset are kept. Turning them into `file:line` is left to whoever re
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -167,3 +168,12 @@ def thread_chain(ident: int | None) -> list[Frame]:
         found.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         frame = frame.f_back
     return found[::-1]
+
+
+_NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
+
+
+def task_name(task: Any, coro: object) -> str:
+    """Return the name of a task; `Task-7` says less than the name of its function."""
+    name = task.get_name()
+    return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name

@@ -7,7 +7,6 @@ as its callback. The end of every job is seen by one shared function, `_task_don
 
 from __future__ import annotations
 
-import re
 import sys
 import weakref
 from asyncio import Future, Task, current_task
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _getframe = sys._getframe
-_NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
 _UNASKED_MIN = 64  # failures kept before those that were asked for are let go
 
 
@@ -59,7 +57,7 @@ class OwnedTask(Task[T]):
     @property
     def name(self) -> str:
         """The task's name, or else that of its function."""
-        return name_of(self, self.get_coro())  # it is never an eager one: see coro_of
+        return sites.task_name(self, self.get_coro())  # it is never an eager one: see coro_of
 
     @property
     def since(self) -> float:
@@ -299,7 +297,7 @@ class ForeignTask:
     def name(self) -> str:
         if not isinstance(self.task, Task):
             return repr(self.task)
-        return name_of(self.task, coro_of(self.task))
+        return sites.task_name(self.task, coro_of(self.task))
 
     @property
     def since(self) -> float:
@@ -370,12 +368,6 @@ def begin_foreign(loop: object, task: Task[Any] | None) -> None:
         if held._node._loop is loop:
             held.begin(task)
             return
-
-
-def name_of(task: Task[Any], coro: object) -> str:
-    """Give the name of a task; `Task-7` says less than the name of its function."""
-    name = task.get_name()
-    return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name
 
 
 def _task_done(task: TaskJob[Any]) -> None:

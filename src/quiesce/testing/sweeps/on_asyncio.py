@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core.backends.tasks import name_of
+from quiesce.core.sites import task_name
 from quiesce.testing.clock import SeededLoop, VirtualLoop
 from quiesce.testing.steps import task_of
 from quiesce.testing.sweeps.driver import Points, bury, described, drive, place_of, stack_of
@@ -161,7 +161,7 @@ class AsyncioRun:
         """Cancel, as whoever cancels from outside would do it."""
         run, point = self._run, self._points.count
         stack = stack_of(coroutine)
-        name = None if task is None else name_of(task, task.get_coro())
+        name = None if task is None else task_name(task, task.get_coro())
         run.hits.append(Hit(point, place_of(stack), stack, name))
         if self._cut.cancel == "child" and task is not None:
             task.cancel()
@@ -239,7 +239,7 @@ class AsyncioRun:
         self._run.stuck = [
             described("the scenario", self._subject)
             if task is self._task
-            else described(f"task {name_of(task, task.get_coro())!r}", task.get_coro())
+            else described(f"task {task_name(task, task.get_coro())!r}", task.get_coro())
             for task in self._tasks()
         ]
         self._oracle.look()
