@@ -297,7 +297,7 @@ class Detectors:
             sys.setprofile(None)
 
 
-detectors = Detectors()
+detectors: Detectors = Detectors()
 watch.detectors = detectors
 
 

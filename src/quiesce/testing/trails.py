@@ -224,7 +224,7 @@ class Watch:
         return follow
 
 
-watch = Watch()
+watch: Watch = Watch()
 
 
 def _recorded(hop: Hop) -> list[tuple[str, str, str]]:

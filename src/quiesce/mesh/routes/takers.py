@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CLOSED = State.CLOSED
-lock = threading.RLock()  # for queues between threads; never held across a wait
+lock: Any = threading.RLock()  # for queues between threads; never held across a wait
 
 
 class Parcel:
