@@ -27,6 +27,7 @@ from quiesce.core.light import LightScope
 from quiesce.core.node import State, current, logger
 from quiesce.mesh.handing import Handing
 from quiesce.mesh.receipt import mark
+from quiesce.mesh.routes.following import Followed
 from quiesce.mesh.routes.sharing import share
 from quiesce.mesh.routes.takers import takers
 
@@ -224,6 +225,13 @@ class Hop(LightScope):
         if self._state is not State.CLOSED:
             self._spare_services()
             self._close(grace=0.0, cleanup=math.inf)
+
+    def _spares(self, waiter: object) -> bool:
+        """Return whether a task that awaits one of the hop's is a worker, which has an item of the hop.
+
+        If the cascade is cancelled, what the worker awaits ends by itself: its cancellation would end the worker.
+        """
+        return self.is_cancelled and isinstance(self._holds.get(waiter), Followed)
 
     def _spare_services(self) -> None:
         """Have the node go on with the services, as it does after any other end."""

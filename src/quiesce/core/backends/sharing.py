@@ -16,6 +16,8 @@ from quiesce.core.current import stopping
 from quiesce.core.node import Node, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quiesce.core.hold import Held
 
 _ALIVE = frozenset({State.OPEN, State.DRAINING})
@@ -31,9 +33,16 @@ def stop_all(node: Node, table: dict[object, Held]) -> int:
     }
     for key, heir in shared.items():
         _hand_on(key, table[key], node, heir)
+    spares = getattr(node, "_spares", None)  # of a hop
     for held in list(table.values()):
-        stopping.stop(node, held)
+        if spares is None or not _is_awaited(held, spares):
+            stopping.stop(node, held)
     return len(shared)
+
+
+def _is_awaited(held: object, spares: Callable[[object], bool]) -> bool:
+    task = task_of(held)
+    return isinstance(task, Task) and any(spares(waiter) for waiter, _ in waiters_of(task))
 
 
 def _heir(held: object, node: Node, seen: set[object]) -> Node | None:

@@ -222,3 +222,42 @@ async def test_a_job_that_is_put_back_to_be_tried_again_is_work(tmp_path: Path) 
         await settles(cascade)
 
     await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["directly", "task", "gather"])
+async def test_a_worker_survives_the_cancellation_of_its_item(tmp_path: Path, how: str) -> None:
+    """The hop ends when the worker has done it, and the worker goes on with the next item."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        async def worker() -> None:
+            while True:
+                job = await jobs.get()
+                if how == "directly":
+                    await work(job)
+                elif how == "task":
+                    await loop.create_task(work(job))
+                else:
+                    await asyncio.gather(work(job), turns(1))
+
+        task = loop.create_task(worker())
+        await turns(5)
+        first, second = Job("1"), Job("2")
+        one = await case.cascade(lambda: jobs.put_nowait(first))
+        await until(lambda: first.is_begun)
+        await one.cancel()
+        await turns(20)
+        assert not task.done()
+        assert await is_open(one)
+        first.gate.set()
+        assert not (await one.settled(5)).ok  # it was cancelled
+        two = await case.cascade(lambda: jobs.put_nowait(second))
+        await until(lambda: second.is_begun)
+        second.gate.set()
+        await settles(two)
+        task.cancel()
+        await asyncio.wait([task])
+
+    await run(tmp_path, scenario)
