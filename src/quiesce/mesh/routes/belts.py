@@ -49,10 +49,15 @@ _CLOSED = State.CLOSED
 class Belt:
     """What one queue carries of hops."""
 
-    __slots__ = ("__weakref__", "_backend", "_waiting", "counted", "is_stack", "kind")
+    __slots__ = ("__weakref__", "_backend", "_waiting", "counted", "is_signal", "is_stack", "kind")
 
     def __init__(
-        self, kind: str, present: Iterable[object] = (), *, is_stack: bool = False
+        self,
+        kind: str,
+        present: Iterable[object] = (),
+        *,
+        is_stack: bool = False,
+        is_signal: bool = False,
     ) -> None:
         """Begin to record.
 
@@ -60,7 +65,9 @@ class Belt:
             kind: What the queue is called.
             present: The items that are in it, which no hop has put.
             is_stack: Whether the newest item is taken first.
+            is_signal: Whether it is an event, which does not say what there is to do.
         """
+        self.is_signal: bool = is_signal
         self.kind: str = kind
         self.is_stack: bool = is_stack
         self.counted: bool = False
@@ -92,6 +99,11 @@ class Belt:
         """Return whether an item waits to be taken."""
         return id(item) in self._waiting
 
+    def waiting(self) -> list[Parcel]:
+        """Return all that waits to be taken."""
+        with lock:
+            return [parcel for parcels in self._waiting.values() for parcel in parcels]
+
     def withdraw(self, parcel: Parcel) -> None:
         """Release the hop of an item that the queue did not accept."""
         if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
@@ -111,7 +123,7 @@ class Belt:
     def forget_waiting(self) -> None:
         """Release the items that nobody has taken, and nobody will."""
         with lock:
-            left = [parcel for parcels in self._waiting.values() for parcel in parcels]
+            left = self.waiting()
             self._waiting.clear()
         for parcel in left:
             if parcel.hold is not None:
@@ -153,7 +165,7 @@ class Belt:
         if not self.counted:
             parcel.place = _place(frame)
             parcel.before = batches.sizes(frames_of(taker.key, frame))
-        parcel.others = len(hop._holds)
+        parcel.others = frozenset(hop._holds)
 
     def _is_covered(self, hop: Hop, key: object) -> bool:
         """Return whether the taker is a task of the hop, which is held by itself."""
@@ -284,7 +296,7 @@ class Belt:
     def _leave(self, taker: Taker, over: list[Parcel]) -> None:
         if not over:
             return
-        hops = taker.hops()
+        hops = taker.all_hops()
         with lock:
             taker.parcels = [parcel for parcel in taker.parcels if parcel not in over]
         if taker.key is running():
@@ -292,18 +304,19 @@ class Belt:
         elif any(parcel.hold is not None for parcel in over):
             work_elsewhere(taker)
         if len(hops) > 1:
-            _share(hops, over)
+            _share(hops)
         for parcel in over:
             if parcel.hold is not None:
                 parcel.hold.release()
 
 
-def _share(hops: dict[Hop, Parcel], over: list[Parcel]) -> None:
+def _share(hops: dict[Hop, Parcel]) -> None:
     """Record in the hops of a batch that something was started for all of them, which only the newest hop holds."""
     newest, parcel = next(reversed(hops.items()))
-    if len(newest._holds) <= parcel.others:
+    started = newest._holds.keys() - parcel.others
+    if not any(not isinstance(newest._holds.get(key), Followed) for key in started):
         return
-    for other in {one.hold.hop for one in over if one.hold is not None}:
+    for other in hops:
         if other is not newest:
             place = f"started by the taker of several items from {parcel.belt.kind}, as a part of {newest.name}"
             other.untracked("batch", place)

@@ -43,7 +43,7 @@ def by_set(signal: Callable[..., None]) -> Callable[..., None]:
             frame = _user(_getframe().f_back)
             belt = belts.get(self)
             if belt is None:
-                belt = belts[self] = Belt(_kind(self))
+                belt = belts[self] = Belt(_kind(self), is_signal=True)
             if frame is not None and not (is_declared(hop, frame) or belt.has(self, hop)):
                 belt.put(self, hop, frame)
         signal(self, *args)

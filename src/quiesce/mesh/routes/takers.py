@@ -50,7 +50,7 @@ class Parcel:
         self.is_direct: bool = False  # whether the taker has taken it itself
         self.place: Place | None = None  # where it was taken
         self.is_done: bool = False  # whether the taker has said so, perhaps too early
-        self.others: int = 0  # what the hop held when the item was taken
+        self.others: frozenset[object] = frozenset()  # what the hop held when the item was taken
 
 
 class Taker:
@@ -93,6 +93,13 @@ class Taker:
                 found[parcel.hold.hop] = parcel
         return found
 
+    def all_hops(self) -> dict[Hop, Parcel]:
+        """Return the hops whose items it has; and those whose items it may have seen, without a take."""
+        found: dict[Hop, Parcel] = {}
+        for belt in {parcel.belt: None for parcel in self.parcels if parcel.belt.is_signal}:
+            found.update((parcel.hold.hop, parcel) for parcel in belt.waiting() if parcel.hold)
+        return found | self.hops()
+
     def work(self) -> None:
         """Have the running code, which is the taker's or in its context, work for whom it has to."""
         if not self.is_at_work:
@@ -113,9 +120,12 @@ takers: dict[object, Taker] = {}
 
 
 def companions(hop: Hop) -> list[Hop]:
-    """Return the other hops whose items the running code has, while it works for one."""
+    """Return the other hops that the running code may work on, while it works for one.
+
+    These are the hops whose items it has, and those that have set the event again that has woken it.
+    """
     taker = takers.get(running()) if takers else None
-    return [] if taker is None else [other for other in taker.hops() if other is not hop]
+    return [] if taker is None else [other for other in taker.all_hops() if other is not hop]
 
 
 def taker_of(key: object, backend: Any) -> Taker:
