@@ -1,7 +1,7 @@
 """A message that a worker sends for several hops at once, while it has items of all of them.
 
-It is an edge of one hop. The others are held until that edge is closed. If it ends in any other way than well, that is
-recorded in them, because their own receipts do not count it.
+It is an edge of one hop. The others are held until that edge is closed. If it is not known then that all of it has ended,
+that is recorded in them, because their own receipts do not count it. A failure is only in the hop whose edge it is.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def closed(shared: Shared, records: Iterable[Record]) -> None:
     for record in records:
         if isinstance(record, EdgeClosed) and record.edge in shared:
             receipt = record.receipt
-            is_well = receipt.is_whole and not (
-                receipt.failed or receipt.cancelled or receipt.undelivered
-            )
             for hold in shared.pop(record.edge):
-                if not is_well:
-                    hold.hop.untracked("message", f"{hold.name}: {receipt.status}")
+                if not receipt.is_whole:
+                    what = "opaque" if receipt.opaque else receipt.status
+                    hold.hop.untracked("message", f"{hold.name}: {what}")
                 hold.release()

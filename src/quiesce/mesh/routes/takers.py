@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -33,6 +34,10 @@ __all__: list[str] = []
 
 _CLOSED = State.CLOSED
 lock: Any = threading.RLock()  # for queues between threads; never held across a wait
+
+
+at_work: ContextVar[Taker | None] = ContextVar("quiesce_taker", default=None)
+"""The taker that the running code works for: itself, or the one that has started it."""
 
 
 class Parcel:
@@ -110,6 +115,7 @@ class Taker:
         newest = self.parcels[-1] if self.parcels else None
         hops = self.hops()
         self.is_at_work = bool(hops)
+        at_work.set(self if hops else None)
         if newest is None or not hops or (newest.hold is None and newest.belt.counted):
             current.set(self.outer)
         else:
@@ -122,10 +128,12 @@ takers: dict[object, Taker] = {}
 def companions(hop: Hop) -> list[Hop]:
     """Return the other hops that the running code may work on, while it works for one.
 
-    These are the hops whose items it has, and those that have set the event again that has woken it.
+    These are the hops whose items its worker has, and those that have set the event again that has woken the worker.
+    The running code may be a task that the worker has started.
     """
-    taker = takers.get(running()) if takers else None
-    return [] if taker is None else [other for other in taker.all_hops() if other is not hop]
+    taker = at_work.get()
+    hops: dict[Hop, Parcel] = {} if taker is None else taker.all_hops()
+    return [other for other in hops if other is not hop] if hop in hops else []
 
 
 def taker_of(key: object, backend: Any) -> Taker:

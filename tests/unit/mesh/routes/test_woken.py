@@ -22,6 +22,8 @@ from tests.unit.mesh.routes.working import Job, work
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quiesce.mesh import Hop
+
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
 
@@ -222,3 +224,54 @@ async def test_a_raw_thread_may_wait_for_an_event(monkeypatch: pytest.MonkeyPatc
         event.set()
         await until(lambda: _thread._count() <= before)
     assert not failures
+
+
+@pytest.mark.parametrize("through", ["worker", "task"])
+async def test_a_message_for_a_hop_that_sets_the_event_again_is_waited_for(
+    tmp_path: Path, through: str
+) -> None:
+    """The worker does its job in the same round, and sends for it as a part of the first hop."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[Job] = deque()
+        wake, free = asyncio.Event(), asyncio.Event()
+
+        async def below(hop: Hop) -> None:
+            hop.spawn(free.wait)
+
+        async def one(job: Job) -> None:
+            await work(job)
+            if job.name == "2":
+                await case.world.hand("c", below)
+
+        async def worker() -> None:
+            while True:
+                await wake.wait()
+                wake.clear()
+                while left:
+                    job = left.popleft()
+                    if through == "worker":
+                        await one(job)
+                    else:
+                        await asyncio.gather(one(job))
+
+        def put(job: Job) -> None:
+            left.append(job)
+            wake.set()
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        first, second = Job("1"), Job("2")
+        cascades = [await case.cascade(lambda: put(first))]
+        await until(lambda: first.is_begun)
+        cascades.append(await case.cascade(lambda: put(second)))
+        first.gate.set()
+        second.gate.set()
+        await until(lambda: second.is_begun and not wake.is_set())
+        await turns(50)
+        assert await is_open(cascades[1])
+        free.set()
+        for cascade in cascades:
+            await settles(cascade)
+
+    await run(tmp_path, scenario)
