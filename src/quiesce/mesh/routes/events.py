@@ -88,9 +88,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     if belt is None and node is not None and node._errand is not None:
         return False  # a part of a hop, which is waited for by itself
     key = running()
-    if key is None or not any(
-        flow.is_in_loop(one.f_code, one.f_lasti) for one in reach(frame, _root(key))
-    ):
+    if key is None or not _is_worker(event, reach(frame, _root(key))):
         return False
     if belt is not None:
         belt.idle(key)
@@ -100,6 +98,26 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
             belt.forget_waiting()  # nobody works on it, and nobody is woken for it: it was seen to
     _of_workers.add(event)
     return True
+
+
+def _is_worker(event: Any, frames: list[FrameType]) -> bool:
+    """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself."""
+    for frame in frames:
+        code = frame.f_code
+        if flow.is_in_loop(code, frame.f_lasti):
+            return True
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name, value in frame.f_locals.items():
+            if name not in given and name not in code.co_freevars and _has(value, event, depth=3):
+                return False  # each call has one of its own
+    return False
+
+
+def _has(value: Any, event: Any, depth: int) -> bool:
+    if value is event:
+        return True
+    parts = list((getattr(value, "__dict__", None) or {}).values()) if depth else []
+    return any(_has(part, event, depth - 1) for part in parts)
 
 
 def _woken(event: Any) -> None:

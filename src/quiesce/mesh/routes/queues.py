@@ -80,7 +80,8 @@ def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -
 
 def _gives_back(state: Any, item: object) -> bool:
     """Return whether the running task puts something back that it took, like a connection of a pool."""
-    last = _taken.get(running())
+    key = running()
+    last = None if key is None else _taken.get(key)
     if last is None:
         return False
     for entry in last:

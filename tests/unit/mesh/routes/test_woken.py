@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.mesh import Node
+from quiesce.mesh import Node, current_hop
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
@@ -273,5 +273,32 @@ async def test_a_message_for_a_hop_that_sets_the_event_again_is_waited_for(
         free.set()
         for cascade in cascades:
             await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_an_event_of_one_call_is_a_signal(tmp_path: Path) -> None:
+    """Its caller has a loop, but each call makes an event of its own."""
+
+    async def scenario(case: Case) -> None:
+        async def call() -> Hop | None:
+            made = asyncio.Event()
+            waiting = asyncio.get_running_loop().create_task(turns(1))
+            await settles(await case.cascade(made.set))
+            await made.wait()
+            await waiting
+            return current_hop()
+
+        async def waits_first(made: Job) -> Hop | None:
+            job = made
+            own = Job("own")
+            task = asyncio.get_running_loop().create_task(case.cascade(own.gate.set))
+            await own.gate.wait()
+            await settles(await task)
+            return current_hop() if job is made else None
+
+        for _ in range(2):
+            assert await call() is None
+            assert await waits_first(Job("1")) is None
 
     await run(tmp_path, scenario)
