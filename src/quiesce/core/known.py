@@ -179,13 +179,38 @@ def package_of(module: str | None) -> str:
     return f"{first}.{rest.partition('.')[0]}" if first in _SHARED else first
 
 
+_ROOTS = frozenset({
+    ("anyio._backends._asyncio", "run"), ("asyncio.events", "_run"), ("asyncio.runners", "run"),
+    ("concurrent.futures.thread", "run"), ("threading", "_bootstrap_inner"), ("threading", "run"),
+})  # fmt: skip
+"""The functions of Python and of anyio that run a task, a callback, or a call in a thread."""
+
+_INVOKERS = frozenset({
+    ("fastapi.routing", "run_endpoint_function"), ("starlette.background", "__call__"),
+    ("starlette.concurrency", "run_in_threadpool"), ("starlette.routing", "app"),
+})  # fmt: skip
+"""The functions of libraries that call what their user has given them: what that starts is the user's."""
+
+
+def is_root(frame: FrameType) -> bool:
+    """Return whether a frame runs a task, a callback or a thread: what is around it has not asked for anything."""
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _ROOTS
+
+
 def starter(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that asked for something: the first one outside of event loops and threads."""
+    """Return the frame that asked for something: the first one outside of event loops and threads.
+
+    None if a task, a callback or a thread is just that: `create_task(queue.put(item))`.
+    """
     while frame is not None and package_of(frame.f_globals.get("__name__")) in PLUMBING:
+        if is_root(frame):
+            return None
         frame = frame.f_back
     return frame
 
 
 def is_housekeeper(frame: FrameType) -> bool:
     """Return whether the code of a frame belongs to a library that is known to keep house."""
+    if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _INVOKERS:
+        return False
     return package_of(frame.f_globals.get("__name__")) in HOUSEKEEPERS

@@ -10,13 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.current import stopping
-from quiesce.core.node import State, current
+from quiesce.core.node import Node, State, current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-    from quiesce.core.node import Node
 
 _ENDING = frozenset({State.CLOSING, State.CLOSED})
 _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to a waiting task
@@ -130,7 +129,7 @@ def let_go(task: Task[Any], owner: Node, node: Node) -> bool:
 
 
 def _is_in(where: Node | None, node: Node) -> bool:
-    return where is not None and where._is_within(node)
+    return isinstance(where, Node) and where._is_within(node)  # a2a's requests stand in for one
 
 
 def _wake(task: Task[Any]) -> None:

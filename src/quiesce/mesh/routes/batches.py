@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Future as ThreadFuture
+from contextlib import suppress
 from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiesce.core.known import HOUSEKEEPERS, PLUMBING, package_of
@@ -112,7 +113,7 @@ def _all_places(frames: list[FrameType]) -> Iterator[Place]:
         for name, value in found.items():
             if name in variables and not flow.is_read_later(code, frame.f_lasti, name):
                 continue
-            if isinstance(value, list | set | deque | dict):
+            if issubclass(type(value), list | set | deque | dict):
                 yield Place(value, name, frame)
             else:
                 yield from _attributes(value, depth=2)
@@ -120,26 +121,33 @@ def _all_places(frames: list[FrameType]) -> Iterator[Place]:
 
 def _attributes(value: Any, depth: int) -> Iterator[Place]:
     kind = type(value)
-    if isinstance(value, type | ModuleType | FunctionType | MethodType):
+    if issubclass(kind, type | ModuleType | FunctionType | MethodType):
         return
     if package_of(kind.__module__) in _NOT_LOOKED_INTO:
         return
-    found = dict(getattr(value, "__dict__", None) or {})
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if not slot.startswith("__") and hasattr(value, slot):
-                found[slot] = getattr(value, slot)
-    for name, part in found.items():
-        if isinstance(part, list | set | deque | dict):
+    for name, part in attributes_of(value).items():
+        if issubclass(type(part), list | set | deque | dict):
             yield Place(part, name, kind)
         elif depth > 1:
             yield from _attributes(part, depth - 1)
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object itself has, without a call of its code: it may be a proxy."""
+    found: dict[str, Any] = {}
+    for each in type(value).__mro__:
+        for name, slot in vars(each).items():
+            if type(slot) is MemberDescriptorType:
+                with suppress(AttributeError):
+                    found[name] = slot.__get__(value)
+    with suppress(Exception):  # where `__dict__` is something of its own
+        found |= object.__getattribute__(value, "__dict__")
+    return found
+
+
 def _size(container: Any) -> int:
     parts = _parts(container)
-    inner = sum(len(part) for part in parts if isinstance(part, list | set | deque | dict))
+    inner = sum(len(part) for part in parts if issubclass(type(part), list | set | deque | dict))
     return len(container) + inner
 
 
@@ -154,7 +162,9 @@ def _parts(container: Any) -> list[Any]:
 
 def _only_tasks(container: Any) -> bool:
     parts = _parts(container)
-    return bool(parts) and all(isinstance(part, asyncio.Future | ThreadFuture) for part in parts)
+    return bool(parts) and all(
+        issubclass(type(part), asyncio.Future | ThreadFuture) for part in parts
+    )
 
 
 def _is_batch(place: Place) -> bool:

@@ -11,10 +11,10 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from quiesce.core.known import is_housekeeper
+from quiesce.core.known import is_housekeeper, is_root
 from quiesce.core.node import current
 from quiesce.mesh.routes import flow
-from quiesce.mesh.routes.batches import reach
+from quiesce.mesh.routes.batches import attributes_of, reach
 from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import hop_now, is_declared
 from quiesce.mesh.routes.queues import belts
@@ -37,16 +37,19 @@ _AROUND = frozenset({
 def by_set(signal: Callable[..., None]) -> Callable[..., None]:
     """Return the replacement of `Event.set` and `Condition.notify`."""
 
-    def setting(self: Any, *args: Any) -> None:
+    def setting(self: Any, *args: Any, **options: Any) -> None:
         hop = hop_now() if self in _of_workers else None
         if hop is not None:
-            frame = _user(_getframe().f_back)
+            around = _getframe().f_back
+            is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
+            frame = None if is_bare else _user(around)
             belt = belts.get(self)
             if belt is None:
                 belt = belts[self] = Belt(_kind(self), is_signal=True)
-            if frame is not None and not (is_declared(hop, frame) or belt.has(self, hop)):
+            is_meant = is_bare or frame is not None
+            if is_meant and not (is_declared(hop, frame) or belt.has(self, hop)):
                 belt.put(self, hop, frame)
-        signal(self, *args)
+        signal(self, *args, **options)
 
     return setting
 
@@ -116,7 +119,7 @@ def _is_worker(event: Any, frames: list[FrameType]) -> bool:
 def _has(value: Any, event: Any, depth: int) -> bool:
     if value is event:
         return True
-    parts = list((getattr(value, "__dict__", None) or {}).values()) if depth else []
+    parts = attributes_of(value).values() if depth else ()
     return any(_has(part, event, depth - 1) for part in parts)
 
 

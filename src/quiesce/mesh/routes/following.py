@@ -110,7 +110,8 @@ def caller() -> FrameType | None:
 
 def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
     """Tell whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
-    return frame is None or known.is_housekeeper(frame) or is_service(hop, frame, *names)
+    is_own = frame is not None and known.is_housekeeper(frame)
+    return is_own or is_service(hop, frame, *names)
 
 
 def is_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:

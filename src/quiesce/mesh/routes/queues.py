@@ -84,10 +84,9 @@ def _gives_back(state: Any, item: object) -> bool:
     last = None if key is None else _taken.get(key)
     if last is None:
         return False
-    for entry in last:
-        of, one = entry
+    for at, (of, one) in enumerate(last):
         if of() is state and (one if type(one) is int else one()) is item:
-            last.remove(entry)
+            del last[at]
             return True
     return False
 
