@@ -226,6 +226,11 @@ class Hop(LightScope):
             self._spare_services()
             self._close(grace=0.0, cleanup=math.inf)
 
+    @property
+    def _keeps_shared(self) -> bool:
+        """Whether it waits for a task that others await, too: handed on, it would outlive the hop's receipt."""
+        return self.is_cancelled
+
     def _spares(self, waiter: object) -> bool:
         """Return whether a task that awaits one of the hop's is a worker, which has an item of the hop.
 

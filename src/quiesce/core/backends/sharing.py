@@ -31,13 +31,15 @@ def stop_all(node: Node, table: dict[object, Held]) -> int:
     shared = {
         key: heir for key, held in table.items() if (heir := _heir(held, node, set())) is not None
     }
-    for key, heir in shared.items():
-        _hand_on(key, table[key], node, heir)
     spares = getattr(node, "_spares", None)  # of a hop
-    for held in list(table.values()):
-        if spares is None or not _is_awaited(held, spares):
+    kept = set(shared) if getattr(node, "_keeps_shared", False) else set()
+    for key, heir in shared.items():
+        if key not in kept:
+            _hand_on(key, table[key], node, heir)
+    for key, held in list(table.items()):
+        if key not in kept and (spares is None or not _is_awaited(held, spares)):
             stopping.stop(node, held)
-    return len(shared)
+    return len(shared) - len(kept)
 
 
 def _is_awaited(held: object, spares: Callable[[object], bool]) -> bool:
@@ -51,7 +53,7 @@ def _heir(held: object, node: Node, seen: set[object]) -> Node | None:
     if not isinstance(held, AdoptedTask | ForeignTask) or not isinstance(task, Task):
         return None
     for waiter, where in waiters_of(task, for_result=True):
-        if waiter in seen or where is None or where._loop is not node._loop:
+        if waiter in seen or not isinstance(where, Node) or where._loop is not node._loop:
             continue
         seen.add(waiter)
         heir: Node | None = where

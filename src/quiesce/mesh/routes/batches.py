@@ -21,7 +21,7 @@ from collections import deque
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
 from itertools import islice
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiesce.core.known import HOUSEKEEPERS, PLUMBING, package_of
@@ -29,7 +29,7 @@ from quiesce.mesh.routes import flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
     Sizes = dict[int, tuple[Any, int]]
 
@@ -97,7 +97,7 @@ def is_collecting(frames: list[FrameType], before: Sizes) -> bool:
     return any(
         _size(place.container) > before.get(id(place.container), (None, 0))[1]
         and not _only_tasks(place.container)
-        and _is_batch(place)
+        and _is_batch(place, frames)
         for place in _places(frames)
     )
 
@@ -167,23 +167,38 @@ def _only_tasks(container: Any) -> bool:
     )
 
 
-def _is_batch(place: Place) -> bool:
-    """Return whether the worker's code fills a container, and empties it, again and again."""
+def _is_batch(place: Place, frames: list[FrameType]) -> bool:
+    """Return whether the worker's code fills a container, and empties it or gives it away, again and again."""
     name, owner = place.name, place.owner
     kind = type(place.container)
     emptying, register = next(found for of, *found in _METHODS if issubclass(kind, of))
     by_key = issubclass(kind, dict)
+    own = [frame.f_code for frame in frames]
     if isinstance(owner, type):
         codes = [code for code in _methods(owner) if code.co_name not in _ENDS]
-        own = None
+    elif name in owner.f_locals:
+        own = [owner.f_code]
+        codes = list(_nested(owner.f_code))
     else:
-        own = owner.f_code
-        codes = [own]
-        if name not in owner.f_locals:
-            codes += [one.__code__ for one in owner.f_globals.values() if type(one) is FunctionType]
-    return any(
-        flow.is_emptied(code, name, emptying, in_loop=code is own) for code in codes
-    ) and not any(flow.is_register(code, name, register, by_key=by_key) for code in codes)
+        codes = [one.__code__ for one in owner.f_globals.values() if type(one) is FunctionType]
+    is_emptied = any(flow.is_emptied(code, name, emptying, in_loop=True) for code in own) or any(
+        flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
+    )
+    groups = any(issubclass(type(part), list | set | deque) for part in _parts(place.container))
+    if by_key and groups:  # each of which is a batch, and is taken out as a whole
+        return is_emptied or any(
+            flow.is_register(code, name, register, by_key=True) for code in (*own, *codes)
+        )
+    return is_emptied and not any(
+        flow.is_register(code, name, register, by_key=by_key) for code in (*own, *codes)
+    )
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield const
+            yield from _nested(const)
 
 
 def _methods(kind: type) -> Iterator[CodeType]:

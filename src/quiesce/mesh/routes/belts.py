@@ -14,6 +14,8 @@ All puts and takes of a queue are recorded from the first that a hop makes, so t
 
 from __future__ import annotations
 
+import sys
+from asyncio import CancelledError
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -94,10 +96,6 @@ class Belt:
             parcel.hold is not None and parcel.hold.hop is hop
             for parcel in self._waiting.get(id(item), ())
         )
-
-    def has_any(self, item: object) -> bool:
-        """Return whether an item waits to be taken."""
-        return id(item) in self._waiting
 
     def waiting(self) -> list[Parcel]:
         """Return all that waits to be taken."""
@@ -216,7 +214,7 @@ class Belt:
     ) -> None:
         hopped = [parcel for parcel in found if parcel.hold is not None]
         if not hopped:
-            self._leave(taker, [parcel for parcel in found if not parcel.belt.counted])
+            self._leave(taker, found)
             return
         frames = frames_of(taker.key, frame)
         counts = not self.counted and any(_is_called_on(one, "task_done", queue) for one in frames)
@@ -245,6 +243,20 @@ class Belt:
             or batches.is_read_later(frames, parcel.item)
             or (not taker.has_turned and batches.is_in_comprehension(frames))
         )
+
+    def joined(self, key: object) -> None:
+        """Have a worker that is woken work for all hops that have woken it, as may others that are woken."""
+        for waiting in self.waiting():
+            taker = takers.get(key)
+            hold = waiting.hold
+            if hold is None or (taker is not None and hold.hop in taker.hops()):
+                continue
+            own = Parcel(self, waiting.item, Followed(hold.hop, "item", f"in {self.kind}", None))
+            taker = taker_of(key, self._backend)
+            own.is_direct = True
+            taker.took(own)
+            self._begun(own, taker, None)
+            taker.work()
 
     def idle(self, key: object) -> None:
         """Release all that a taker has of this queue: it waits for more, and collects nothing."""
@@ -277,7 +289,10 @@ class Belt:
                     and not parcel.is_done
                     and (None if parcel.hold is None else parcel.hold.hop) is hop
                 ]
+        is_cut = isinstance(sys.exc_info()[1], CancelledError)  # it is said in a `finally`
         for taker, parcel in found[:1]:
+            if is_cut and parcel.hold is not None:
+                parcel.hold.hop._cut_short()
             self._said_done(taker, parcel, is_takers=taker is mine)
         if unfinished == 0:
             for taker in list(takers.values()):

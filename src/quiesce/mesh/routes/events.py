@@ -93,14 +93,22 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     key = running()
     if key is None or not _is_worker(event, reach(frame, _root(key))):
         return False
-    if belt is not None:
-        belt.idle(key)
-        if not _is_set(event) and not any(
-            parcel.belt is belt for taker in list(takers.values()) for parcel in taker.parcels
-        ):
-            belt.forget_waiting()  # nobody works on it, and nobody is woken for it: it was seen to
+    is_set = _is_set(event)
+    taker = takers.get(key)
+    for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
+        if other.is_signal and not (other is belt and is_set):  # it has come round again
+            other.idle(key)
+            _forget(other)
+    if belt is not None and not is_set:
+        _forget(belt)
     _of_workers.add(event)
     return True
+
+
+def _forget(belt: Belt) -> None:
+    """Forget who has set an event, unless a worker is still at work: the others wait, and found nothing to do."""
+    if not any(parcel.belt is belt for taker in list(takers.values()) for parcel in taker.parcels):
+        belt.forget_waiting()
 
 
 def _is_worker(event: Any, frames: list[FrameType]) -> bool:
@@ -126,8 +134,8 @@ def _has(value: Any, event: Any, depth: int) -> bool:
 def _woken(event: Any) -> None:
     """Have the worker work for the hops that have woken it."""
     belt = belts.get(event) if belts else None
-    while belt is not None and belt.has_any(event):
-        belt.took(event, running(), None)
+    if belt is not None:
+        belt.joined(running())
 
 
 def _is_set(event: Any) -> bool:

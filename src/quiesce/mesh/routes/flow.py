@@ -24,6 +24,10 @@ _NOT_ON = frozenset((
     "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", _OF_AWAIT,
 ))  # fmt: skip
 _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
+_EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
+_SUPPRESSING = frozenset({"move_on_after", "suppress", "timeout", "timeout_at"})
+_HANDLER = 8  # instructions at its beginning that are looked at
+_AWAITED = 5  # instructions at most between an argument and the `await` of its call
 _DELETING = 4  # instructions at most between a container and the removal of a part of it
 
 
@@ -34,6 +38,7 @@ class Flow:
         """Read the bytecode."""
         made = dis.Bytecode(code)
         self.steps: list[dis.Instruction] = list(made)
+        self._names: tuple[str, ...] = code.co_names
         self._offsets: list[int] = [one.offset for one in self.steps]
         self._handlers: list[tuple[int, int, int]] = [
             (entry.start, entry.end, self.place(entry.target))
@@ -55,8 +60,13 @@ class Flow:
             if step.positions == one.positions and step.opcode == one.opcode and at != place
         ]
 
-    def after(self, place: int, *, raising: bool) -> Iterator[int]:
-        """Yield the instructions that may be next; with `raising`, also if this one raises."""
+    def after(self, place: int, *, raising: bool | None) -> Iterator[int]:
+        """Yield the instructions that may be next.
+
+        Args:
+            place: The instruction.
+            raising: Whether it may raise. None: only what is raised in the ordinary course of things, like `QueueEmpty`.
+        """
         one = self.steps[place]
         if one.opname not in _NOT_ON and place + 1 < len(self.steps):
             yield place + 1
@@ -107,14 +117,14 @@ def _uses(step: dis.Instruction) -> list[tuple[Use, Any]]:
 def is_read_later(code: CodeType, offset: int, name: str) -> bool:
     """Return whether the code may read a local variable after an instruction, before it sets it anew.
 
-    What it does if the instruction raises does not count: `except Exception: log(item)` reads it in every loop.
+    What it does if something fails does not count: `except Exception: log(item)` reads it in every loop.
     """
     if name in code.co_cellvars or name in code.co_freevars:
         return True  # other functions read it, too
     flow = _flow(code)
     begin = flow.place(offset)
     seen = {begin}
-    ahead = list(flow.after(begin, raising=False))
+    ahead = list(flow.after(begin, raising=None))
     while ahead:
         place = ahead.pop()
         if place in seen:
@@ -124,7 +134,7 @@ def is_read_later(code: CodeType, offset: int, name: str) -> bool:
         if used == "LOAD":
             return True
         if used is None:
-            ahead += flow.after(place, raising=False)
+            ahead += flow.after(place, raising=None)
     return False
 
 
@@ -144,9 +154,23 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         for place, step in enumerate(steps)
         for use, of in _uses(step)
         if of == name
-        and (use == "STORE" or _is_called(steps, place, methods) or _is_cut(steps, place))
+        and (
+            use == "STORE"
+            or _is_called(steps, place, methods)
+            or _is_cut(steps, place)
+            or _is_given_away(steps, place)
+        )
     ]
-    return any(not in_loop or is_in_loop(code, offset, raising=True) for offset in found)
+    returns = [
+        step.offset
+        for place, step in enumerate(steps)
+        if steps[place + 1 : place + 2]
+        and steps[place + 1].opname == "RETURN_VALUE"
+        and ("LOAD", name) in _uses(step)[-1:]
+    ]
+    return bool(returns) or any(
+        not in_loop or is_in_loop(code, offset, raising=True) for offset in found
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -164,6 +188,17 @@ def is_register(code: CodeType, name: str, methods: frozenset[str], *, by_key: b
 
 def _is_called(steps: list[dis.Instruction], place: int, methods: frozenset[str]) -> bool:
     return place + 1 < len(steps) and steps[place + 1].argval in methods
+
+
+def _is_given_away(steps: list[dis.Instruction], place: int) -> bool:
+    """Return whether a function returns or yields a value, or awaits a call that gets it."""
+    after = [one.opname for one in steps[place + 1 : place + 1 + _AWAITED]]
+    if after[:1] in (["RETURN_VALUE"], ["YIELD_VALUE"]):
+        return True
+    before_await = after[: after.index("GET_AWAITABLE")] if "GET_AWAITABLE" in after else []
+    return bool(before_await) and all(
+        name.startswith(("LOAD", "CALL", "PRECALL", "KW_NAMES")) for name in before_await
+    )
 
 
 def _is_cut(steps: list[dis.Instruction], place: int) -> bool:

@@ -162,10 +162,21 @@ def _finished(key: object) -> None:
     for parcel in () if taker is None else taker.parcels:
         if parcel.hold is None:
             continue
+        _tell_end(key, parcel.hold.hop)
         if _has_returned(key, parcel.item):
             place = f"from {parcel.belt.kind}, by a task that returned it. Take items in the task that works on them"
             parcel.hold.hop.untracked("item", place)
         parcel.hold.release()
+
+
+def _tell_end(key: object, hop: Hop) -> None:
+    """Record in a hop that its item was not done, if the taker was cancelled, or has failed."""
+    if not isinstance(key, asyncio.Task):
+        return
+    if key.cancelled():
+        hop._cut_short()
+    elif key._exception is not None:
+        hop._fail(key._exception)
 
 
 def _has_returned(key: object, item: object) -> bool:
