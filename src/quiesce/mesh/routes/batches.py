@@ -168,7 +168,10 @@ def _only_tasks(container: Any) -> bool:
 
 
 def _is_batch(place: Place, frames: list[FrameType]) -> bool:
-    """Return whether the worker's code fills a container, and empties it or gives it away, again and again."""
+    """Return whether the worker's code fills a container, and empties it or gives it away, again and again.
+
+    A container that other code takes certain things out of is a register of what goes on.
+    """
     name, owner = place.name, place.owner
     kind = type(place.container)
     emptying, register = next(found for of, *found in _METHODS if issubclass(kind, of))
@@ -178,19 +181,24 @@ def _is_batch(place: Place, frames: list[FrameType]) -> bool:
         codes = [code for code in _methods(owner) if code.co_name not in _ENDS]
     elif name in owner.f_locals:
         own = [owner.f_code]
-        codes = list(_nested(owner.f_code))
+        near = [one.__code__ for one in owner.f_locals.values() if type(one) is FunctionType]
+        codes = [*_nested(owner.f_code), *near]
     else:
         codes = [one.__code__ for one in owner.f_globals.values() if type(one) is FunctionType]
-    is_emptied = any(flow.is_emptied(code, name, emptying, in_loop=True) for code in own) or any(
-        flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
-    )
+    if any(
+        flow.is_emptied(code, name, emptying | register, in_loop=True)
+        or ("heappop" in code.co_names and issubclass(kind, list))
+        for code in own
+    ):
+        return True
     groups = any(issubclass(type(part), list | set | deque) for part in _parts(place.container))
+    taken_out = any(flow.is_register(code, name, register, by_key=by_key) for code in codes)
     if by_key and groups:  # each of which is a batch, and is taken out as a whole
-        return is_emptied or any(
-            flow.is_register(code, name, register, by_key=True) for code in (*own, *codes)
+        return taken_out or any(
+            flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
         )
-    return is_emptied and not any(
-        flow.is_register(code, name, register, by_key=by_key) for code in (*own, *codes)
+    return not taken_out and any(
+        flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
     )
 
 

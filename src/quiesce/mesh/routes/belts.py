@@ -4,8 +4,9 @@ An item that a hop puts holds that hop until the work on it is over. The task or
 works for the hop meanwhile: what the taker sends is sent for the hop. A queue does not tell when that work is over.
 These things do, whichever comes first:
 
-1. The taker has called `task_done()`. If it did so in the very step in which it took the item, or in a thread, its work
-   may come after that: then the item is over when it asks for more.
+1. The taker has called `task_done()` for all items that it has: it need not work on them in the order in which it took
+   them. If it did so in the very step in which it took the item, or in a thread, its work may come after that: then the
+   item is over when it asks for more.
 2. The taker has ended. If it returned the item, another task may work on it: then the hop records that.
 3. The taker asks the queue for more, does not collect a batch (see `batches`), and does not use `task_done()`.
 
@@ -300,13 +301,16 @@ class Belt:
                 self._leave(taker, over)
 
     def _said_done(self, taker: Taker, parcel: Parcel, *, is_takers: bool) -> None:
-        if parcel.hold is None:
+        if not is_takers:
             self._leave(taker, [parcel])
-        elif taker.has_turned or not is_takers:  # so it has waited since it said the same of others
-            before = [one for one in taker.parcels if one.belt is self and one.is_done]
-            self._leave(taker, [*before, parcel])
-        else:
-            parcel.is_done = True  # its work may come after this, in the same step or in a thread
+            return
+        parcel.is_done = True
+        mine = [one for one in taker.parcels if one.belt is self]
+        if parcel.hold is None and not any(one.hold is not None for one in mine):
+            self._leave(taker, [parcel])
+        elif taker.has_turned and all(one.is_done for one in mine):
+            self._leave(taker, mine)
+        # Else its work may come after this, in the same step or in a thread; or this was said of another item.
 
     def _leave(self, taker: Taker, over: list[Parcel]) -> None:
         if not over:

@@ -25,7 +25,6 @@ _NOT_ON = frozenset((
 ))  # fmt: skip
 _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
 _EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
-_SUPPRESSING = frozenset({"move_on_after", "suppress", "timeout", "timeout_at"})
 _HANDLER = 8  # instructions at its beginning that are looked at
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
 _DELETING = 4  # instructions at most between a container and the removal of a part of it
@@ -38,7 +37,6 @@ class Flow:
         """Read the bytecode."""
         made = dis.Bytecode(code)
         self.steps: list[dis.Instruction] = list(made)
-        self._names: tuple[str, ...] = code.co_names
         self._offsets: list[int] = [one.offset for one in self.steps]
         self._handlers: list[tuple[int, int, int]] = [
             (entry.start, entry.end, self.place(entry.target))
@@ -72,10 +70,15 @@ class Flow:
             yield place + 1
         if one.opcode in _JUMPS and one.opname != _OF_AWAIT:
             yield self.place(one.argval)
-        if raising:
-            yield from (
-                target for start, end, target in self._handlers if start <= one.offset < end
-            )
+        if raising is not False:
+            for start, end, target in self._handlers:
+                if start <= one.offset < end and (raising or self._is_expected(target)):
+                    yield target
+
+    def _is_expected(self, handler: int) -> bool:
+        """Return whether a handler is for the end of a queue or of a time."""
+        first = self.steps[handler : handler + _HANDLER]
+        return any(one.argval in _EXPECTED for one in first if isinstance(one.argval, str))
 
 
 @lru_cache(maxsize=1024)

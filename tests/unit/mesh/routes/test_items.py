@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quiesce import detached
+from quiesce.core import known
 from quiesce.mesh import current_hop
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
@@ -261,3 +262,92 @@ async def test_a_worker_survives_the_cancellation_of_its_item(tmp_path: Path, ho
         await asyncio.wait([task])
 
     await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("says", [False, True])
+async def test_a_worker_that_is_cancelled_has_not_done_its_item(
+    tmp_path: Path, *, says: bool
+) -> None:
+    """Also if its `finally` says so."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                job = await jobs.get()
+                try:
+                    await work(job)
+                finally:
+                    if says:
+                        jobs.task_done()
+
+        task = asyncio.get_running_loop().create_task(worker())
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        await until(lambda: job.is_begun)
+        task.cancel()
+        await asyncio.wait([task])
+        verdict = await cascade.settled(5)
+        assert not verdict.ok
+        assert "cancelled" in str(verdict)
+
+    await run(tmp_path, scenario)
+
+
+def _in_a_task(put: Any, job: Job) -> object:
+    return asyncio.get_running_loop().create_task(put(job))
+
+
+def _in_a_callback(put: Any, job: Job) -> object:
+    asyncio.get_running_loop().call_soon(put.__self__.put_nowait, job)
+    return None
+
+
+def _in_a_lambda(put: Any, job: Job) -> object:
+    asyncio.get_running_loop().call_soon(lambda: put.__self__.put_nowait(job))
+    return None
+
+
+def _later(put: Any, job: Job) -> object:
+    asyncio.get_running_loop().call_later(0.001, put.__self__.put_nowait, job)
+    return None
+
+
+@pytest.mark.parametrize("how", [_in_a_task, _in_a_callback, _in_a_lambda, _later])
+async def test_a_bare_put_is_the_hops_own(tmp_path: Path, how: Any) -> None:
+    """A task or a callback that is nothing but the put, far below a server that is a known library."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                await work(await jobs.get())
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        job = Job("1")
+        monkeypatch = pytest.MonkeyPatch()
+        monkeypatch.setattr(known, "package_of", _as_in_a_server(known.package_of))
+        try:
+            cascade = await case.cascade(lambda: how(jobs.put, job))
+            await until(lambda: job.is_begun)
+        finally:
+            monkeypatch.undo()
+        await turns(20)
+        assert await is_open(cascade)
+        job.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+def _as_in_a_server(package_of: Any) -> Any:
+    """Have the code that runs the event loop be a server's, as it is in a program with uvicorn."""
+
+    def found(module: str | None) -> str:
+        return "uvicorn" if module == "tests.loops" else package_of(module)
+
+    return found

@@ -302,3 +302,43 @@ async def test_an_event_of_one_call_is_a_signal(tmp_path: Path) -> None:
             assert await waits_first(Job("1")) is None
 
     await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["event", "condition"])
+async def test_two_workers_that_one_hop_wakes_both_hold_it(tmp_path: Path, how: str) -> None:
+    """The hop leaves two jobs, and the second worker is at work when the first waits again."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[Job] = deque()
+        wake, condition = asyncio.Event(), asyncio.Condition()
+
+        async def worker() -> None:
+            while True:
+                if how == "event":
+                    await wake.wait()
+                    wake.clear()
+                else:
+                    async with condition:
+                        await condition.wait()
+                if left:
+                    await work(left.popleft())
+
+        async def put(*jobs: Job) -> None:
+            left.extend(jobs)
+            wake.set()
+            async with condition:
+                condition.notify(n=2)
+
+        for _ in range(2):
+            case.app.spawn(worker, service=True)
+        await turns(5)
+        first, second = Job("1"), Job("2")
+        cascade = await case.cascade(lambda: put(first, second))
+        await until(lambda: first.is_begun and second.is_begun)
+        first.gate.set()
+        await turns(20)
+        assert await is_open(cascade)
+        second.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)
