@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quiesce.mesh import Unknown
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, until
 
@@ -44,6 +45,8 @@ async def test_cancelling_one_cascade_leaves_what_another_waits_for() -> None:
         await turns(5)
         await first.cancel()
         await until(works[0].done)
+        await turns(20)
+        assert isinstance(await first.settled(within=0), Unknown)  # its load is still under way
         gate.set()
         found = [await one.settled(4, require="participants") for one in (first, second)]
         assert [one.ok for one in found] == [False, True]

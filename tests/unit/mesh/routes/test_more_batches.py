@@ -25,7 +25,7 @@ async def a_helper_returns_the_list(jobs: asyncio.Queue[Job]) -> None:
     """Another function collects."""
 
     async def collect() -> list[Job]:
-        found = []
+        found: list[Job] = []
         while len(found) < 2:
             found.append(await jobs.get())
         return found
