@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import finalize
 
 from quiesce.core.known import is_housekeeper, is_root
 from quiesce.core.node import current
@@ -17,7 +17,7 @@ from quiesce.mesh.routes import flow
 from quiesce.mesh.routes.batches import attributes_of, reach
 from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import hop_now, is_declared
-from quiesce.mesh.routes.queues import belts
+from quiesce.mesh.routes.queues import belts, keep
 from quiesce.mesh.routes.takers import running, takers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_of_workers: WeakSet[Any] = WeakSet()
+_of_workers: set[int] = set()  # the ids of events that workers have waited for
 _AROUND = frozenset({
     ("anyio._backends._asyncio", "set"), ("anyio._backends._asyncio", "wait"),
     ("asyncio.locks", "notify_all"), ("asyncio.locks", "wait_for"), ("asyncio.tasks", "wait_for"),
@@ -38,14 +38,15 @@ def by_set(signal: Callable[..., None]) -> Callable[..., None]:
     """Return the replacement of `Event.set` and `Condition.notify`."""
 
     def setting(self: Any, *args: Any, **options: Any) -> None:
-        hop = hop_now() if self in _of_workers else None
+        hop = hop_now() if id(self) in _of_workers else None
         if hop is not None:
             around = _getframe().f_back
             is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
             frame = None if is_bare else _user(around)
-            belt = belts.get(self)
+            belt = belts.get(id(self))
             if belt is None:
-                belt = belts[self] = Belt(_kind(self), is_signal=True)
+                belt = Belt(_kind(self), is_signal=True)
+                keep(self, belt)
             is_meant = is_bare or frame is not None
             if is_meant and not (is_declared(hop, frame) or belt.has(self, hop)):
                 belt.put(self, hop, frame)
@@ -86,7 +87,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     frame = _user(frame)
     if frame is None:
         return False
-    belt = belts.get(event) if belts else None
+    belt = belts.get(id(event)) if belts else None
     node = current.get()
     if belt is None and node is not None and node._errand is not None:
         return False  # a part of a hop, which is waited for by itself
@@ -101,7 +102,9 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
             _forget(other)
     if belt is not None and not is_set:
         _forget(belt)
-    _of_workers.add(event)
+    if id(event) not in _of_workers:
+        _of_workers.add(id(event))
+        finalize(event, _of_workers.discard, id(event)).atexit = False
     return True
 
 
@@ -133,7 +136,7 @@ def _has(value: Any, event: Any, depth: int) -> bool:
 
 def _woken(event: Any) -> None:
     """Have the worker work for the hops that have woken it."""
-    belt = belts.get(event) if belts else None
+    belt = belts.get(id(event)) if belts else None
     if belt is not None:
         belt.joined(running())
 

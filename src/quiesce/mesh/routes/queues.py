@@ -19,8 +19,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from quiesce.core.known import add_getter
 from quiesce.core.node import current
 from quiesce.mesh.routes.belts import Belt
-from quiesce.mesh.routes.following import caller, hop_now, is_declared
+from quiesce.mesh.routes.following import caller, hop_now, is_declared, place_of
 from quiesce.mesh.routes.takers import running, takers
+from quiesce.resources.channel import Channel
 from quiesce.resources.reading import SINGLE_READS, BatchReader, Reader
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-belts: WeakKeyDictionary[Any, Belt] = WeakKeyDictionary()
+belts: dict[int, Belt] = {}
+"""What queues and events carry, by their ids: a queue need not be hashable."""
 _sending: set[object] = set()  # tasks in the midst of a send, whose item is recorded already
 _asking: set[object] = set()  # tasks in the midst of a get, which records the item itself
 _taken: WeakKeyDictionary[Any, deque[tuple[ref[Any], Any]]] = WeakKeyDictionary()
@@ -41,7 +43,19 @@ _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
 def belt_of(queue: Any) -> Belt | None:
     """Return what a queue carries of hops, if any hop has ever put something into it."""
-    return belts.get(_state(queue)) if belts else None
+    return belts.get(id(_state(queue))) if belts else None
+
+
+def keep(thing: Any, belt: Belt) -> None:
+    """Keep what a queue or an event carries for as long as it lives."""
+    key = id(thing)
+    belts[key] = belt
+    finalize(thing, _drop, key, belt).atexit = False
+
+
+def _drop(key: int, belt: Belt) -> None:
+    belts.pop(key, None)
+    belt.forget_waiting()
 
 
 def _recorded(queue: Any, item: object) -> Parcel | None:
@@ -53,14 +67,16 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
         frame = caller()
         if is_declared(hop, frame) or _gives_back(_state(queue), item):
             hop = None
+    if hop is not None and isinstance(queue, Channel) and queue._taps:
+        hop.untracked("channel", f"{queue.name}, whose taps are not followed; {place_of(frame)}")
+        if queue._fan_out:
+            return None  # only the taps get it
     if belt is None:
         if hop is None:
             return None
         state = _state(queue)
-        belt = belts[state] = Belt(
-            _kind(queue), _present(state), is_stack=isinstance(queue, _STACKS)
-        )
-        finalize(state, belt.forget_waiting).atexit = False
+        belt = Belt(_kind(queue), _present(state), is_stack=isinstance(queue, _STACKS))
+        keep(state, belt)
     return belt.put(item, hop, frame)
 
 

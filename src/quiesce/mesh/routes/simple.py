@@ -68,7 +68,7 @@ def by_shutdown(shutdown: Callable[..., None]) -> Callable[..., None]:
 
     def shut(self: Any, immediate: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is
         shutdown(self, immediate)
-        belt = queues.belts.get(self) if immediate else None
+        belt = queues.belt_of(self) if immediate else None
         if belt is not None:
             belt.forget_waiting()
 

@@ -39,7 +39,14 @@ class Timer(asyncio.TimerHandle):
         self._inner = inner
 
     def cancel(self) -> None:
-        """Cancel the callback; the hop does not wait for it any longer."""
+        """Cancel the callback; the hop does not wait for it any longer.
+
+        If code of another hop cancels it, that may have put it off (a debounce), and do it for both: the hop records that.
+        """
+        hop = hop_now()
+        if not self.cancelled() and hop is not None and hop is not self._hold.hop:
+            place = f"{self._hold.name}, cancelled by {hop.name}, which may do it in its place"
+            self._hold.hop.untracked("timer", place)
         self._inner.cancel()
         asyncio.Handle.cancel(self)  # the loop does not know this handle, only the inner one
         self._hold.release()

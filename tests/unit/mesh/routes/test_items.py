@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce import detached
+from quiesce import Channel, detached
 from quiesce.core import known
 from quiesce.mesh import current_hop
 from tests.stress import turns
@@ -351,3 +352,81 @@ def _as_in_a_server(package_of: Any) -> Any:
         return "uvicorn" if module == "tests.loops" else package_of(module)
 
     return found
+
+
+@dataclass
+class Plain(asyncio.Queue[Job]):
+    """A queue that is not hashable."""
+
+    name: str = "jobs"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+async def test_a_queue_need_not_be_hashable(tmp_path: Path) -> None:
+    """A dataclass is not."""
+
+    async def scenario(case: Case) -> None:
+        jobs = Plain()
+
+        async def worker() -> None:
+            while True:
+                await work(await jobs.get())
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        await until(lambda: job.is_begun)
+        assert await is_open(cascade)
+        job.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_timer_that_another_hop_cancels_is_untracked(tmp_path: Path) -> None:
+    """A debounce: the second hop puts off what the first has asked for, and does it for both."""
+
+    async def scenario(case: Case) -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        done: list[int] = []
+
+        def debounce() -> None:
+            for timer in timers:
+                timer.cancel()
+            timers.append(loop.call_later(0.02, done.append, 1))
+
+        one = await case.cascade(debounce)
+        two = await case.cascade(debounce)
+        verdict = await one.settled(5)
+        assert not verdict.ok
+        assert "which may do it in its place" in str(verdict)
+        await settles(two)
+        assert done == [1]
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fan_out", [False, True])
+async def test_what_taps_of_a_channel_get_is_untracked(tmp_path: Path, *, fan_out: bool) -> None:
+    """Readers of a tap are not followed, and the verdict says so."""
+
+    async def scenario(case: Case) -> None:
+        channel: Channel[str] = Channel(scope=case.app, name="news", fan_out=fan_out)
+        tap = channel.tap()
+        cascade = await case.cascade(lambda: channel.send_nowait("an item"))
+        assert await tap.receive() == "an item"
+        if not fan_out:
+
+            async def reader() -> None:
+                await channel.receive()
+
+            await case.app.spawn(reader)
+        verdict = await cascade.settled(5)
+        assert not verdict.ok
+        assert "news, whose taps are not followed" in str(verdict)
+
+    await run(tmp_path, scenario)
