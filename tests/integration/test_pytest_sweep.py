@@ -172,7 +172,7 @@ def test_a_wrong_use_is_told_in_a_line(tmp_path: Path) -> None:
     outcome = run(tmp_path, source)
     assert outcome.counts() == {"failed": 1, "error": 1}, outcome.text
     assert "test_sync is not async" in outcome.text
-    assert "takes guard= and allow=" in outcome.text
+    assert "takes guard=, allow= and escapes=" in outcome.text
     assert "raise UsageError" not in outcome.text
 
 
