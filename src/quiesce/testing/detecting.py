@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import dis
 import inspect
 import sys
 import threading
@@ -26,6 +25,7 @@ from quiesce.core.node import current
 from quiesce.core.patches import Patch
 from quiesce.mesh.clients.hooks import Hooks
 from quiesce.mesh.clients.sending import _PLUMBING
+from quiesce.mesh.routes.flow import is_in_loop
 from quiesce.mesh.routes.following import hop_now, is_declared
 from quiesce.testing.departures import Escape
 from quiesce.testing.trails import Trails, watch
@@ -46,7 +46,6 @@ _OURS = ("quiesce.core.patches", "quiesce.mesh.clients", "quiesce.mesh.routes", 
 # Who takes something, or lets go of a lock, wakes others as well, and gives them nothing to do.
 _TAKING = frozenset({"batch", "get", "get_nowait", "receive", "receive_nowait", "task_done"})
 _THREADS = "quiesce.mesh.routes.threads"  # below it, a thread works for a hop
-_OF_AWAIT = "JUMP_BACKWARD_NO_INTERRUPT"  # which goes on with what is awaited
 _FORKS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})
 
 
@@ -117,22 +116,8 @@ def _wakes(hop: Hop, context: Any, task: Any) -> None:
 
 
 def _is_worker(frame: FrameType) -> bool:
-    """Tell whether a frame is of the program, and comes back to the line at which it waits.
-
-    By the line: the first time, `while await wait():` waits before its loop.
-    """
-    if known.is_housekeeper(frame):
-        return False
-    steps = list(dis.get_instructions(frame.f_code))
-    waits = [
-        one.offset for one in steps if one.positions and one.positions.lineno == frame.f_lineno
-    ]
-    return any(
-        one.argval <= at <= one.offset
-        for one in steps
-        if "BACKWARD" in one.opname and one.opname != _OF_AWAIT
-        for at in waits
-    )
+    """Return whether a frame is of the program, and comes back to where it waits."""
+    return not known.is_housekeeper(frame) and is_in_loop(frame.f_code, frame.f_lasti)
 
 
 def _by_notify(notify: Callable[..., None]) -> Callable[..., None]:

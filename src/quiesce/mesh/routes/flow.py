@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_OF_AWAIT = "JUMP_BACKWARD_NO_INTERRUPT"  # which goes on with what is awaited
+_NO_INTERRUPT = "JUMP_BACKWARD_NO_INTERRUPT"
+_WAITING = frozenset({"YIELD_VALUE", "RESUME", _NO_INTERRUPT})
 _NOT_ON = frozenset((
-    "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", _OF_AWAIT,
+    "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", _NO_INTERRUPT,
 ))  # fmt: skip
 _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
 _EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
@@ -47,6 +48,16 @@ class Flow:
         """Return the index of the instruction at an offset, which may be in the cache behind it."""
         return max(bisect_right(self._offsets, offset) - 1, 0)
 
+    def begin(self, offset: int) -> int:
+        """Return the index of the instruction at which code waits, or calls: of an `await`, the one that sends."""
+        place = self.place(offset)
+        at = place
+        while at < len(self.steps) and self.steps[at].opname in _WAITING:
+            if self._is_of_await(self.steps[at]):
+                return self.place(self.steps[at].argval)
+            at += 1
+        return place
+
     def twins(self, place: int) -> list[int]:
         """Return the other instructions of the same code: Python writes the condition of a `while` down twice."""
         one = self.steps[place]
@@ -68,12 +79,16 @@ class Flow:
         one = self.steps[place]
         if one.opname not in _NOT_ON and place + 1 < len(self.steps):
             yield place + 1
-        if one.opcode in _JUMPS and one.opname != _OF_AWAIT:
+        if one.opcode in _JUMPS and not self._is_of_await(one):
             yield self.place(one.argval)
         if raising is not False:
             for start, end, target in self._handlers:
                 if start <= one.offset < end and (raising or self._is_expected(target)):
                     yield target
+
+    def _is_of_await(self, one: dis.Instruction) -> bool:
+        """Return whether an instruction goes on with what is awaited; since 3.13 handlers jump like that, too."""
+        return one.opname == _NO_INTERRUPT and self.steps[self.place(one.argval)].opname == "SEND"
 
     def _is_expected(self, handler: int) -> bool:
         """Return whether a handler is for the end of a queue or of a time."""
@@ -90,7 +105,7 @@ def _flow(code: CodeType) -> Flow:
 def is_in_loop(code: CodeType, offset: int, *, raising: bool = False) -> bool:
     """Return whether the code comes back to an instruction; with `raising`, also by way of an exception."""
     flow = _flow(code)
-    begin = flow.place(offset)
+    begin = flow.begin(offset)
     return any(_comes_back(flow, one, raising=raising) for one in (begin, *flow.twins(begin)))
 
 
@@ -125,7 +140,7 @@ def is_read_later(code: CodeType, offset: int, name: str) -> bool:
     if name in code.co_cellvars or name in code.co_freevars:
         return True  # other functions read it, too
     flow = _flow(code)
-    begin = flow.place(offset)
+    begin = flow.begin(offset)
     seen = {begin}
     ahead = list(flow.after(begin, raising=None))
     while ahead:
@@ -213,7 +228,7 @@ def _is_cut(steps: list[dis.Instruction], place: int) -> bool:
 def is_in_comprehension(code: CodeType, offset: int) -> bool:
     """Return whether the value of an instruction goes into a list, a set or a dictionary that is being made."""
     flow = _flow(code)
-    for step in flow.steps[flow.place(offset) + 1 :]:
+    for step in flow.steps[flow.begin(offset) + 1 :]:
         if step.opname in {"LIST_APPEND", "SET_ADD", "MAP_ADD"}:
             return True
         if step.opname.startswith(("STORE", "POP_TOP", "RETURN", "LOAD")):
