@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _ENDING = frozenset({State.CLOSING, State.CLOSED})
 _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to a waiting task
+_ANSWERING = frozenset({"acp"})  # whose callbacks look at failures that were sent to the peer already
 runners: set[CodeType] = set()  # code that runs an event loop which is written in C (uvloop)
 _WAIT = "_wait.<locals>._on_completion"  # the callback of asyncio.wait()
 
@@ -81,7 +82,7 @@ def _plain(things: Any, *, groups: bool) -> Iterator[Future[Any]]:
 
 def passes_on(frame: FrameType) -> bool:
     """Return whether the code that asks a task for its error gives it to a task that waits for it."""
-    if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
+    if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING | _ANSWERING:
         return True
     if frame.f_code in runners:  # the loop itself: it wakes a task that awaits this one
         return True
