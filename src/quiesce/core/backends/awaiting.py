@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _ENDING = frozenset({State.CLOSING, State.CLOSED})
 _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to a waiting task
-_ANSWERING = frozenset({"acp"})  # whose callbacks look at failures that were sent to the peer already
+_ANSWERING = frozenset(
+    {"acp"}
+)  # whose callbacks look at failures that were sent to the peer already
 runners: set[CodeType] = set()  # code that runs an event loop which is written in C (uvloop)
 _WAIT = "_wait.<locals>._on_completion"  # the callback of asyncio.wait()
 

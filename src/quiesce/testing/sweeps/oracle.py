@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -36,7 +37,7 @@ _PAUSE_SECONDS = 0.0005  # the first; each is twice as long as the one before
 _SWEPT_UP = frozenset({"file", "thread"})
 _SWEEPING_UP_SECONDS = 0.02
 _BURIAL_PAUSES_MAX = (
-    200  # for processes that were killed; a machine that is held up needs more of them
+    10_000  # for processes that were killed; a machine that is held up needs many of them
 )
 
 
@@ -146,7 +147,7 @@ class Oracle:
         """
         pids = self._kill()
         for _ in range(_BURIAL_PAUSES_MAX):
-            if not any(is_child(pid) or _waiters(pid) for pid in pids):
+            if not any(map(is_child, pids)) and not _waiters(asyncio.get_running_loop()):
                 break
             await pause(0)
             time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - for others: the loop's own time may jump
@@ -166,13 +167,23 @@ class Oracle:
         return found | (self.work.left() if self.work is not None else {})
 
 
-def _waiters(pid: int) -> list[threading.Thread]:
-    """Return the threads in which asyncio waits for a process, where it has no better way."""
+def _waiters(loop: object) -> list[threading.Thread]:
+    """Return the threads in which asyncio has waited for a process of a loop that has ended, and has yet to say so."""
     return [
         thread
         for thread in threading.enumerate()
-        if thread.name.startswith("asyncio-waitpid-") and pid in getattr(thread, "_args", ())
+        if thread.name.startswith("asyncio-waitpid-")
+        and (given := getattr(thread, "_args", None) or ())
+        and given[0] is loop
+        and _has_ended(given[1])
     ]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 class Work(ThreadPoolExecutor):
