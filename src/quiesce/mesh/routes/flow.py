@@ -164,7 +164,7 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         code: The function.
         name: A variable or an attribute.
         methods: What takes things out of a container of that kind, like `clear`.
-        in_loop: Whether only what the function does again and again counts.
+        in_loop: Whether the function is the worker's own: what it does again and again counts, and what it gives away.
     """
     steps = _flow(code).steps
     found = [
@@ -172,11 +172,12 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         for place, step in enumerate(steps)
         for use, of in _uses(step)
         if of == name
+        and (in_loop or _is_own(code, steps, place))
         and (
             use == "STORE"
             or _is_called(steps, place, methods)
             or _is_cut(steps, place)
-            or _is_given_away(steps, place)
+            or (in_loop and _is_given_away(steps, place))
         )
     ]
     returns = [
@@ -186,7 +187,7 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         and steps[place + 1].opname == "RETURN_VALUE"
         and ("LOAD", name) in _uses(step)[-1:]
     ]
-    return bool(returns) or any(
+    return (in_loop and bool(returns)) or any(
         not in_loop or is_in_loop(code, offset, raising=True) for offset in found
     )
 
@@ -202,6 +203,13 @@ def is_register(code: CodeType, name: str, methods: frozenset[str], *, by_key: b
         for place, step in enumerate(steps)
         for use, of in _uses(step)[-1:]
     )
+
+
+def _is_own(code: CodeType, steps: list[dis.Instruction], place: int) -> bool:
+    """Return whether an attribute is that of `self`, and not one of the same name of another object."""
+    if "ATTR" not in steps[place].opname or not code.co_argcount:
+        return True
+    return place > 0 and ("LOAD", code.co_varnames[0]) in _uses(steps[place - 1])[-1:]
 
 
 def _is_called(steps: list[dis.Instruction], place: int, methods: frozenset[str]) -> bool:
