@@ -257,5 +257,5 @@ class Program:
 def tell(text: str) -> None:
     """Write something to the standard error, if there is one."""
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # it is closed: that is no reason not to drain
+        with suppress(OSError, ValueError):  # it is closed: the drain goes on without it
             print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for a person

@@ -91,7 +91,7 @@ class Allowances:
         self._strangers = Allowance(_ALL, _ALL_PER_SECOND, clock)
 
     def known(self, caller: str) -> None:
-        """Record that a caller knows an edge: it is no stranger."""
+        """Record that a caller knows an edge, so that it is not a stranger."""
         if caller not in self._peers:
             if len(self._peers) >= _CALLERS_MAX:
                 del self._peers[next(iter(self._peers))]

@@ -1,4 +1,4 @@
-"""How a node keeps its journal: also while the disk is full, and when somebody has put an old copy in its place.
+"""How a node keeps its journal: also while the disk is full, and when an old copy was put in its place.
 
 What holds:
 

@@ -55,7 +55,7 @@ class Knowledge:
         self.born: Born | None = None  # the journal, if there is one
         self.aged_at: float | None = None  # when `age` was called the last time, since 1970
         self._stays: dict[bytes, int] = {}  # edges that are remembered until a time of their own
-        self.writes: list[Record] = []  # whoever takes it, empties it
+        self.writes: list[Record] = []  # the engine empties it when it writes them
 
     def _end(self, edge: bytes, packed: bytes | None) -> None:
         self._over[edge] = packed

@@ -300,7 +300,7 @@ class Steps:
         self._try_to_commit()
 
     def _told(self, edge: bytes) -> None:
-        """Know that whoever has begun a cascade was told; if that cannot be written, he is told again."""
+        """Record that the beginner of a cascade was told. If that cannot be written, it is told again."""
         self._cascades.pop(edge, None)
         if self._scope is not None:
             self._engine.told(edge, self._clock())

@@ -46,7 +46,7 @@ _INSTEAD: tuple[tuple[Fate, str, str], ...] = (
     ("unseen", "", f"an asyncio.Queue or queue.Queue; or {_WORKING}"),
     ("held", "", f"Node(services=[…]), if it is a loop and not work; or {_DETACHED}"),
     ("possible", "connection", f"if the other side goes on after its answer: {_OPAQUE}"),
-    ("possible", "", f"if somebody goes on with that later: {_WORKING}; or {_OPAQUE}"),
+    ("possible", "", f"if other code goes on with that later: {_WORKING}; or {_OPAQUE}"),
 )
 
 

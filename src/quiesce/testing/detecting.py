@@ -223,7 +223,7 @@ _hooks = Hooks({"multiprocessing.connection": _pipes, "trio": _trio})
 
 
 class Detectors:
-    """All of them; they look while somebody watches hops."""
+    """All detectors. They look while hops are watched."""
 
     def __init__(self) -> None:
         self.is_on: bool = False
@@ -265,7 +265,7 @@ class Detectors:
                     self._loops[loop] = (set(), Patch(loop, "call_soon", _by_call_soon))
                 self._loops[loop][0].add(id(hop))
             self._threads.setdefault(threading.get_ident(), set()).add(id(hop))
-        if sys.getprofile() is None:  # or somebody else's profiler goes on
+        if sys.getprofile() is None:  # or the profiler of the program goes on
             sys.setprofile(_profile)
 
     def ended(self, hop: Hop) -> None:

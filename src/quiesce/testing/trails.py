@@ -1,4 +1,4 @@
-"""What is seen of each hop while somebody watches: what it left, and by which way.
+"""What is seen of each hop while hops are watched: what it left, and by which way.
 
 Hops themselves tell: what they hold when a handler has returned, and what they have recorded as untracked or opaque
 when they end. The detectors of `detecting.py` add the places that hops know nothing of. What holds:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-# Those whose last cancellation was asked for by code that works for the same hop.
+# Tasks whose last cancellation was asked for by code that works for the same hop.
 _own: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
 
 
@@ -37,7 +37,7 @@ def ended(task: object, node: Node, *, is_ours: bool) -> None:
     Args:
         task: The task; it has ended.
         node: The scope that has held it.
-        is_ours: Whether its `cancel()` calls `asked()`. If not, whoever has called that counts as the hop.
+        is_ours: Whether its `cancel()` calls `asked()`. If not, the caller of that counts as the hop.
     """
     hop = node._errand
     if hop is None or hop._state is State.CLOSING:

@@ -15,7 +15,7 @@ _LAUNCHERS = re.compile(
 )
 _VERBS = {"dlx", "exec", "run", "tool", "x"}
 _WITH_VALUE = {"--directory", "--from", "--project", "--python", "--with", "-p", "-W", "-X"}
-_INLINE = {"-c", "-e", "--eval"}  # what follows is source, which is no name
+_INLINE = {"-c", "-e", "--eval"}  # what follows is source code, not a name
 
 
 def name_of(command: str, args: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a request has left, as httpcore tells it; for httpx, httpx2, and those who use httpcore itself."""
+"""Whether a request has left, as httpcore tells it; for httpx, httpx2, and programs that use httpcore itself."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Oracle:
     async def bury(self, pause: Callable[[float], Awaitable[None]]) -> None:
         """Kill what the run has left, and let asyncio reap what it has started.
 
-        It complains of a process that somebody else has reaped, and of one that dies after its loop.
+        asyncio warns of a process that other code has reaped, and of one that dies after its loop.
         """
         pids = self._kill()
         for _ in range(_BURIAL_PAUSES_MAX):
