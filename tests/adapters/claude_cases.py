@@ -23,6 +23,7 @@ from claude_agent_sdk import (
 
 from quiesce import Scope, current_scope
 from quiesce.integrations.claude import ClaudeSDKClient, query
+from quiesce.integrations.claude.handover import Receiving, Sending
 from tests.adapters.claude_host import Host, beside_the_bare_sdk, tool_server, until
 
 if TYPE_CHECKING:
@@ -190,6 +191,34 @@ async def test_an_error_comes_after_all_that_was_said_before(make: Any) -> None:
         with pytest.raises(Exception, match="exit code 3"):
             await listen()
     assert seen[1:] == [str(number) for number in range(1, 300)]
+
+
+@two_backends
+@pytest.mark.parametrize("turns", range(6))
+async def test_the_last_word_comes_after_all_messages_whenever_it_is_sent(turns: int) -> None:
+    """The SDK's reader task fails while the stream is full, and while a read has begun and has not ended."""
+    send, receive = anyio.create_memory_object_stream[dict[str, Any]](2)
+    receiving = Receiving(receive)
+    sending = Sending(send, receiving)
+    seen: list[str] = []
+
+    async def read() -> None:
+        while "end" not in seen:
+            seen.append((await receiving.receive())["type"])
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group, send, receive:
+            group.start_soon(read)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            for word in ("user", "assistant", "error", "end"):
+                if word in {"user", "assistant"}:
+                    send.send_nowait({"type": word})
+                else:
+                    await sending.send({"type": word})
+            while "end" not in seen:
+                await anyio.lowlevel.checkpoint()
+    assert seen == ["user", "assistant", "error", "end"]
 
 
 @pytest.mark.parametrize("way", ["query", "client"])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quiesce import Scope
+from quiesce.errors import CascadeCancelled
 from quiesce.mesh import Unknown
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, until
@@ -82,3 +84,38 @@ async def test_what_the_loop_of_a_pool_waits_for_holds_no_hop() -> None:
             await world.hand("b", handler)
         assert (await cascade.settled(4, require="participants")).ok
         assert not pools[0].done()
+
+
+async def test_cancelling_ends_the_part_of_a_task_that_other_code_awaits() -> None:
+    """The task that works for the hop belongs to a server's scope, and a task of the server awaits its end."""
+    seen: list[str] = []
+    hops: list[Hop] = []
+    gone = asyncio.Event()
+
+    async def handler(hop: Hop) -> None:
+        hops.append(hop)
+        await gone.wait()
+
+    async def part() -> None:
+        try:
+            async with hops[0].working("part"):
+                gone.set()
+                await asyncio.Event().wait()
+        except CascadeCancelled:
+            seen.append("told")
+
+    async def serve() -> None:
+        await until(lambda: hops)
+        await asyncio.create_task(part())
+        seen.append("cleaned up")
+
+    async with World() as world, Scope("server", adopt=True):
+        root, _ = await world.add("a"), await world.add("b")
+        serving = asyncio.create_task(serve())
+        async with root.cascade("c") as cascade:
+            await world.hand("b", handler)
+        await cascade.cancel()
+        await serving
+        assert seen == ["told", "cleaned up"]
+        settled = await cascade.settled(4, require="participants")
+        assert settled.receipt.cancelled == 1

@@ -14,7 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.backends import parts, sharing
-from quiesce.core.backends.tasks import begin_foreign, foreign, start, task_of, unasked, watch
+from quiesce.core.backends.tasks import (
+    AdoptedTask,
+    OwnedTask,
+    begin_foreign,
+    foreign,
+    start,
+    task_of,
+    unasked,
+    watch,
+)
 from quiesce.core.node import current
 
 if TYPE_CHECKING:
@@ -275,7 +284,11 @@ class AsyncioBody:
     def interrupt(self) -> None:
         if self._task is not None and not self._interrupted:
             self._interrupted = True
-            self._task.cancel("a job of the scope failed")
+            why = "a job of the scope failed"
+            if isinstance(self._task, AdoptedTask):
+                OwnedTask.cancel(self._task, why)  # directly: no task that awaits it has passed this on
+            else:
+                self._task.cancel(why)
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
         if self._interrupted and self._task is not None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.current import detached
 from quiesce.core.node import current
 from quiesce.integrations.a2a import tracing, versions
 from quiesce.integrations.a2a.tracking import request
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from quiesce.integrations.a2a.tracking import Entry, Tracker
 
@@ -48,6 +50,15 @@ class CountingQueue:
         return getattr(self._queue, name)
 
 
+async def _enqueue(enqueue: Callable[[Any, Any], Awaitable[None]], queue: Any, event: Any) -> None:
+    """Enqueue an event without the hop: its reader is the SDK's, and has to store the end of a cancelled task.
+
+    The tracker holds the hop until the event is stored.
+    """
+    with detached():
+        await enqueue(queue, event)
+
+
 class OwnedExecutor:
     """Runs the user's executor; a task is in flight from the first step of it."""
 
@@ -60,6 +71,7 @@ class OwnedExecutor:
     def _queue(self, queue: Any, entry: Entry) -> Any:
         # 0.3 looks for the queue's own class when it taps; its events need no count.
         if not versions.FIRST:
+            queue.enqueue_event = partial(_enqueue, type(queue).enqueue_event, queue)
             return queue
         tracing.hush(queue)
         return CountingQueue(queue, self._tracker, entry)

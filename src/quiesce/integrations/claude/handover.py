@@ -41,14 +41,16 @@ class Sending:
 
         *Cancel safety*, *Raises*: as anyio's.
         """
-        try:
-            self._inner.send_nowait(item)
-        except anyio.WouldBlock:
-            pass
-        else:
-            return
+        last = self._receiving.last
+        if not last:
+            try:
+                self._inner.send_nowait(item)
+            except anyio.WouldBlock:
+                pass
+            else:
+                return
         if item.get("type") in _LAST:
-            self._receiving.take_in(item)
+            last.append(item)
         else:
             await self._inner.send(item)
 
@@ -64,6 +66,8 @@ class Receiving:
         """Stand for what anyio has made."""
         self._inner = inner
         self._at_hand: deque[Any] = deque()
+        self.last: deque[Any] = deque()
+        """The SDK's last words that had no room; they come after all that the stream has."""
 
     def is_ready(self) -> bool:
         """Tell whether the SDK's generator would give a message without waiting."""
@@ -88,30 +92,33 @@ class Receiving:
         *Raises*: as anyio's.
         """
         if not self._at_hand:
+            self._take_all()
+        if not self._at_hand:
+            # If there are last words by the time it has to wait, then the stream is full: it does not wait.
             self._at_hand.append(await self._inner.receive())
             self._take_all()
         return self._at_hand.popleft()
-
-    def take_in(self, item: Any) -> None:
-        """Take an item behind all the others, at once."""
-        self._take_all()
-        self._at_hand.append(item)
 
     def _take_all(self) -> None:
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while True:  # as many as the stream has room for
                 self._at_hand.append(self._inner.receive_nowait())
+        self._at_hand += self.last
+        self.last.clear()
 
     def receive_nowait(self) -> Any:
         """Take the next one, if there is one.
 
         *Raises*: as anyio's.
         """
+        if not self._at_hand:
+            self._take_all()
         return self._at_hand.popleft() if self._at_hand else self._inner.receive_nowait()
 
     def close(self) -> None:
         """Close it; what nobody has taken is thrown away."""
         self._at_hand.clear()
+        self.last.clear()
         self._inner.close()
 
     async def aclose(self) -> None:
