@@ -286,7 +286,9 @@ class AsyncioBody:
             self._interrupted = True
             why = "a job of the scope failed"
             if isinstance(self._task, AdoptedTask):
-                OwnedTask.cancel(self._task, why)  # directly: no task that awaits it has passed this on
+                OwnedTask.cancel(
+                    self._task, why
+                )  # directly: no task that awaits it has passed this on
             else:
                 self._task.cancel(why)
 
