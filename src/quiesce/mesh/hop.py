@@ -208,6 +208,14 @@ class Hop(LightScope):
 
     # Its end.
 
+    def assume(self, what: str) -> None:
+        """Record something that quiesce takes to be so, and does not know; the receipt names the first of it.
+
+        The hop is *done* all the same. See `Settlement.assumptions`.
+        """
+        if self._status == "done" and not self._why:
+            self._why = what
+
     def _fail(self, error: BaseException) -> None:
         """Record that it failed, for its sender; not how, which may be a secret."""
         if self._status == "done" and isinstance(error, self._backend.cancelled):

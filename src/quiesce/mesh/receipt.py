@@ -166,7 +166,8 @@ class Tally:
         if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:  # as each is, at most
             self._bound()
         notes = receipt.notes
-        if notes and (len(self.notes) < NOTES_MAX or any(one.status != "done" for one in notes)):
+        has_room = len(self.notes) < NOTES_MAX
+        if notes and (has_room or any(one.status != "done" or one.why for one in notes)):
             self.notes = foremost((*self.notes, *notes))
 
     def _bound(self) -> None:
@@ -201,17 +202,16 @@ class Tally:
 
 
 def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
-    """Leave out what is over the limit: first of what went well, from the end."""
-    spare = len(notes) - most
-    if spare <= 0:
+    """Leave out what is over the limit, from the end: first what went well, then what is assumed to have."""
+    if len(notes) <= most:
         return notes
     kept = list(notes)
-    for place in range(len(notes) - 1, -1, -1):
-        if notes[place].status == "done":
-            del kept[place]
-            spare -= 1
-            if not spare:
-                return tuple(kept)
+    for is_assumed in (False, True):
+        for place in range(len(kept) - 1, -1, -1):
+            if kept[place].status == "done" and bool(kept[place].why) is is_assumed:
+                del kept[place]
+                if len(kept) == most:
+                    return tuple(kept)
     return tuple(kept[:most])
 
 

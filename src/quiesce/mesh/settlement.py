@@ -41,8 +41,15 @@ class Settlement:
         receipt = self.receipt
         return isinstance(self, Settled) and not (receipt.failed or receipt.cancelled)
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the verdict takes to be so and does not know: an agent's name, and what its hop assumes."""
+        notes = self.receipt.notes
+        found = (f"{one.name} {one.why}" for one in notes if one.status == "done" and one.why)
+        return tuple(dict.fromkeys(found))
+
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return it as JSON values."""
         return {
             "verdict": _VERDICTS[type(self)],
             "name": self.name,
@@ -97,7 +104,7 @@ class Unknown(Settlement):
         return self.receipt.status in ENDS
 
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return it as JSON values."""
         return super().to_json() | {"missing": list(self.missing), "final": self.is_final}
 
     def _missing(self) -> Iterator[str]:

@@ -253,7 +253,7 @@ class Steps:
         now = self._clock()
         microseconds = int((now - hop._since) * 1e6 + 0.5)
         try:
-            if hop.rides and status == "done" and not self._is_refusing:
+            if hop.rides and status == "done" and not (why or self._is_refusing):
                 packed = self._engine.detector.finish(record, microseconds)
                 if packed is not None:
                     self._commit()

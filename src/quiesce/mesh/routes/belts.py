@@ -8,7 +8,8 @@ These things do, whichever comes first:
    them. If it did so in the very step in which it took the item, or in a thread, its work may come after that: then the
    item is over when it asks for more.
 2. The taker has ended. If it returned the item, another task may work on it: then the hop records that.
-3. The taker asks the queue for more, does not collect a batch (see `batches`), and does not use `task_done()`.
+3. The taker asks the queue for more, does not collect a batch (see `batches`), and does not use `task_done()`. That is
+   an assumption, and the hop's receipt names it (`Hop.assume`).
 
 All puts and takes of a queue are recorded from the first that a hop makes, so that equal items are told apart.
 """
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core.node import State, current
 from quiesce.mesh.routes import batches, flow
-from quiesce.mesh.routes.following import Followed
+from quiesce.mesh.routes.following import Followed, place_of
 from quiesce.mesh.routes.takers import (
     Parcel,
     Taker,
@@ -233,6 +234,7 @@ class Belt:
             frames, hopped[0].before
         ):
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
+        _assume(over, frame)
         self._leave(taker, over)
 
     def _is_kept(
@@ -259,11 +261,13 @@ class Belt:
             self._begun(own, taker, None)
             taker.work()
 
-    def idle(self, key: object) -> None:
+    def idle(self, key: object, frame: FrameType | None) -> None:
         """Release all that a taker has of this queue: it waits for more, and collects nothing."""
         taker = takers.get(key)
         if taker is not None:
-            self._leave(taker, [one for one in taker.parcels if one.belt is self])
+            over = [one for one in taker.parcels if one.belt is self]
+            _assume(over, frame)
+            self._leave(taker, over)
 
     def done(self, key: object, unfinished: int | None) -> None:
         """Release the item that the caller of `task_done()` has worked on (1).
@@ -327,6 +331,16 @@ class Belt:
         for parcel in over:
             if parcel.hold is not None:
                 parcel.hold.release()
+
+
+def _assume(over: list[Parcel], frame: FrameType | None) -> None:
+    """Record in the hops of items that these are taken to be done, because their taker asks for more."""
+    for parcel in over:
+        if parcel.hold is not None and not parcel.is_done:
+            parcel.hold.hop.assume(
+                f"assumes that a worker was done with an item from {parcel.belt.kind} when it asked for more"
+                f" at {place_of(frame)}"
+            )
 
 
 def _share(hops: dict[Hop, Parcel]) -> None:

@@ -98,7 +98,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     taker = takers.get(key)
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
         if other.is_signal and not (other is belt and is_set):  # it has come round again
-            other.idle(key)
+            other.idle(key, frame)
             _forget(other)
     if belt is not None and not is_set:
         _forget(belt)

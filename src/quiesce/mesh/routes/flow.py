@@ -28,6 +28,7 @@ _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
 _EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
 _HANDLER = 8  # instructions at its beginning that are looked at
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
+_ADDING = 3  # instructions at most between an addition and the name that is set
 _DELETING = 4  # instructions at most between a container and the removal of a part of it
 
 
@@ -174,7 +175,7 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         if of == name
         and (in_loop or _is_own(code, steps, place))
         and (
-            use == "STORE"
+            (use == "STORE" and not _is_added_to(steps, place))
             or _is_called(steps, place, methods)
             or _is_cut(steps, place)
             or (in_loop and _is_given_away(steps, place))
@@ -214,6 +215,12 @@ def _is_own(code: CodeType, steps: list[dis.Instruction], place: int) -> bool:
 
 def _is_called(steps: list[dis.Instruction], place: int, methods: frozenset[str]) -> bool:
     return place + 1 < len(steps) and steps[place + 1].argval in methods
+
+
+def _is_added_to(steps: list[dis.Instruction], place: int) -> bool:
+    """Return whether a name is set to what it was, and something added: `found += more`."""
+    before = steps[max(place - _ADDING, 0) : place]
+    return any(one.opname == "BINARY_OP" and one.argrepr == "+=" for one in before)
 
 
 def _is_given_away(steps: list[dis.Instruction], place: int) -> bool:

@@ -1,0 +1,180 @@
+"""What a verdict takes to be so: that a worker without `task_done()` had done an item when it asked for more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from tests.stress import turns
+from tests.unit.mesh.meshing import until
+from tests.unit.mesh.routes.queueing import Case, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from quiesce.mesh import Settlement
+
+pytestmark = pytest.mark.backends("asyncio", "uvloop")
+
+
+async def one_after_the_other(jobs: asyncio.Queue[Any], seen: list[Any]) -> None:
+    """The plainest worker."""
+    while True:
+        job = await jobs.get()
+        await turns(2)
+        seen.append(job)
+
+
+async def unpacks(jobs: asyncio.Queue[Any], seen: list[Any]) -> None:
+    """It keeps a part of an item, and works on it only when it has the next one."""
+    while True:
+        _, first = await jobs.get()
+        _, second = await jobs.get()
+        seen += [first, second]
+
+
+async def adds_up(jobs: asyncio.Queue[Any], seen: list[Any]) -> None:
+    """It keeps a number that it has made of the items."""
+    total = 0
+    while True:
+        number, _ = await jobs.get()
+        total += number
+        if total >= 2:
+            await turns(2)
+            seen += [total, total]
+            total = 0
+
+
+class Keeper:
+    """A worker with an attribute for what it has left."""
+
+    left: Any = None
+
+    async def run(self, jobs: asyncio.Queue[Any], seen: list[Any]) -> None:
+        """Keep an item, and work on it only when there is the next one."""
+        while True:
+            job = await jobs.get()
+            if self.left is not None:
+                await turns(2)
+                seen += [self.left, job]
+                self.left = None
+            else:
+                self.left = [job]
+
+
+async def says_so(jobs: asyncio.Queue[Any], seen: list[Any]) -> None:
+    """It calls `task_done()` after the work."""
+    while True:
+        seen.append(await jobs.get())
+        await turns(2)
+        jobs.task_done()
+
+
+async def _verdict(folder: Path, worker: Callable[..., Any]) -> Settlement:
+    jobs: asyncio.Queue[Any] = asyncio.Queue()
+    seen: list[Any] = []
+    found: list[Settlement] = []
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(worker, jobs, seen, service=True)
+        await turns(2)
+        cascade = await case.cascade(*(lambda: jobs.put_nowait((1, object())) for _ in range(2)))
+        await until(lambda: len(seen) >= 2)
+        found.append(await cascade.settled(5))
+
+    await run(folder, scenario)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [one_after_the_other, unpacks, adds_up, Keeper().run],
+    ids=lambda one: one.__qualname__,
+)
+async def test_the_verdict_says_that_it_takes_an_item_to_be_done(
+    tmp_path: Path, worker: Callable[..., Any]
+) -> None:
+    """It is green, and names the agent, the queue, and where the worker asked for more."""
+    verdict = await _verdict(tmp_path, worker)
+    assert verdict.ok, str(verdict)
+    assert verdict.assumptions
+    for told in verdict.assumptions:
+        assert told.startswith(
+            "b assumes that a worker was done with an item from asyncio.Queue when it asked for more"
+        )
+        assert f"{worker.__code__.co_filename}:" in told
+        assert told.removeprefix("b ") in str(verdict)
+
+
+async def test_what_the_worker_says_is_not_an_assumption(tmp_path: Path) -> None:
+    """`task_done()` is enough."""
+    verdict = await _verdict(tmp_path, says_so)
+    assert verdict.ok, str(verdict)
+    assert verdict.assumptions == ()
+
+
+async def test_an_event_does_not_say_when_its_work_is_over(tmp_path: Path) -> None:
+    """A worker that waits for it again is taken to have done all of it."""
+    jobs: list[int] = []
+    seen: list[int] = []
+    wake = asyncio.Event()
+
+    async def worker() -> None:
+        while True:
+            await wake.wait()
+            wake.clear()
+            await turns(2)
+            seen.extend(jobs)
+
+    def put() -> None:
+        jobs.append(1)
+        wake.set()
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(worker, service=True)
+        await turns(2)
+        cascade = await case.cascade(put)
+        await until(lambda: seen)
+        verdict = await cascade.settled(5)
+        assert verdict.ok, str(verdict)
+        (told,) = verdict.assumptions
+        assert "Event" in told
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_hop_that_fails_says_why_it_failed(tmp_path: Path) -> None:
+    """Its reason is not what it has assumed before."""
+    jobs: asyncio.Queue[Any] = asyncio.Queue()
+    seen: list[Any] = []
+    gate = anyio.Event()
+
+    async def put() -> None:
+        jobs.put_nowait(1)
+        await gate.wait()
+        message = "on purpose"
+        raise ValueError(message)
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(one_after_the_other, jobs, seen, service=True)
+        asyncio.get_running_loop().call_soon(lambda: None)
+        opening = asyncio.create_task(_open_when(seen, gate))
+        cascade = await case.cascade(put)
+        await opening
+        verdict = await cascade.settled(5)
+        assert verdict.receipt.failed == 1
+        assert verdict.assumptions == ()
+        assert "ValueError" in str(verdict)
+
+    with pytest.raises(ValueError, match="on purpose"):
+        await run(tmp_path, scenario)
+
+
+async def _open_when(seen: list[Any], gate: anyio.Event) -> None:
+    await until(lambda: seen)
+    await turns(5)
+    gate.set()
