@@ -155,21 +155,6 @@ async def test_a_receipt_rides_if_what_the_app_has_started_has_ended() -> None:
         assert pair.world.lines.calls == []
 
 
-async def test_a_receipt_that_rides_names_what_is_assumed() -> None:
-    """The short way of a hop that is done has no room for it."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        hop = current_hop()
-        assert hop is not None
-        hop.assume("assumes that all is well")
-        await answers(scope, receive, send)
-
-    async with two() as pair:
-        _, found = await pair.ask(app)
-        assert found.ok
-        assert found.assumptions == ("b assumes that all is well",)
-
-
 async def test_a_request_without_one_is_the_apps_alone() -> None:
     """As is one that is not HTTP."""
     async with two() as pair:

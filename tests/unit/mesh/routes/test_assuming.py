@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from tests.stress import turns
-from tests.unit.mesh.meshing import until
+from tests.unit.mesh.meshing import World, here, until
 from tests.unit.mesh.routes.queueing import Case, run
+from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,3 +179,23 @@ async def _open_when(seen: list[Any], gate: anyio.Event) -> None:
     await until(lambda: seen)
     await turns(5)
     gate.set()
+
+
+async def test_a_receipt_that_rides_on_the_answer_names_what_is_assumed(tmp_path: Path) -> None:
+    """The short way of a hop that is done has no room for it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        here().assume("assumes that all is well")
+        await answers(scope, receive, send)
+
+    async with World(tmp_path) as world:
+        root, other = await world.add("a"), await world.add("b")
+        async with root.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(other.asgi(app), "POST", "/", headers=[header])
+                await world._servers.spawn(made.run)
+                handing.answered(made.told)
+        found = await cascade.settled(5, require="participants")
+        assert found.ok
+        assert found.assumptions == ("b assumes that all is well",)
