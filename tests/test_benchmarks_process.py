@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,8 +72,11 @@ STOPS: dict[str, tuple[_process_drains.Way, str, int]] = {  # and how many grace
 
 def children() -> set[str]:
     """List the children of this program, those among them that are dead and not reaped."""
-    listed = Path("/proc/self/task").glob("*/children")
-    return {pid for path in listed for pid in path.read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def open_files() -> int:

@@ -311,12 +311,15 @@ def await_death(pid: int, seconds: float) -> None:
 
 
 def _runs_in_group(pid: int) -> bool:
-    entries = list(Path("/proc").glob("[0-9]*/stat"))
-    if not entries:
-        return True  # no such file system: the signal has found somebody
-    for entry in entries:
+    # Not by `Path.glob("[0-9]*/stat")`: it raises `ProcessLookupError` if a process ends meanwhile.
+    try:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - as above
+    except OSError:
+        return True  # no such file system: the signal has found a process
+    for name in names:
         with suppress(OSError):
-            state, _, group = entry.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+            state, _, group = text.rpartition(")")[2].split()[:3]
             if int(group) == pid and state not in "ZX":
                 return True
     return False

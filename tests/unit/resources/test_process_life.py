@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -351,3 +352,17 @@ async def test_the_arguments_of_a_process_are_not_shown() -> None:
     assert (entry.details["program"], entry.details["arguments"]) == ("sleep", 1)
     report = await scope.aclose()
     assert "60.0001" not in f"{entry} {report} {report.to_json()}"
+
+
+def test_other_processes_may_end_while_the_group_is_looked_for() -> None:
+    """Linux then says `No such process` of a file below /proc that was listed a moment before."""
+
+    def gone(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path).startswith("/proc/"):
+            raise ProcessLookupError(errno.ESRCH, "No such process", str(path))
+        return stat(path, *args, **options)
+
+    stat = os.stat
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "stat", gone)
+        assert spawning.group_lives(os.getpgrp())
