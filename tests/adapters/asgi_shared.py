@@ -22,6 +22,7 @@ __all__ = [
     "test_an_interrupted_download_looks_interrupted",
     "test_clients_that_leave_at_any_point_leave_nothing",
     "test_ctrl_c_loses_no_background_work",
+    "test_hops_of_a_node_alone_end_before_the_apps_own_shutdown",
     "test_the_exit_code_of_a_node_alone_tells_of_a_loss",
     "test_what_is_lost_is_in_the_log",
     "test_without_a_lifespan_nothing_is_lost_either",
@@ -243,3 +244,30 @@ async def test_the_exit_code_of_a_node_alone_tells_of_a_loss(kind: str, grace: f
     assert told.count(f"node 'hotel' is draining, grace {grace} s: 1 hop in flight") == 1
     assert told.count("scope 'node hotel' closed in") == 1
     assert ("nothing lost" in told, "WORK LOST" in told) == (bool(grace), not grace)
+
+
+@here
+@pytest.mark.real_time
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("trio")])
+@pytest.mark.parametrize("left", ["task", "queue", "failing"])
+async def test_hops_of_a_node_alone_end_before_the_apps_own_shutdown(kind: str, left: str) -> None:
+    """They have the app's client and its worker for as long as they need them; the exit code tells of a failure."""
+    options = {"app": "tests.adapters.asgi_node_app:app", "logs": False}
+    async with serve(kind, "quiesce", grace=600, cleanup=5, **options) as server:
+        assert (await server.get(f"/{left}")).status == 200
+        work = await server.begun(left)
+        server.terminate()
+        while "is draining" not in server.errors():
+            await anyio.lowlevel.checkpoint()
+        await server.deaf()
+        if SERVER == "uvicorn":  # only its log tells when it ends the lifespan
+            while "Waiting for application shutdown" not in server.errors():
+                await anyio.lowlevel.checkpoint()
+        await work.go_on()
+        clean = -signal.SIGTERM if SERVER == "uvicorn" else 0
+        if left == "failing" and SERVER != "granian":  # whose parent process exits with its own
+            clean = 1
+        assert await server.exit_code() == clean
+        done = [] if left == "failing" else [f"{left} done"]
+        assert server.notes == ["startup", *done, "shutdown"]
+        assert ("WORK LOST" if left == "failing" else "nothing lost") in server.errors()

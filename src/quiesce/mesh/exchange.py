@@ -124,6 +124,8 @@ class Exchange:
             self._flush = Hold(self._scope, "receipts", "to be posted", self._left(), code, 0)
             self._scope._insert(self._flush, self._flush)
             self._try_to_end()
+            # A task of a hop that asks for the close is waited for in this step, and not in the next.
+            self._scope._backend.soon(self._try_to_end)
 
     @property
     def is_ending(self) -> bool:

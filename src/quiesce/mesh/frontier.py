@@ -31,6 +31,8 @@ _ENTRIES_MAX = 256
 _SHARE = 0.8  # of the time that is left, for those below: the answer has to come back
 _SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
 _NAMES_MAX = 3
+_LASTING_SECONDS = 5.0  # younger work may just have begun
+_NEVER_SERVICES = ("item", "message")  # each of them is work of a hop
 _SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # of the texts in an entry
 
 
@@ -132,16 +134,23 @@ def _own(node: Node, hop: Hop) -> Busy:
 
 
 def _described(work: tuple[FrontierEntry, ...]) -> str:
-    """Return what a hop is at; after its handler has returned, also how to declare what never ends."""
+    """Return what a hop is at; after its handler has returned, also how to declare what may live as long as the process."""
     if not work:
         return "not begun"
     told = "; ".join(map(_told, work[:_NAMES_MAX]))
     more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
-    names = dict.fromkeys(entry.declared_as for entry in work if entry.declared_as is not None)
     line = ""
-    if names and all(entry.kind != "handler" for entry in work):
-        line = f". If it goes on for ever, declare it: {known.declaration([*names][:_NAMES_MAX])}"
+    if all(entry.kind != "handler" for entry in work):
+        names = dict.fromkeys(filter(None, map(_declared_as, work)))
+        lines = known.declaration([*names][:_NAMES_MAX])
+        line = f". If it lives as long as the process, declare it: {lines}" if names else ""
     return told[: WHY_MAX - len(more) - len(line)] + more + line
+
+
+def _declared_as(entry: FrontierEntry) -> str | None:
+    """Return the name that declares something as a service, if it may be one."""
+    is_work = entry.age < _LASTING_SECONDS or entry.kind in _NEVER_SERVICES
+    return None if is_work else entry.declared_as
 
 
 def _told(entry: FrontierEntry) -> str:

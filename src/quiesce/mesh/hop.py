@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from quiesce.core.backends.base import Waiter
     from quiesce.core.closing import Closing
     from quiesce.core.node import Node as Tree
+    from quiesce.core.scope import Scope
     from quiesce.mesh import states
     from quiesce.mesh.node import Node
     from quiesce.mesh.parts import Part
@@ -219,14 +220,35 @@ class Hop(LightScope):
     def _fail(self, error: BaseException) -> None:
         """Record that it failed, for its sender; not how, which may be a secret."""
         if self._status == "done" and isinstance(error, self._backend.cancelled):
-            self._status, self._why = "cancelled", _FROM_OUTSIDE
+            self._cut_unheard(_FROM_OUTSIDE)
         elif self._status == "done":
             self._status, self._why = "failed", type(error).__name__
 
+    def _fail_unheard(self, error: BaseException, work: Any) -> None:
+        """Record that work failed for which nobody waits: in a drain, the report names it."""
+        self._fail(error)
+        home = self._home_in_drain()
+        if home is not None and not self.is_cancelled:
+            home._failed.append(reports.ended(work, self.name, self._backend.clock(), error))
+
     def _cut_short(self) -> None:
-        """Record that a drain of another tree cancels what is in flight here: it will not be done."""
+        """Record that a drain of another tree cancels what is in flight here, and reports it."""
         if self._status == "done":
             self._status, self._why = "cancelled", SHUT_DOWN
+
+    def _cut_unheard(self, why: str = SHUT_DOWN) -> None:
+        """Record that other code cancels what is in flight here: in a drain, the report names the hop."""
+        if self._status == "done":
+            self._status, self._why = "cancelled", why
+            home = self._home_in_drain()
+            if home is not None and self._mesh._hops_scope._state is not State.CLOSING:
+                home._cancelled.append(self)  # else the close has it
+
+    def _home_in_drain(self) -> Scope | None:
+        """Return the node's scope if it is drained, or soon will be: the server was told to end."""
+        home = self._mesh._scope
+        is_open = home is None or home._state is State.OPEN
+        return home if not is_open or self._mesh._exchange.is_told_to_end else None
 
     def _cancel(self) -> None:
         """Cancel all that runs; the hop ends when that has, however long it takes (3)."""
@@ -391,4 +413,4 @@ def failed(job: Any, error: BaseException) -> None:
         node = node._parent
     if node is not None:
         logger.error("%s %s of %s failed", job.kind, job.name, node.name, exc_info=error)
-        node._fail(error)
+        node._fail_unheard(error, job)

@@ -1,7 +1,8 @@
 """The life of an app that takes part in the mesh: its node is open for as long.
 
 Inside of a `Quiesce`, which drains requests and hops together, the node is opened below the scope that is
-drained there, and closed with it. Alone, the node is drained when the app has shut down.
+drained there, and closed with it. Alone, the node is drained before the app is told to shut down: its hops
+may need what the app closes then.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Life:
         self._signals = ExitStack()
         self._home: Scope | None = None
         self._cut_at: float | None = None
+        self._is_told = False
         self._begun = False
 
     async def run(self, app: App, scope: Message) -> None:
@@ -81,6 +83,8 @@ class Life:
             except Exception as error:
                 await self._raw_send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
+        elif message["type"] == "lifespan.shutdown":
+            await self._close()
         return message
 
     async def _send(self, message: Message) -> None:
@@ -108,8 +112,8 @@ class Life:
         """Count the grace from the signal: the server waits for its open requests first."""
         node, home = self._node, self._home
         if home is not None and self._cut_at is None and node._scope is home:
-            self._say_begin("told to stop", home)
-            self._cut_at = home._backend.clock() + self._grace
+            self._is_told = True
+            self._begin("told to stop", home)
             node._exchange.told_to_end(self._grace + self._cleanup)  # it is closed by then
             node._exchange.service("deadline", self._at_the_deadline, home)
 
@@ -119,26 +123,33 @@ class Life:
         home._close(grace=0.0, cleanup=self._cleanup)
 
     async def _close(self) -> None:
-        """Drain the node, unless that is done by what is around it, or was done before."""
-        home, self._home = self._home, None
+        """Drain the node, unless that is done by what is around it, or was done before.
+
+        If the app's lifespan itself is part of a hop, all other hops have ended, and the node is closed later.
+        """
+        home = self._home
         if home is None:
             return
-        left = self._grace
-        if self._cut_at is not None:
-            left = max(0.0, self._cut_at - home._backend.clock())
-        else:
-            self._say_begin("the server shuts down", home)
-        report = await home.drain(left, cleanup=self._cleanup)
+        cut_at = self._cut_at
+        if cut_at is None:
+            cut_at = self._begin("the server shuts down", home)
+        await home.drain(max(0.0, cut_at - home._backend.clock()), cleanup=self._cleanup)
+        report = home.report
+        if report is None:
+            return
+        self._home = None
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
-        if not report.ok and self._cut_at is not None:
+        if not report.ok and self._is_told:
             exits.lost()
 
-    def _say_begin(self, why: str, home: Scope) -> None:
-        """Say that the node drains, and what would drain the rest of the server as well."""
+    def _begin(self, why: str, home: Scope) -> float:
+        """Say that the node drains, and what would drain the rest of the server; return when the grace is over."""
         count = len(self._node._hops)
         hops = f"{count or 'no'} hop{'s' * (count != 1)} in flight"
         text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
         say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
+        self._cut_at = home._backend.clock() + self._grace
+        return self._cut_at
 
 
 @contextmanager

@@ -118,6 +118,70 @@ async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
         assert "WORK LOST" in caplog.text
 
 
+async def test_the_app_is_told_to_shut_down_when_its_hops_have_ended() -> None:
+    """They may need what it closes then."""
+    order: list[str] = []
+    gate = anyio.Event()
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        order.append(f"shutdown, {node!r}")
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def work() -> None:
+        await gate.wait()
+        order.append("work")
+
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app))
+        life.ask("startup")
+        job = server.spawn(life.run)
+        await until(lambda: life.told)
+        async with node.cascade("c") as _kept:
+            here().spawn(work)
+        life.ask("shutdown")
+        await until(lambda: node.health.state == "draining")
+        await turns(20)
+        assert order == []
+        gate.set()
+        await job
+    assert order == ["work", "shutdown, <Node 'b' new or closed, 0 hops>"]
+
+
+@pytest.mark.parametrize("grace", [0, 60])
+async def test_an_app_may_live_inside_of_a_cascade(
+    grace: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its shutdown ends that, so it is told at once; the node is closed after it."""
+    order: list[str] = []
+    caplog.set_level("INFO")
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        async with node.cascade("session"):
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            order.append(repr(node))
+            await turns(5)
+        await send({"type": "lifespan.shutdown.complete"})
+        order.append(repr(node))
+
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app, grace=grace))
+        life.ask("startup")
+        job = server.spawn(life.run)
+        await until(lambda: life.told)
+        life.ask("shutdown")
+        await job
+    assert life.told == ["startup.complete", "shutdown.complete"]
+    assert order == ["<Node 'b' closing, 1 hops>", "<Node 'b' new or closed, 0 hops>"]
+    assert caplog.text.count("nothing lost") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("app", [with_lifespan, without_lifespan])
 @pytest.mark.parametrize("ends", [False, True])

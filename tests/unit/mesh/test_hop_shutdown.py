@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,11 +12,12 @@ from quiesce import Scope, UsageError
 from quiesce.errors import CascadeCancelled
 from quiesce.mesh import SettledWithLosses, Unknown
 from tests.stress import CANCELLED, lasting, turns
-from tests.unit.mesh.meshing import World, here
+from tests.unit.mesh.meshing import HandlerError, World, here, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quiesce.core.report import Report
     from quiesce.mesh import Cascade, Hop
     from quiesce.mesh.parts import Part
 
@@ -248,3 +250,160 @@ async def test_what_was_begun_by_a_part_that_is_gone_is_not_over(
         stay.release()  # type: ignore[attr-defined]  # it is a Stay
         hop._part_ended()
         assert (await cascade.settled(5)).ok
+
+
+# What goes wrong in a drain, and is not the drain's doing.
+
+
+class InDrain:
+    """A hop whose job waits for a word in the drain of its agent."""
+
+    def __init__(self, world: World) -> None:
+        """Know its world."""
+        self._world = world
+        self.gate = anyio.Event()
+        self.job: Any = None
+
+    async def begin(self, work: Any) -> Cascade:
+        """Have it at work."""
+        root, self.node = await self._world.add("a"), await self._world.add("b")
+
+        async def handler(hop: Hop) -> None:
+            self.job = hop.spawn(work, self.gate, name="mail")
+
+        async with root.cascade("c") as cascade:
+            await self._world.hand("b", handler)
+        return cascade
+
+    async def drain(self, within: float = 60.0) -> Report:
+        """Drain the agent, and give the word when that has begun."""
+        async with Scope("draining") as scope:
+            draining = scope.spawn(self.node.drain, within)
+            await until(lambda: self.node.health.state != "ready")
+            self.gate.set()
+            return await draining
+
+
+async def raises_at_the_word(gate: anyio.Event) -> None:
+    """Fail when the word is given."""
+    await gate.wait()
+    raise HandlerError
+
+
+async def raises_when_cut(_: anyio.Event) -> None:
+    """Fail when cancelled, as libraries do that have an error of their own for it."""
+    try:
+        await anyio.sleep_forever()
+    except CANCELLED:
+        raise HandlerError from None
+
+
+@pytest.mark.parametrize(("work", "within"), [(raises_at_the_word, 60.0), (raises_when_cut, 0.0)])
+async def test_work_that_fails_in_a_drain_is_in_the_report(work: Any, within: float) -> None:
+    """Nobody asks for its result: the sender is told that it failed, and so is who drains the agent."""
+    async with World() as world:
+        there = InDrain(world)
+        cascade = await there.begin(work)
+        report = await there.drain(within)
+        assert not report.ok
+        (item,) = report.failed
+        assert (item.kind, item.name, type(item.error)) == ("job", "mail", HandlerError)
+        found = await cascade.settled(5, require="participants")
+        assert (found.ok, found.receipt.failed) == (False, 1)
+
+
+async def test_work_that_fails_after_the_signal_is_in_the_report() -> None:
+    """A server that was told to end drains the node later: it waits for its open requests first."""
+    async with World() as world:
+        there = InDrain(world)
+        await there.begin(raises_at_the_word)
+        there.node._exchange.told_to_end(60.0)
+        there.gate.set()
+        await until(lambda: not there.node._hops)
+        assert [item.name for item in (await there.node.drain()).failed] == ["mail"]
+
+
+async def test_work_that_failed_before_a_drain_is_not_in_its_report() -> None:
+    """It was logged when it happened, and its sender knows."""
+    async with World() as world:
+        there = InDrain(world)
+        there.gate.set()
+        cascade = await there.begin(raises_at_the_word)
+        await cascade.settled(5, require="participants")
+        assert (await there.node.drain()).ok
+
+
+async def test_work_that_its_cascade_cancels_in_a_drain_is_not_lost() -> None:
+    """It was meant to end, however it does that."""
+    async with World() as world:
+        there = InDrain(world)
+        cascade = await there.begin(raises_when_cut)
+        async with Scope("draining") as scope:
+            draining = scope.spawn(there.node.drain, 60.0)
+            await until(lambda: there.node.health.state == "draining")
+            await cascade.cancel()
+            assert (await draining).ok
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_work_that_other_code_cancels_in_a_drain_is_in_the_report() -> None:
+    """The hop is *cancelled* for its sender, and for who drains the agent."""
+    async with World() as world:
+        there = InDrain(world)
+        tasks: list[asyncio.Task[None]] = []
+
+        async def work(_: anyio.Event) -> None:
+            tasks.append(asyncio.create_task(anyio.sleep_forever()))
+
+        async def cancel() -> None:
+            await there.gate.wait()
+            tasks[0].cancel()
+
+        cascade = await there.begin(work)
+        await until(lambda: tasks)
+        canceller = asyncio.create_task(cancel())
+        report = await there.drain()
+        await canceller
+        (item,) = report.cancelled
+        assert item.kind == "hop"
+        assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+@pytest.mark.parametrize(
+    ("how", "says"), [("is cancelled", False), ("is cancelled", True), ("fails", False)]
+)
+async def test_an_item_whose_worker_ends_in_a_drain_is_in_the_report(
+    how: str, *, says: bool
+) -> None:
+    """It was not done; whatever the worker says in its `finally`."""
+    async with World() as world:
+        there = InDrain(world)
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        taken = anyio.Event()
+
+        async def worker() -> None:
+            while True:
+                await queue.get()
+                try:
+                    taken.set()
+                    await there.gate.wait()
+                    if how == "fails":
+                        raise HandlerError
+                    asyncio.current_task().cancel()  # type: ignore[union-attr]  # it is one
+                    await anyio.sleep_forever()
+                finally:
+                    if says:
+                        queue.task_done()
+
+        async def work(_: anyio.Event) -> None:
+            queue.put_nowait("item")
+
+        task = asyncio.create_task(worker())
+        cascade = await there.begin(work)
+        await taken.wait()
+        report = await there.drain()
+        await asyncio.gather(task, return_exceptions=True)
+        (item,) = report.failed if how == "fails" else report.cancelled
+        assert item.kind == "hop"
+        assert not (await cascade.settled(5, require="participants")).ok

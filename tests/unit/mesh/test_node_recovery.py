@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,7 +18,7 @@ from quiesce.mesh.facts import EdgeClosed
 from quiesce.mesh.journal import Journal
 from quiesce.mesh.receipt import Receipt
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import Full, World, here, leaves, nothing
+from tests.unit.mesh.meshing import HASTE, Full, World, here, leaves, nothing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +79,39 @@ async def test_what_it_had_handed_on_is_asked_for(tmp_path: Path) -> None:
         found = await cascade.settled(5)
         assert isinstance(found, SettledWithLosses)
         assert (found.receipt.hops, found.receipt.lost) == (3, 1)
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+async def test_a_drained_agent_does_not_wait_for_those_it_has_handed_on_to(
+    tmp_path: Path, *, has_journal: bool
+) -> None:
+    """No verdict is green until its next process has found in the journal what is open, or ever if there is none."""
+    gate = anyio.Event()
+    async with World(tmp_path if has_journal else None) as world:
+        patience = replace(HASTE, give_up=600)
+        root, middle, _ = [await world.add(name, patience=patience) for name in "abc"]
+
+        async def low(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
+        async def mid(_: Hop) -> None:
+            await world.hand("c", low)
+
+        async with root.cascade("c") as cascade:
+            await world.hand("b", mid)
+        assert (await middle.drain(None)).ok
+        early = await cascade.settled(0.1)
+        assert isinstance(early, Unknown)
+        assert not early.is_final
+        assert "to http://b" in early.missing[0]
+        gate.set()
+        assert isinstance(await cascade.settled(0.1), Unknown)
+        await world.add("b", patience=patience)
+        found = await cascade.settled(30)
+        assert found.ok is has_journal
+        if not has_journal:
+            assert isinstance(found, Unknown)
+            assert found.is_final
 
 
 async def test_a_late_copy_is_refused_after_a_restart(tmp_path: Path) -> None:

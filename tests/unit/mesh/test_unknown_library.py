@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.mesh import Settled, Unknown
+from quiesce.mesh import Settled, Unknown, frontier
 from tests.unit.mesh.meshing import World
 
 if TYPE_CHECKING:
@@ -89,13 +89,19 @@ async def verdict(folder: Path, pool: Any, use: str, services: list[str]) -> Any
             "Pool.keep",
         ),
         ("use_thread", "daemon thread, Event.wait started at ", "Pool.use_thread"),
-        ("use_queue", r"item in asyncio\.Queue since \d\.\d s, started at ", "Pool.use_queue"),
+        ("use_queue", r"item in asyncio\.Queue since \d\.\d s, started at ", None),
     ],
 )
 async def test_the_verdict_names_it_and_the_line_that_declares_it(
-    tmp_path: Path, pool: Any, use: str, told: str, name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pool: Any,
+    use: str,
+    told: str,
+    name: str | None,
 ) -> None:
-    """What it is, where it was started and since when; with the line, or one for its module, it is settled."""
+    """What it is, where it was started and since when; with the line, which an item has none of, it is settled."""
+    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
     folders = [tmp_path / name for name in ("unknown", "named", "module")]
     for folder in folders:
         folder.mkdir()
@@ -105,21 +111,38 @@ async def test_the_verdict_names_it_and_the_line_that_declares_it(
     assert re.search(told, missing), missing
     place = SOURCE.splitlines().index(f"    def {use}(self):") + 2
     assert f"unheard/pool.py:{place}" in missing
-    line = re.search(r"declare it: Node\(services=(\[.*\])\)", missing)
-    assert line is not None, missing
-    services = json.loads(line[1])
-    assert services == [f"unheard.pool.{name}"]
-    assert isinstance(await verdict(folders[1], pool, use, services), Settled)
+    line = re.search(
+        r"\. If it lives as long as the process, declare it: Node\(services=(\[.*\])\)", missing
+    )
+    assert (line is None) is (name is None), missing
+    if line is not None:
+        services = json.loads(line[1])
+        assert services == [f"unheard.pool.{name}"]
+        assert isinstance(await verdict(folders[1], pool, use, services), Settled)
     assert isinstance(await verdict(folders[2], pool, use, ["unheard.pool.*"]), Settled)
 
 
-async def test_work_that_goes_on_in_the_handler_is_not_to_be_declared(tmp_path: Path) -> None:
-    """As long as the handler has not returned, there is nothing else to wait for."""
+async def test_work_that_has_just_begun_is_not_to_be_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any
+) -> None:
+    """It may be the work itself, and end soon."""
+    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 3600.0)  # also on a busy machine
+    found = await verdict(tmp_path, pool, "use_task", [])
+    assert "task Pool.keep since" in str(found)
+    assert "declare it" not in str(found)
+
+
+async def test_work_that_goes_on_in_the_handler_is_not_to_be_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any
+) -> None:
+    """As long as the handler has not returned, what it has started may be what it waits for."""
+    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
     async with World(tmp_path) as world:
         root, _ = await world.add("a"), await world.add("b")
         found: list[Unknown] = []
 
         async def handler(_: Hop) -> None:
+            pool.use_task()
             verdict = await cascade.settled(0.6)
             assert isinstance(verdict, Unknown)
             found.append(verdict)
@@ -128,5 +151,6 @@ async def test_work_that_goes_on_in_the_handler_is_not_to_be_declared(tmp_path: 
             await world.hand("b", handler)
         begun, message = found[0].missing
         assert "at work: cascade c" in begun
-        assert "at work: handler handler since" in message
+        assert "handler handler since" in message
+        assert "task Pool.keep since" in message
         assert "declare it" not in message

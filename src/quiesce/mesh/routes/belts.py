@@ -297,7 +297,7 @@ class Belt:
         is_cut = isinstance(sys.exc_info()[1], CancelledError)  # it is said in a `finally`
         for taker, parcel in found[:1]:
             if is_cut and parcel.hold is not None:
-                parcel.hold.hop._cut_short()
+                parcel.hold.hop._cut_unheard()
             self._said_done(taker, parcel, is_takers=taker is mine)
         if unfinished == 0:
             for taker in list(takers.values()):

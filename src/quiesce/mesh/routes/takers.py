@@ -174,9 +174,9 @@ def _tell_end(key: object, hop: Hop) -> None:
     if not isinstance(key, asyncio.Task):
         return
     if key.cancelled():
-        hop._cut_short()
+        hop._cut_unheard()
     elif key._exception is not None:
-        hop._fail(key._exception)
+        hop._fail_unheard(key._exception, hop)
 
 
 def _has_returned(key: object, item: object) -> bool:
