@@ -21,6 +21,7 @@ later, on behalf of the call. What is not here, users declare in one line: `Node
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -211,6 +212,9 @@ def starter(frame: FrameType | None) -> FrameType | None:
 
 def is_housekeeper(frame: FrameType) -> bool:
     """Return whether the code of a frame belongs to a library that is known to keep house."""
-    if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _INVOKERS:
-        return False
-    return package_of(frame.f_globals.get("__name__")) in HOUSEKEEPERS
+    return _keeps_house(frame.f_globals.get("__name__"), frame.f_code.co_name)
+
+
+@lru_cache(maxsize=4096)
+def _keeps_house(module: str | None, function: str) -> bool:
+    return (module, function) not in _INVOKERS and package_of(module) in HOUSEKEEPERS

@@ -110,7 +110,7 @@ class Horizon:
 
     def arrived(self, handed: Handed) -> None:
         """Remember a message that begins for longer, if its copies may come for longer (2)."""
-        if self._is_early(handed):
+        if handed.begin_by > self.wall() + self.keep + DRIFT_SECONDS:
             self._detector.stay(handed.edge, handed.begin_by)
 
     def _is_early(self, handed: Handed) -> bool:

@@ -183,7 +183,11 @@ class Keeping:
     def write(self, records: list[Record]) -> bool:
         """Write records; returns whether what rests on them may be done."""
         if self.error is None:
-            return self._try(records)
+            try:
+                self._journal.write(records)
+            except BaseException as error:  # noqa: BLE001 - raised again, if it is not an `Exception`
+                return self._failed(records, error)
+            return True
         self._behind += records
         if self._serves and time.monotonic() < self._retry_at:
             return not self.is_refusing
@@ -191,25 +195,26 @@ class Keeping:
 
     def retry(self) -> bool:
         """Write what could not be written; returns whether all is written."""
-        if self.error is not None:
-            behind, self._behind = self._behind, []
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._try(behind)
-        return self.error is None
-
-    def _try(self, records: list[Record]) -> bool:
+        if self.error is None:
+            return True
+        behind, self._behind = self._behind, []
+        self._retry_at = time.monotonic() + RETRY_SECONDS
         try:
-            self._journal.write(records)
-        except BaseException as error:
-            self._fail(records, error)
-            if not isinstance(error, Exception):
-                raise
-            return not self.is_refusing
-        if self.error is not None:
-            self.error = None
-            self._engine.detector.is_volatile = False
-            logger.warning("node %r can write its journal again, and resumes", self._name)
+            self._journal.write(behind)
+        except BaseException as error:  # noqa: BLE001 - likewise
+            self._failed(behind, error)
+            return False
+        self.error = None
+        self._engine.detector.is_volatile = False
+        logger.warning("node %r can write its journal again, and resumes", self._name)
         return True
+
+    def _failed(self, records: list[Record], error: BaseException) -> bool:
+        """Keep what could not be written; return whether what rests on it may be done all the same."""
+        self._fail(records, error)
+        if not isinstance(error, Exception):
+            raise error
+        return not self.is_refusing
 
     def _fail(self, records: list[Record], error: BaseException) -> None:
         self._behind = [*records, *self._behind]

@@ -119,7 +119,8 @@ class Steps:
             engine.detector.writes = []
             if self._keeping is not None:
                 self._write(self._keeping, writes)
-            exchange.wrote(writes)
+            if exchange._polls:
+                exchange.wrote(writes)
             if self._shared:
                 sharing.closed(self._shared, writes)
         if engine.news:
@@ -144,7 +145,7 @@ class Steps:
             self._abandon()
             self._exchange.wake()
             self._refuse()
-        if keeping.tidying.is_over or keeping.error is not None:
+        if keeping.error is not None or keeping.tidying.is_over:
             self._exchange.wake()  # it sees to that, too
 
     def _begin(self, cascade: Cascade) -> Hop:
@@ -166,7 +167,8 @@ class Steps:
             raise
 
     def _arrive(self, handed: wire.Handed, why_not: str | None = None, caller: str = "") -> Hop:
-        if self._scope is None or self._is_refusing:
+        keeping = self._keeping
+        if self._scope is None or (keeping is not None and keeping.error is not None):
             self._check()
         edge, engine = handed.edge, self._engine
         why = why_not or self._objection(handed)
@@ -253,7 +255,7 @@ class Steps:
         now = self._clock()
         microseconds = int((now - hop._since) * 1e6 + 0.5)
         try:
-            if hop.rides and status == "done" and not (why or self._is_refusing):
+            if hop.rides and not why and status == "done" and not self._is_refusing:
                 packed = self._engine.detector.finish(record, microseconds)
                 if packed is not None:
                     self._commit()

@@ -34,6 +34,15 @@ _AROUND = frozenset({
 })  # fmt: skip
 
 
+def has_workers() -> bool:
+    """Return whether workers have waited for events that still exist."""
+    return bool(_of_workers)
+
+
+def first_worker() -> None:
+    """Follow who sets events; replaced by the module that does so."""
+
+
 def by_set(signal: Callable[..., None]) -> Callable[..., None]:
     """Return the replacement of `Event.set` and `Condition.notify`."""
 
@@ -59,7 +68,7 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition of asyncio."""
 
     async def waiting(self: Any) -> Any:
-        if not _begins(self, _getframe().f_back):
+        if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return await wait(self)
         found = await wait(self)
         _woken(self)
@@ -72,7 +81,7 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition between threads."""
 
     def waiting(self: Any, timeout: float | None = None) -> Any:
-        if not _begins(self, _getframe().f_back):
+        if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return wait(self, timeout)
         found = wait(self, timeout)
         if found:
@@ -82,15 +91,18 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
+def _is_part_of_hop(event: Any) -> bool:
+    """Return whether the running code is a part of a hop, which is waited for by itself, and not a worker."""
+    node = current.get()
+    return node is not None and node._errand is not None and id(event) not in belts
+
+
 def _begins(event: Any, frame: FrameType | None) -> bool:
     """Record that a worker waits; return False if what waits is not a worker."""
     frame = _user(frame)
     if frame is None:
         return False
     belt = belts.get(id(event)) if belts else None
-    node = current.get()
-    if belt is None and node is not None and node._errand is not None:
-        return False  # a part of a hop, which is waited for by itself
     key = running()
     if key is None or not _is_worker(event, reach(frame, _root(key))):
         return False
@@ -104,6 +116,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
         _forget(belt)
     if id(event) not in _of_workers:
         _of_workers.add(id(event))
+        first_worker()
         finalize(event, _of_workers.discard, id(event)).atexit = False
     return True
 
