@@ -228,13 +228,12 @@ class _Exchange(Visit):
         self.is_answered = True
         return self._hop._mesh.answer(self._hop).encode()
 
-    def _answer(self, status: int) -> bytes:
-        if status in _TURNED_AWAY:
-            told = self._hop._mesh._turned_away(self._hop, self._caller)
-            if told is not None:
-                self.is_answered = True
-                return told.encode()
-        return self.header()
+    def _turn_away(self) -> bytes:
+        told = self._hop._mesh._turned_away(self._hop, self._caller)
+        if told is None:
+            return self.header()
+        self.is_answered = True
+        return told.encode()
 
     async def keep(self, message: Message) -> None:
         """Send a message of the app, or keep it until the next turn of the loop."""
@@ -294,7 +293,9 @@ class _Exchange(Visit):
             if message["type"] == "http.response.start":
                 # An app that passes on what another agent has answered passes that on, too.
                 lines = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
-                lines += ((_ANSWER, self._answer(message["status"])), *self._last)
+                is_taken = message["status"] not in _TURNED_AWAY
+                answer = self.header() if is_taken else self._turn_away()
+                lines += ((_ANSWER, answer), *self._last)
                 message = {**message, "headers": lines}
             await send(message)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -138,6 +139,8 @@ class Life:
         if report is None:
             return
         self._home = None
+        seconds = home._backend.clock() - cut_at + self._grace
+        report = replace(report, seconds=seconds)  # since the signal: the server has waited before
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         if not report.ok and self._is_told:
             exits.lost()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.cascade import Cascade
     from quiesce.mesh.engine import Engine
     from quiesce.mesh.exchange import Exchange
-    from quiesce.mesh.facts import Answer, Record, Stop
+    from quiesce.mesh.facts import Answer, Stop
     from quiesce.mesh.keeping import Keeping
     from quiesce.mesh.policy import Policy
     from quiesce.mesh.receipt import Status
@@ -117,8 +117,14 @@ class Steps:
         writes = engine.detector.writes
         if writes:
             engine.detector.writes = []
-            if self._keeping is not None:
-                self._write(self._keeping, writes)
+            keeping = self._keeping
+            if keeping is not None:
+                if not keeping.write(writes):
+                    self._abandon()
+                    exchange.wake()
+                    self._refuse()
+                if keeping.error is not None or keeping.tidying.is_over:
+                    exchange.wake()  # it sees to that, too
             if exchange._polls:
                 exchange.wrote(writes)
             if self._shared:
@@ -139,14 +145,6 @@ class Steps:
                     cascade._settle(news.receipt)
             elif news.edge in self._hops:
                 self._hops[news.edge]._cancel()
-
-    def _write(self, keeping: Keeping, records: list[Record]) -> None:
-        if not keeping.write(records):
-            self._abandon()
-            self._exchange.wake()
-            self._refuse()
-        if keeping.error is not None or keeping.tidying.is_over:
-            self._exchange.wake()  # it sees to that, too
 
     def _begin(self, cascade: Cascade) -> Hop:
         self._check()
@@ -254,8 +252,10 @@ class Steps:
             return  # nobody would be told; a journal says what it was
         now = self._clock()
         microseconds = int((now - hop._since) * 1e6 + 0.5)
+        keeping = self._keeping
         try:
-            if hop.rides and not why and status == "done" and not self._is_refusing:
+            is_kept = keeping is None or keeping.error is None
+            if hop.rides and not why and status == "done" and is_kept:
                 packed = self._engine.detector.finish(record, microseconds)
                 if packed is not None:
                     self._commit()

@@ -16,7 +16,7 @@ from quiesce.errors import JournalInUse
 from quiesce.mesh import CascadeFront, Patience, wire
 from quiesce.mesh.courier import Call
 from quiesce.mesh.transport import RECEIPTS
-from tests.stress import turns
+from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import HandlerError, World, here, until
 from tests.unit.mesh.serving import Exchange, Life, answers
 
@@ -299,7 +299,7 @@ async def test_the_drain_of_a_node_is_seen_without_logging(
             await until(lambda: life.told)
             if is_signalled:
                 signal.raise_signal(signal.SIGTERM)
-                await turns(5)
+                await lasting(2.5)  # the server waits for its open requests
             life.ask("shutdown")
             await job
     finally:
@@ -309,7 +309,8 @@ async def test_the_drain_of_a_node_is_seen_without_logging(
     text = f"quiesce: {why}: node 'b' is draining, grace 30 s: no hops in flight. "
     assert begin.startswith(text)
     assert "Quiesce(app, node=node)" in begin
-    assert end.startswith("quiesce: scope 'node b' closed in")
+    _, _, seconds = end.partition("quiesce: scope 'node b' closed in ")
+    assert float(seconds.partition(" s, ")[0]) >= (2.5 if is_signalled else 0.0)
     assert "nothing lost" in end
 
 
