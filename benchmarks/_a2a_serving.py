@@ -50,7 +50,7 @@ DURABLE = "quiesce, on disk"
 
 
 def _made(way: str, folder: Path) -> dict[str, Any]:
-    """Give what a handler of a way is made of: the same agent, card and stores."""
+    """Return what a handler of a way is made of: the same agent, card and stores."""
     configs = InMemoryPushNotificationConfigStore()
     if way == BARE:
         sender = kit.bare_sender(httpx.AsyncClient(trust_env=False), configs)
@@ -81,7 +81,7 @@ async def handling(way: str, folder: Path) -> AsyncIterator[Any]:
 
 
 def application(way: str, folder: Path) -> Starlette:
-    """Give the app of a way: the same routes, with a handler of its own."""
+    """Return the app of a way: the same routes, with a handler of its own."""
     routes = [Route("/cpu", _cpu)]
     made = _made(way, folder)
     if way == BARE:
@@ -137,7 +137,7 @@ def _serve(way: str, backend: str, folder: Path, listening: socket.socket) -> No
 
 
 def body(method: str, params: dict[str, Any]) -> bytes:
-    """Give a JSON-RPC call of the SDK's version."""
+    """Return a JSON-RPC call of the SDK's version."""
     data = {"jsonrpc": "2.0", "id": 1, "method": METHODS[method], "params": params}
     return json.dumps(data).encode()
 

@@ -87,7 +87,7 @@ class AnsweringTransport:
         self._inbox.put_nowait({**_ANSWER, "id": message["id"]})
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give the next answer."""
+        """Return the next answer."""
         return await self._inbox.get()
 
     async def close(self) -> None:

@@ -132,7 +132,7 @@ class MemoryTransport:
         self.peer.more("result" in message)
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give the next request."""
+        """Return the next request."""
         return await self._inbox.get()
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ async def over_transport(run: Run, count: int) -> float:
 
 
 def _measures() -> Iterator[tuple[str, str, dict[str, Piece]]]:
-    """Give the name of each measure, what it is of, and its pieces."""
+    """Return the name of each measure, what it is of, and its pieces."""
     for what, agent, client in (
         ("streams", over_streams, _acp_client.over_streams),
         ("transport", over_transport, _acp_client.over_transport),

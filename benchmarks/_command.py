@@ -30,7 +30,7 @@ class Sized(Protocol):
         """The number of rounds."""
 
     def with_rounds(self, rounds: int) -> Self:
-        """Give the same with another number of rounds."""
+        """Return the same with another number of rounds."""
 
 
 S = TypeVar("S", bound=Sized)
@@ -51,7 +51,7 @@ class Suite(Generic[S]):
     quick: S
 
     def sizes(self, *, quick: bool, rounds: int | None) -> S:
-        """Give how much is to be measured."""
+        """Return how much is to be measured."""
         sizes = self.quick if quick else self.full
         return sizes.with_rounds(rounds) if rounds else sizes
 

@@ -183,7 +183,7 @@ finally:
 
 
 def versions_of(case: Case) -> tuple[str, str]:
-    """Give the buggy and the fixed test; a scenario, if a test would only hang as well."""
+    """Return the buggy and the fixed test; a scenario, if a test would only hang as well."""
     return ("buggy", "fixed") if case.left else ("swept_buggy", "swept_fixed")
 
 

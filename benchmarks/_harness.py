@@ -35,7 +35,7 @@ def progress(text: str) -> None:
 
 
 def has_backend(backend: str) -> bool:
-    """Tell whether the loop of that name can be made here."""
+    """Return whether the loop of that name can be made here."""
     return find_spec(backend) is not None
 
 
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def missed(self) -> bool:
-        """Tell whether there is a limit, and it does not hold."""
+        """Return whether there is a limit, and it does not hold."""
         return self.verdict in {"over", "under"}
 
 

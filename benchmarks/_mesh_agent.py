@@ -75,7 +75,7 @@ class Agent:
         self._ended = time.monotonic()
 
     async def ended(self, _: Request) -> Response:
-        """Tell when the last of it ended."""
+        """Return when the last of it ended."""
         return JSONResponse(self._ended)
 
     async def go(self, request: Request) -> Response:
@@ -99,7 +99,7 @@ class Agent:
 
 
 def plain(node: Node | None, after: str) -> Any:  # noqa: ANN401 - an ASGI app
-    """Give an HTTP server that takes part if there is a node."""
+    """Return an HTTP server that takes part if there is a node."""
     agent = Agent(node, after)
     paths = ("cpu", "work", "chain", "ended", "go", "trip")
     app = Starlette(
@@ -109,7 +109,7 @@ def plain(node: Node | None, after: str) -> Any:  # noqa: ANN401 - an ASGI app
 
 
 def a2a(node: Node | None) -> Any:  # noqa: ANN401 - an ASGI app
-    """Give an A2A server that takes part if there is a node."""
+    """Return an A2A server that takes part if there is a node."""
     from quiesce.integrations.a2a import MemoryOutbox, quiesce_app  # noqa: PLC0415 - of this way alone
     from tests.adapters import a2a_kit  # noqa: PLC0415 - the same
 

@@ -20,7 +20,7 @@ _DIGITS = 9  # times are sums of floats, in another order
 
 
 def over_bound(world: World) -> float:
-    """Give the time from the end of the last work to the verdict, over the least that it could be."""
+    """Return the time from the end of the last work to the verdict, over the least that it could be."""
     assert world.verdict is not None
     assert world.judge() == []
     last = max(work.end or 0.0 for work in world.works)

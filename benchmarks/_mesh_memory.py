@@ -58,7 +58,7 @@ def _resident() -> int:
 
 
 def held(count: int, kind: str, *, traced: bool) -> float:
-    """Give the bytes an edge, of so many, in this process."""
+    """Return the bytes an edge, of so many, in this process."""
     open_edges(new_engine(), 1_000, kind)  # what is made once, is made
     gc.collect()
     engine = new_engine()

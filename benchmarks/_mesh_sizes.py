@@ -20,7 +20,7 @@ class MeshSizes:
     requests: int  # to a server, a round
 
     def with_rounds(self, rounds: int) -> MeshSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(self, rounds=rounds, rounds_large=rounds)
 
 

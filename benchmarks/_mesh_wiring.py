@@ -46,7 +46,7 @@ class Mesh:
         self.settled: list[Receipt] = []
 
     def new_id(self) -> bytes:
-        """Give an id that nobody else has."""
+        """Return an id that nobody else has."""
         self.ids += 1
         return self.ids.to_bytes(12, "big")
 

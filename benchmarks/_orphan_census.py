@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 0.002
 
 
 def available() -> bool:
-    """Tell whether the processes of this machine can be listed."""
+    """Return whether the processes of this machine can be listed."""
     return Path("/proc/self/environ").exists()
 
 
@@ -37,7 +37,7 @@ def _has(pid: int, wanted: bytes) -> bool:
 
 
 def dead() -> int | None:
-    """Give a child of this program that has exited and was not reaped, if there is one."""
+    """Return a child of this program that has exited and was not reaped, if there is one."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

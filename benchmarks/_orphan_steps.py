@@ -149,7 +149,7 @@ class Guard:
             os._exit(3)
 
     def end(self) -> None:
-        """Know that the run is over."""
+        """Record that the run is over."""
         self._over.set()
         self._thread.join()
 

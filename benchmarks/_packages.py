@@ -16,7 +16,7 @@ class Package:
 
     @property
     def found(self) -> bool:
-        """Tell whether it is installed, and works with this Python."""
+        """Return whether it is installed, and works with this Python."""
         try:
             import_module(self.module)
         except ImportError:
@@ -25,7 +25,7 @@ class Package:
 
     @property
     def version(self) -> str:
-        """Give its version, `missing` if it is not there."""
+        """Return its version, `missing` if it is not there."""
         if self.module == "asyncio":
             return "standard library"
         try:

@@ -60,7 +60,7 @@ def run_on(loop: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def has_loop(loop: str) -> bool:
-    """Tell whether there is such an event loop here."""
+    """Return whether there is such an event loop here."""
     return find_spec(loop) is not None
 
 
@@ -171,7 +171,7 @@ class Starter:
 
 
 def starters(backend: str) -> dict[str, Starter]:
-    """Give all that can take part; ours runs in the loop of the backend.
+    """Return all that can take part; ours runs in the loop of the backend.
 
     What quiesce is compared with is asyncio in its own loop, also where ours runs on uvloop:
     that is the faster one.

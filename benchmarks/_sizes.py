@@ -23,7 +23,7 @@ class Sizes:
     frontier: int
 
     def with_rounds(self, rounds: int) -> Sizes:
-        """Give the same sizes with another number of rounds, for all but flatness."""
+        """Return the same sizes with another number of rounds, for all but flatness."""
         return replace(
             self,
             rounds=rounds,
@@ -74,7 +74,7 @@ class ResourceSizes:
     queued: int  # at once, for the memory
 
     def with_rounds(self, rounds: int) -> ResourceSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(self, rounds=rounds, rounds_peers=min(self.rounds_peers, rounds))
 
 
@@ -113,7 +113,7 @@ class ProcessSizes:
     grown_megabytes: int  # by how much more memory the parent has
 
     def with_rounds(self, rounds: int) -> ProcessSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(
             self,
             rounds=rounds,
@@ -161,7 +161,7 @@ class GuardSizes:
     suspensions: int  # of a scenario
 
     def with_rounds(self, rounds: int) -> GuardSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(self, rounds=rounds)
 
 

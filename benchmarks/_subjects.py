@@ -239,7 +239,7 @@ async def waves_quiesce(count: int) -> float:
 
 
 def least_disturbed(taken: list[float]) -> float:
-    """Give the lower quartile: a busy neighbour may spoil most waves of a long run."""
+    """Return the lower quartile: a busy neighbour may spoil most waves of a long run."""
     return sorted(taken)[len(taken) // 4]
 
 

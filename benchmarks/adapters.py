@@ -33,7 +33,7 @@ class AdapterSizes:
     messages: int
 
     def with_rounds(self, rounds: int) -> AdapterSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(self, rounds=rounds)
 
 

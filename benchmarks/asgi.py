@@ -40,7 +40,7 @@ class AsgiSizes:
     requests: int
 
     def with_rounds(self, rounds: int) -> AsgiSizes:
-        """Give the same sizes with another number of rounds."""
+        """Return the same sizes with another number of rounds."""
         return replace(self, rounds=rounds)
 
 

@@ -43,7 +43,7 @@ def look(detectors: Sequence[Detector], cases: Sequence[Case]) -> Table:
 
 
 def as_text(table: Table, detectors: Sequence[Detector], *, why: bool) -> str:
-    """Give a table in Markdown, which is also for eyes; below it what was said, if asked for."""
+    """Return a table in Markdown, which is also for eyes; below it what was said, if asked for."""
     heads = ["seed", "on", *(detector.name for detector in detectors)]
     rows = [
         [f"{case.seed} {case.about}", case.backend, *(answer.word for answer in answers.values())]

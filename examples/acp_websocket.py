@@ -38,7 +38,7 @@ class Agent:
         return InitializeResponse(protocol_version=protocol_version)
 
     async def new_session(self, **_: object) -> NewSessionResponse:
-        """Give a session."""
+        """Return a session."""
         return NewSessionResponse(session_id="1")
 
     async def prompt(self, **_: object) -> PromptResponse:
@@ -60,7 +60,7 @@ class Socket:
         await self.socket.send(json.dumps(message))
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give the next message; None when the bridge has closed."""
+        """Return the next message; None when the bridge has closed."""
         try:
             message: dict[str, Any] = json.loads(await self.socket.recv())
         except ConnectionClosed:

@@ -33,7 +33,7 @@ def command(folder: str) -> Path:
 
 
 def pids(frontier: quiesce.Frontier) -> list[int]:
-    """Give the processes that are in flight."""
+    """Return the processes that are in flight."""
     found = []
     entries = list(frontier)
     while entries:
@@ -45,7 +45,7 @@ def pids(frontier: quiesce.Frontier) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether there is such a process."""
+    """Return whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

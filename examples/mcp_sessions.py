@@ -23,7 +23,7 @@ SERVER = Path(__file__).with_name("mcp_sessions_server.py")
 
 
 def server() -> StdioServerParameters:
-    """Give what starts a server."""
+    """Return what starts a server."""
     path = {"PYTHONPATH": ":".join(sys.path)}  # where this program has found the SDK
     return StdioServerParameters(command=sys.executable, args=[str(SERVER)], env=path)
 

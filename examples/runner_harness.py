@@ -47,7 +47,7 @@ class Harness:
         self.pool = quiesce.RunnerPool(self.program, max=10, idle_seconds=300, name="runners")
 
     def path(self, conversation: str) -> str:
-        """Give the socket of a conversation."""
+        """Return the socket of a conversation."""
         return str(self.folder / f"{conversation}.sock")
 
     def sockets(self) -> list[str]:

@@ -46,7 +46,7 @@ def inner_modules(package: ModuleType) -> list[str]:
 
 
 def exported(module: ModuleType) -> list[str]:
-    """Give the `__all__` of a module."""
+    """Return the `__all__` of a module."""
     return list(getattr(module, "__all__", ()))
 
 
@@ -58,7 +58,7 @@ def sort_key(name: str) -> tuple[int, str]:
 
 
 def is_internal(module: ModuleType, internal: Collection[str]) -> bool:
-    """Tell whether a module is one of those named, or below one."""
+    """Return whether a module is one of those named, or below one."""
     return any(f"{module.__name__}.".startswith(f"{name}.") for name in internal)
 
 

@@ -189,7 +189,7 @@ def run_bounded(backend: str, main: Main, seconds: float = 10.0) -> Any:
 
 
 def unclosed() -> list[str]:
-    """Give the complaints about scopes that ended programs never closed, and forget them."""
+    """Return the complaints about scopes that ended programs never closed, and forget them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         roots.prune()

@@ -15,7 +15,7 @@ LISTENER, BREAK, LATE = (BY_NAME[f"{name}-asyncio"] for name in ("000", "002", "
 
 
 def installed(name: str) -> Detector:
-    """Give a detector, or skip: peers are installed for the benchmarks alone."""
+    """Return a detector, or skip: peers are installed for the benchmarks alone."""
     detector = NAMED[name]
     if not detector.found:
         pytest.skip(f"what {name} needs is not installed")
@@ -70,7 +70,7 @@ class Known:
         self.answer = answer
 
     def ask(self, _: Case) -> Answer:
-        """Give the answer."""
+        """Return the answer."""
         return self.answer
 
 

@@ -95,7 +95,7 @@ def pytest_configure(config: object) -> None:
             super().__init__(*args, handler_class=real, **options)
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the SDK's
-            """Give what the SDK's handler has, whatever its name."""
+            """Return what the SDK's handler has, whatever its name."""
             if "_inner" not in self.__dict__:
                 raise AttributeError(name)
             return getattr(self.__dict__["_inner"], name)
@@ -107,7 +107,7 @@ def pytest_configure(config: object) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Give all tests the same time: two seconds are little on a busy machine."""
+    """Return all tests the same time: two seconds are little on a busy machine."""
     for item in items:
         item.own_markers = [marker for marker in item.own_markers if marker.name != "timeout"]
 
@@ -193,7 +193,7 @@ def _run(sources: Path, module: str, tests: list[str], env: dict[str, str]) -> d
 
 
 def unpacked(sources: str | None, version: str, place: Path) -> Path:
-    """Give a folder with the sources of a version."""
+    """Return a folder with the sources of a version."""
     tag = f"v{version}" if version[0].isdigit() else version
     if sources is None:
         clone = ["git", "clone", "-q", "--depth", "1", "--branch", tag, REPOSITORY, str(place)]
@@ -214,12 +214,12 @@ def explained(test: str) -> str:
 
 
 def better(before: dict[str, str], again: dict[str, str]) -> dict[str, str]:
-    """Give the tests that have passed the second time."""
+    """Return the tests that have passed the second time."""
     return {test: found for test, found in again.items() if found == "passed" != before.get(test)}
 
 
 def kind(outcome: str) -> str:
-    """Give the first word of what came of a test."""
+    """Return the first word of what came of a test."""
     return outcome.partition(":")[0]
 
 

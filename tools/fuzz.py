@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Give the parsers of the mesh many inputs that are almost right, and see that they stand all of them.
+"""Return the parsers of the mesh many inputs that are almost right, and see that they stand all of them.
 
 `python tools/fuzz.py --inputs 10_000_000 --seed 1` is the size for a night; CI tries 100,000
 (tests/unit/mesh/test_wire_fuzz.py, the same inputs). An input that is not stood is printed, with the
@@ -55,7 +55,7 @@ def hang(*_: object) -> NoReturn:
 
 
 def replay(name: str, seed: int, number: int) -> str:
-    """Give the command that tries the inputs of one block again."""
+    """Return the command that tries the inputs of one block again."""
     block = number // BLOCK * BLOCK
     told = ["--target", name, "--seed", str(seed), "--first", str(block), "--inputs", str(BLOCK)]
     return shlex.join(["python", "tools/fuzz.py", *told])

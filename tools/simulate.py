@@ -26,7 +26,7 @@ PROGRESS_SECONDS = 5.0
 
 
 def replay(kind: str, seed: int, mutant: str | None) -> str:
-    """Give the command that runs one world again."""
+    """Return the command that runs one world again."""
     command = ["python", "tools/simulate.py", "--kind", kind, "--seed", str(seed), "--runs", "1"]
     return shlex.join([*command, "--mutant", mutant] if mutant else command)
 

@@ -52,7 +52,7 @@ class Row:
         return self.today.lost and self.with_quiesce.saved
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the row in the types of JSON."""
+        """Return the row in the types of JSON."""
         return {
             "name": self.case.name,
             "title": self.case.title,
@@ -94,12 +94,12 @@ def run(case: Case, programs: Path, limit_seconds: float) -> Row:
 
 
 def sources(case: Case, programs: Path) -> tuple[Path, Path]:
-    """Give the two files of a pair."""
+    """Return the two files of a pair."""
     return programs / "losing" / case.file, programs / "saved" / case.file
 
 
 def changed_lines(before: str, after: str) -> tuple[str, ...]:
-    """Give the lines that differ, but for indentation, blank lines and imports."""
+    """Return the lines that differ, but for indentation, blank lines and imports."""
     old, new = _lines(before), _lines(after)
     changes: list[str] = []
     matcher = difflib.SequenceMatcher(None, _bare(old), _bare(new), autojunk=False)

@@ -58,7 +58,7 @@ class Lifeline:
         os.close(self.reader)
 
     def is_released(self, within_seconds: float = 0.0) -> bool:
-        """Tell whether nobody holds the reading end any more."""
+        """Return whether nobody holds the reading end any more."""
         poll = select.poll()
         poll.register(self._writer, 0)  # a pipe without readers always reports POLLERR
         return bool(poll.poll(within_seconds * 1000))

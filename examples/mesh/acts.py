@@ -220,7 +220,7 @@ async def a_shutdown(scene: Scene) -> Outcome:
 
 
 async def _pushes(stage: Stage, act: str, wanted: int) -> int:
-    """Give pushes that are slow a moment: each is on its way, or lost."""
+    """Return pushes that are slow a moment: each is on its way, or lost."""
     await _until(lambda: stage.pushes(act) >= wanted, 10)
     return stage.pushes(act)
 

@@ -73,7 +73,7 @@ class Stage:
             )
 
     def logs(self) -> str:
-        """Give what the agents have complained of."""
+        """Return what the agents have complained of."""
         found = {name: (self._folder / f"{name}.log").read_text(encoding="utf-8") for name in NAMES}
         return "\n".join(f"--- {name}\n{text}" for name, text in found.items() if text)
 
@@ -93,7 +93,7 @@ class Stage:
         return self._processes[name].wait(END_SECONDS)
 
     def works(self, act: str) -> list[Work]:
-        """Give all work of an act; what has not ended by now, and was not killed, ends never."""
+        """Return all work of an act; what has not ended by now, and was not killed, ends never."""
         found: dict[tuple[str, int, str], list[float]] = {}
         for at, of, agent, pid, what in self._lines():
             kind, _, work = what.partition(" ")
@@ -108,7 +108,7 @@ class Stage:
         ]
 
     def is_at_work(self, act: str, agent: str) -> bool:
-        """Tell whether an agent has begun, and has not ended."""
+        """Return whether an agent has begun, and has not ended."""
         return any(work.agent == agent and work.ended == float("inf") for work in self.works(act))
 
     @staticmethod

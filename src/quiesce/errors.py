@@ -101,7 +101,7 @@ class WithOutput(QuiesceError):
         self.lines: tuple[str, ...] = lines
 
     def __str__(self) -> str:
-        """Give the message, and the lines below it."""
+        """Return the message, and the lines below it."""
         head = str(self.args[0])
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
 
@@ -204,7 +204,7 @@ class LeakError(QuiesceError):
         self.findings: Sequence[Finding] = findings
 
     def __str__(self) -> str:
-        """Give one line for each thing that was left."""
+        """Return one line for each thing that was left."""
         count = len(self.findings)
         head = f"{count} thing{'' if count == 1 else 's'} left behind:"
         return "\n  ".join([head, *map(str, self.findings)])
@@ -219,7 +219,7 @@ class EscapeError(QuiesceError):
         self.escapes: Sequence[Escape] = escapes
 
     def __str__(self) -> str:
-        """Give one line for each place, and what to write there."""
+        """Return one line for each place, and what to write there."""
         count = len(self.escapes)
         head = f"work leaves at {count} place{'' if count == 1 else 's'}:"
         return "\n  ".join([head, *map(str, self.escapes)])
@@ -252,7 +252,7 @@ class WorkLost(QuiesceError):
         self.report: Report = report
 
     def __str__(self) -> str:
-        """Give the report as text."""
+        """Return the report as text."""
         return str(self.report)
 
 
@@ -260,7 +260,7 @@ class DrainTimeout(WorkLost):
     """The deadline of a drain passed with work still in flight."""
 
     def __str__(self) -> str:
-        """Give the report as text; say what happened if that names no loss."""
+        """Return the report as text; say what happened if that names no loss."""
         text = super().__str__()
         if not self.report.ok:
             return text

@@ -64,11 +64,11 @@ class House:
         return self.handler.on_message_send_stream(kit.request(text, **options), kit.call_context())
 
     async def stored(self, task_id: str) -> Any:
-        """Give a task from the store."""
+        """Return a task from the store."""
         return await self.store.get(task_id, kit.call_context())
 
     async def state(self, task_id: str) -> str:
-        """Give the state that is stored."""
+        """Return the state that is stored."""
         return kit.state_of(await self.stored(task_id))
 
     async def busy(self, text: str = "wait k complete") -> Any:
@@ -86,7 +86,7 @@ def told(event: Any) -> str:
 
 
 def why(task: Any) -> str:
-    """Give the text of a task's status."""
+    """Return the text of a task's status."""
     return kit.text_of(task.status.message)
 
 

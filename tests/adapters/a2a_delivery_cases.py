@@ -35,7 +35,7 @@ RULES = {"attempts_max": 3, "keep_seconds": 1e9, "pending_max": 100, "connection
 
 
 def push(task_id: str, url: str = "http://receiver.test/", **options: Any) -> Push:
-    """Give a push."""
+    """Return a push."""
     return Push(task_id, url, {}, b"{}", "working ", **options)
 
 

@@ -36,7 +36,7 @@ class House:
         return await self.handler.on_message_send(kit.request(text, **options), kit.call_context())
 
     async def state(self, task_id: str) -> str:
-        """Give the state that is stored."""
+        """Return the state that is stored."""
         return kit.state_of(await self.store.get(task_id, kit.call_context()))
 
     async def name_receiver(self, task_id: str, url: str) -> None:

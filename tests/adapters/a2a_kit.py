@@ -56,7 +56,7 @@ def state_of(task: Any) -> str:
 
 
 def to_dict(task: Any) -> dict[str, Any]:
-    """Give a task as JSON has it."""
+    """Return a task as JSON has it."""
     if FIRST:
         found: dict[str, Any] = MessageToDict(task)
         return found
@@ -65,22 +65,22 @@ def to_dict(task: Any) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Any:
-    """Give the task of some JSON."""
+    """Return the task of some JSON."""
     return ParseDict(data, Task()) if FIRST else Task.model_validate(data)
 
 
 def copied(task: Any) -> Any:
-    """Give a copy of a task."""
+    """Return a copy of a task."""
     return from_dict(to_dict(task))
 
 
 def text_of(message: Any) -> str:
-    """Give the text of a message."""
+    """Return the text of a message."""
     return "".join(part.text if FIRST else part.root.text for part in message.parts)
 
 
 def card(url: str = "http://127.0.0.1:1/") -> Any:
-    """Give a card."""
+    """Return a card."""
     options: dict[str, Any] = {
         "name": "tried",
         "description": "an agent that is tried",
@@ -102,7 +102,7 @@ def card(url: str = "http://127.0.0.1:1/") -> Any:
 def sending(
     text: str, *, task_id: str = "", context_id: str = "", blocking: bool = True, webhook: str = ""
 ) -> dict[str, Any]:
-    """Give the parameters of a send, as JSON."""
+    """Return the parameters of a send, as JSON."""
     part = {"text": text} if FIRST else {"kind": "text", "text": text}
     message: dict[str, Any] = {
         "messageId": os.urandom(8).hex(),
@@ -124,19 +124,19 @@ def sending(
 
 
 def request(text: str, **options: Any) -> Any:
-    """Give the parameters of a send, as a handler takes them."""
+    """Return the parameters of a send, as a handler takes them."""
     return parsed(sending(text, **options))
 
 
 def parsed(data: dict[str, Any]) -> Any:
-    """Give the parameters of a send, as a handler takes them, of what JSON has."""
+    """Return the parameters of a send, as a handler takes them, of what JSON has."""
     return (
         ParseDict(data, SendMessageRequest()) if FIRST else MessageSendParams.model_validate(data)
     )
 
 
 def call_context() -> Any:
-    """Give the context of a call by nobody in particular."""
+    """Return the context of a call by nobody in particular."""
     return ServerCallContext()
 
 
@@ -261,7 +261,7 @@ class FileStore(TaskStore):  # type: ignore[misc]  # the SDK has no types here
         (self.folder / f"{task_id}.json").unlink(missing_ok=True)
 
     def read(self, task_id: str) -> dict[str, Any]:
-        """Give what the file of a task has; nothing if there is none."""
+        """Return what the file of a task has; nothing if there is none."""
         try:
             text = (self.folder / f"{task_id}.json").read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -270,23 +270,23 @@ class FileStore(TaskStore):  # type: ignore[misc]  # the SDK has no types here
         return found
 
     def had(self, task_id: str) -> builtins.list[str]:
-        """Give the states that a task has had, each change of them, oldest first."""
+        """Return the states that a task has had, each change of them, oldest first."""
         states: builtins.list[str] = self.read(task_id).get("states", [])
         return states
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Give what the file of every task has."""
+        """Return what the file of every task has."""
         return {file.stem: self.read(file.stem) for file in self.folder.glob("*.json")}
 
     def states(self) -> dict[str, str]:
-        """Give the state of every task."""
+        """Return the state of every task."""
         return {task_id: state_of(found) for task_id, found in self.all().items()}
 
 
 def bare_handler(
     agent: Any, store: Any = None, *, configs: Any = None, sender: Any = None
 ) -> DefaultRequestHandler:
-    """Give the SDK's own handler."""
+    """Return the SDK's own handler."""
     options = {"agent_card": card()} if FIRST else {}
     return DefaultRequestHandler(
         agent_executor=agent,
@@ -298,7 +298,7 @@ def bare_handler(
 
 
 def bare_sender(client: Any, configs: Any) -> Any:
-    """Give the SDK's own sender of pushes."""
+    """Return the SDK's own sender of pushes."""
     if FIRST and VERSION < (1, 1):
         return BasePushNotificationSender(client, configs, call_context())
     return BasePushNotificationSender(client, configs)

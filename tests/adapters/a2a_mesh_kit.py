@@ -87,7 +87,7 @@ class Worker(kit.Agent):
 
 
 def copied(message: Any) -> Any:
-    """Give a copy of a message as it is now."""
+    """Return a copy of a message as it is now."""
     if not kit.FIRST:
         return message.model_copy(deep=True)
     copy = type(message)()
@@ -96,7 +96,7 @@ def copied(message: Any) -> Any:
 
 
 def outgoing(text: str, **options: Any) -> Any:
-    """Give what a client of the SDK sends: a request in 1.x, a message in 0.3."""
+    """Return what a client of the SDK sends: a request in 1.x, a message in 0.3."""
     made = kit.request(text, **options)
     if kit.FIRST:
         made.ClearField("configuration")  # it is the client's
@@ -105,25 +105,25 @@ def outgoing(text: str, **options: Any) -> Any:
 
 
 def task_of(event: Any) -> Any:
-    """Give the task that an event of a client is about."""
+    """Return the task that an event of a client is about."""
     return event.task if kit.FIRST else event[0]
 
 
 def metadata_of(message: Any) -> dict[str, Any]:
-    """Give the metadata of a message."""
+    """Return the metadata of a message."""
     found: dict[str, Any] = kit.to_dict(message).get("metadata", {})
     return found
 
 
 def with_metadata(metadata: dict[str, Any]) -> Any:
-    """Give a message with metadata."""
+    """Return a message with metadata."""
     data = kit.sending("complete")
     data["message"]["metadata"] = metadata
     return kit.parsed(data).message
 
 
 async def state(place: Place, task_id: str) -> str:
-    """Give the state of a task, as it is stored."""
+    """Return the state of a task, as it is stored."""
     return kit.state_of(await place.handler._store.inner.get(task_id, kit.call_context()))
 
 
@@ -137,7 +137,7 @@ async def call(url: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def declared(url: str, receipts: str = "", grpc: int = 0) -> Any:
-    """Give the card of an agent that says that it takes part; if so, one that talks by gRPC alone."""
+    """Return the card of an agent that says that it takes part; if so, one that talks by gRPC alone."""
     card = declare_cascades(kit.card(f"{url}/"), Node("a", url=receipts or url))
     if grpc:
         del card.supported_interfaces[:]
@@ -178,13 +178,13 @@ async def by_grpc(place: Place) -> AsyncIterator[ByGrpc]:
 
 
 def edge(node: Node) -> str:
-    """Give the header of a message that somebody has handed to a node."""
+    """Return the header of a message that somebody has handed to a node."""
     handed = wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, int(time.time() + 60), node.url)
     return wire.request_header(handed)
 
 
 def bare_app(url: str) -> tuple[Any, Worker]:
-    """Give an app of the SDK alone, and its agent."""
+    """Return an app of the SDK alone, and its agent."""
     agent = Worker()
     handler = kit.bare_handler(agent)
     if kit.FIRST:

@@ -61,7 +61,7 @@ class Receiver:
 
 
 def pushing(outbox: Any = None, **options: Any) -> dict[str, Any]:
-    """Give the options of an agent that pushes."""
+    """Return the options of an agent that pushes."""
     sender = DurablePushSender(
         outbox or MemoryOutbox(), allow_private=LOCAL, backoff=SOON, **options
     )
@@ -69,7 +69,7 @@ def pushing(outbox: Any = None, **options: Any) -> dict[str, Any]:
 
 
 def sending_to(url: str) -> Any:
-    """Give the configuration of a client whose tasks are pushed."""
+    """Return the configuration of a client whose tasks are pushed."""
     if kit.FIRST:
         from a2a.types import TaskPushNotificationConfig  # noqa: PLC0415 - not in 0.3
 

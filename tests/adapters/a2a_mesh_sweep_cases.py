@@ -26,7 +26,7 @@ first_only = pytest.mark.skipif(not kit.FIRST, reason="1.x is told of a failure 
 
 
 def answer(request: httpx.Request) -> dict[str, Any]:
-    """Give what an agent says to a message that it has dealt with."""
+    """Return what an agent says to a message that it has dealt with."""
     state = "TASK_STATE_COMPLETED" if kit.FIRST else "completed"
     task = {"id": "1", "contextId": "2", "status": {"state": state}}
     result = {"task": task} if kit.FIRST else task | {"kind": "task"}

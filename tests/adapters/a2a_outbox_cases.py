@@ -29,7 +29,7 @@ NOTE = Note("task", "user", "tenant", (TARGET,))
 
 
 def push(task_id: str = "task", **options: Any) -> Push:
-    """Give a push."""
+    """Return a push."""
     return Push(task_id, TARGET.url, dict(TARGET.headers), b"{}", "working ", **options)
 
 
@@ -220,7 +220,7 @@ async def test_a_file_of_an_older_version_is_understood(tmp_path: Path) -> None:
 
 
 def outboxes(path: Path) -> list[Outbox]:
-    """Give one of each kind."""
+    """Return one of each kind."""
     return [MemoryOutbox(dead_max=2), SqliteOutbox(path, dead_max=2)]
 
 

@@ -44,12 +44,12 @@ def _quiet() -> Iterator[None]:
 
 
 def manager(whose: str) -> Any:
-    """Give what keeps queues."""
+    """Return what keeps queues."""
     return events.InMemoryQueueManager() if whose == "the SDK" else queueing.queues()
 
 
 async def made(whose: str) -> Any:
-    """Give a queue."""
+    """Return a queue."""
     return await manager(whose).create_or_tap("a task")
 
 

@@ -56,7 +56,7 @@ async def served(way: Way, *options: str) -> AsyncIterator[tuple[Server, Webhook
 
 
 def only(states: dict[str, str]) -> str:
-    """Give the state of the one task that there is."""
+    """Return the state of the one task that there is."""
     (state,) = states.values()
     return state
 
@@ -108,7 +108,7 @@ class Subject:
         return self.handler.on_message_send_stream(kit.request(text, **options), kit.call_context())
 
     async def state(self, task_id: str) -> str:
-        """Give the state that is stored."""
+        """Return the state that is stored."""
         context = kit.call_context()
         return kit.state_of(await self.store.get(task_id, context))
 
@@ -122,7 +122,7 @@ class Subject:
 
 
 def consumers() -> list[asyncio.Task[Any]]:
-    """Give the tasks that go on reading events after the answer, in 0.3."""
+    """Return the tasks that go on reading events after the answer, in 0.3."""
     return [
         task
         for task in asyncio.all_tasks()

@@ -166,7 +166,7 @@ def _task_in(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def rest_body(params: dict[str, Any]) -> dict[str, Any]:
-    """Give the parameters of a send as REST has them: in 0.3, it has its own words."""
+    """Return the parameters of a send as REST has them: in 0.3, it has its own words."""
     if kit.FIRST:
         return params
     message = params["message"]
@@ -237,7 +237,7 @@ class Webhook:
         )
 
     def states(self) -> list[str]:
-        """Give the states that were told, in order."""
+        """Return the states that were told, in order."""
         return [kit.state_of(told) for told in map(told_in, self.heard) if "status" in told]
 
     async def until(self, *states: str, seconds: float = 2.0) -> bool:
@@ -299,7 +299,7 @@ class Webhook:
 
 
 def told_in(payload: dict[str, Any]) -> dict[str, Any]:
-    """Give what a push is about: a task, or a part of one."""
+    """Return what a push is about: a task, or a part of one."""
     for kind in ("task", "statusUpdate", "artifactUpdate"):
         if kind in payload:
             found: dict[str, Any] = payload[kind]
@@ -335,7 +335,7 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 def bare_routes(handler: Any) -> list[Any]:
-    """Give the routes of either SDK."""
+    """Return the routes of either SDK."""
     if kit.FIRST:
         from a2a.server.routes import (  # noqa: PLC0415 - of this way, or version, alone
             create_agent_card_routes,
@@ -359,7 +359,7 @@ def bare_routes(handler: Any) -> list[Any]:
 
 
 def control_routes(agent: kit.Agent) -> list[Any]:
-    """Give the routes by which a test steers the agent."""
+    """Return the routes by which a test steers the agent."""
 
     async def release(request: Any) -> JSONResponse:
         agent.release(request.path_params["key"])
@@ -381,7 +381,7 @@ def control_routes(agent: kit.Agent) -> list[Any]:
 
 
 def wrapped(agent: kit.Agent, store: Any) -> Any:
-    """Give an app whose lifespan has the handler, inside of `Quiesce`; a test may steer it in a drain."""
+    """Return an app whose lifespan has the handler, inside of `Quiesce`; a test may steer it in a drain."""
     from quiesce.integrations.a2a import QuiescentRequestHandler  # noqa: PLC0415 - of this way alone
     from quiesce.integrations.asgi import Quiesce  # noqa: PLC0415 - likewise
 
@@ -404,7 +404,7 @@ def wrapped(agent: kit.Agent, store: Any) -> Any:
 
 
 def application(way: str, folder: Path, options: dict[str, str]) -> Any:
-    """Give the app of a way."""
+    """Return the app of a way."""
     agent = kit.Agent()
     store = kit.FileStore(folder / "tasks")
     if way == "wrapped":

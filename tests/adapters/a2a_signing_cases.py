@@ -254,7 +254,7 @@ def test_the_signature_is_that_of_standard_webhooks() -> None:
 
 
 def _changed(**changes: str | None) -> dict[str, str]:
-    """Give good headers, but for some."""
+    """Return good headers, but for some."""
     made: dict[str, str | None] = dict(HmacSigner(SECRET, clock=lambda: 1000.0)(REQUEST))
     made |= {f"webhook-{name}": value for name, value in changes.items()}
     return {name.title(): value for name, value in made.items() if value is not None}

@@ -85,7 +85,7 @@ class Plan:
 
 
 def planned(seed: int, number: int) -> Sent:
-    """Give the message of a number: the same whatever the way, and whatever came before."""
+    """Return the message of a number: the same whatever the way, and whatever came before."""
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
     (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
     (text,) = rng.choices(list(_TEXTS), list(_TEXTS.values()))
@@ -333,7 +333,7 @@ async def soak(plan: Plan) -> Result:
 
 
 def rows(result: Result) -> dict[str, str]:
-    """Give the lines of a tally."""
+    """Return the lines of a tally."""
 
     def listed(counts: dict[str, int]) -> str:
         return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

@@ -42,7 +42,7 @@ def _quiet() -> Iterator[None]:
 
 
 def state(name: str) -> Any:
-    """Give a state in the words of the version."""
+    """Return a state in the words of the version."""
     name = name.replace("-", "_")
     return (
         versions._STATE.Value(f"TASK_STATE_{name.upper()}") if kit.FIRST else versions._STATE[name]
@@ -50,7 +50,7 @@ def state(name: str) -> Any:
 
 
 def task_in(name: str, task_id: str = "one") -> Any:
-    """Give a task that is in a state."""
+    """Return a task that is in a state."""
     from a2a.types import Task, TaskStatus  # noqa: PLC0415 - the same in all versions
 
     return Task(id=task_id, context_id="c", status=TaskStatus(state=state(name)))
@@ -164,7 +164,7 @@ async def test_tasks_do_not_wait_for_each_other() -> None:
 
 
 def shared() -> Any:
-    """Give a store with versions, as several servers have it, and a way to act as another one."""
+    """Return a store with versions, as several servers have it, and a way to act as another one."""
     from a2a.server.cluster.task_store import StoredTask  # noqa: PLC0415 - not in all
     from a2a.server.cluster.version import TaskVersion  # noqa: PLC0415 - the same
 

@@ -104,7 +104,7 @@ def judged(
 
 
 def pushed_states(heard: Iterable[tuple[int, Any]]) -> dict[str, list[str]]:
-    """Give the states that were pushed of each task, in the order in which they came."""
+    """Return the states that were pushed of each task, in the order in which they came."""
     pushed: dict[str, list[str]] = {}
     for _, payload in sorted(heard, key=lambda one: one[0]):
         told = told_in(payload)
@@ -136,7 +136,7 @@ def _faults(had: Sequence[str], pushed: Sequence[str], told: Sequence[str]) -> I
 
 
 def _in_order(had: Sequence[str], pushed: Sequence[str]) -> bool:
-    """Tell whether pushes came as the states did; each may come again before the next one does."""
+    """Return whether pushes came as the states did; each may come again before the next one does."""
     rest = iter(had)
     last = ""
     for state in pushed:

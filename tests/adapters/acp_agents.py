@@ -31,7 +31,7 @@ PROMPT = {"sessionId": "one", "prompt": [{"type": "text", "text": "Go."}]}
 
 
 def runner(way: Way, **options: Any) -> Callable[..., Awaitable[Any]]:
-    """Give the SDK's run_agent, or ours with short times."""
+    """Return the SDK's run_agent, or ours with short times."""
     if way == "bare":
         return acp.run_agent
     times = {"grace": GRACE_SECONDS, "cleanup": CLEANUP_SECONDS}
@@ -147,7 +147,7 @@ async def stalled(sent: list[int]) -> None:
 
 @asynccontextmanager
 async def wire(small: int | None = None) -> AsyncIterator[tuple[Any, Any, Peer]]:
-    """Give the agent's streams and the peer at their other end; close all at the end."""
+    """Return the agent's streams and the peer at their other end; close all at the end."""
     ends = socket.socketpair()
     for end in ends:
         if small is not None:
@@ -184,7 +184,7 @@ class MemoryStream(asyncio.Transport):
         """Have no buffer."""
 
     def is_closing(self) -> bool:
-        """Tell whether it is closed."""
+        """Return whether it is closed."""
         return self.closed
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class MemoryStream(asyncio.Transport):
 
 
 def memory(*messages: dict[str, Any]) -> tuple[MemoryStream, asyncio.StreamReader]:
-    """Give an agent's streams in memory, with all that it will ever receive."""
+    """Return an agent's streams in memory, with all that it will ever receive."""
     reader = asyncio.StreamReader()
     for message in messages:
         reader.feed_data(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
@@ -207,7 +207,7 @@ def memory(*messages: dict[str, Any]) -> tuple[MemoryStream, asyncio.StreamReade
 
 @asynccontextmanager
 async def pipes() -> AsyncIterator[tuple[Any, Any, Callable[[int], None]]]:
-    """Give an agent's two pipes, of which nobody reads the one it writes; and a way to prompt."""
+    """Return an agent's two pipes, of which nobody reads the one it writes; and a way to prompt."""
     loop = asyncio.get_running_loop()
     from_peer, to_agent = os.pipe()
     nobody, from_agent = os.pipe()

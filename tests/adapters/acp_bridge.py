@@ -39,7 +39,7 @@ class Agent:
         return InitializeResponse(protocol_version=protocol_version)
 
     async def new_session(self, **_: Any) -> NewSessionResponse:
-        """Give the only session."""
+        """Return the only session."""
         return NewSessionResponse(session_id="s")
 
     async def prompt(self, **_: Any) -> PromptResponse:
@@ -57,7 +57,7 @@ class Agent:
 
 
 def message(number: int, method: str, **params: Any) -> str:
-    """Give a request as a frame."""
+    """Return a request as a frame."""
     return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
 
 
@@ -113,7 +113,7 @@ async def closed(client: Any) -> int | None:
 
 
 def by_hand(make: Callable[[], Agent]) -> Callable[[ServerConnection], Any]:
-    """Give a handler that bridges a WebSocket to the SDK's `run_agent`, as in python-sdk's issue 108."""
+    """Return a handler that bridges a WebSocket to the SDK's `run_agent`, as in python-sdk's issue 108."""
 
     async def handle(client: ServerConnection) -> None:
         ours, theirs = socket.socketpair()

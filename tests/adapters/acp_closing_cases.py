@@ -139,7 +139,7 @@ class SlowTransport:
         self.closed = False
 
     async def receive(self) -> bytes | None:
-        """Give a message."""
+        """Return a message."""
         if not self.inbox:
             await asyncio.Event().wait()
         return self.inbox.pop()

@@ -101,7 +101,7 @@ class Memory:
         await self.sent.put(message)
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give a message to the client."""
+        """Return a message to the client."""
         return await self.coming.get()
 
     async def close(self) -> None:

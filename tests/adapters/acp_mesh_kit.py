@@ -184,7 +184,7 @@ class _End(asyncio.Transport):
             self._other.reader.feed_data(data)
 
     def is_closing(self) -> bool:
-        """Tell whether it is closed."""
+        """Return whether it is closed."""
         return self._closed
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -202,7 +202,7 @@ class _End(asyncio.Transport):
 
 
 def ends() -> tuple[_End, _End]:
-    """Give both ends of a wire in this process."""
+    """Return both ends of a wire in this process."""
     one, other = _End(), _End()
     one.to(other)
     other.to(one)

@@ -325,7 +325,7 @@ class Memory:
             raise ConnectionError(text)
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give what was put in."""
+        """Return what was put in."""
         return await self.inbox.get()
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ BRIEF = {"shutdown_timeout": 0.1}
 
 
 def runs(pid: int) -> bool:
-    """Tell whether a process is there, and no zombie."""
+    """Return whether a process is there, and no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

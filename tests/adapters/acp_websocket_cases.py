@@ -261,7 +261,7 @@ async def forget_timers() -> None:
 
 
 def is_ours(thing: object) -> bool:
-    """Tell whether an object is of the bridge, or of what it is made of."""
+    """Return whether an object is of the bridge, or of what it is made of."""
     module = str(getattr(type(thing), "__module__", ""))
     ours = module.partition(".")[0] in {"quiesce", "acp", "websockets"}
     return ours and not module.startswith("quiesce.testing")  # the guard takes notes

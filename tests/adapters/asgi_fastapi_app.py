@@ -34,7 +34,7 @@ async def lifespan(_: object) -> AsyncIterator[None]:
 
 
 async def resource() -> AsyncIterator[str]:
-    """Give what a request needs, and take it back."""
+    """Return what a request needs, and take it back."""
     yield "resource"
     note("resource given back")
 

@@ -36,7 +36,7 @@ two_backends = pytest.mark.backends("asyncio", "trio")
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Host]:
-    """Give a maker of hosts."""
+    """Return a maker of hosts."""
 
     def host(*flags: str) -> Host:
         folder = tmp_path / f"host{len(list(tmp_path.iterdir()))}"
@@ -61,7 +61,7 @@ async def collect(messages: Any) -> list[Any]:
 
 
 def told(messages: list[Any]) -> Any:
-    """Give what the CLI has told in its result."""
+    """Return what the CLI has told in its result."""
     (result,) = [message for message in messages if isinstance(message, ResultMessage)]
     assert result.result is not None
     return json.loads(result.result)
@@ -78,7 +78,7 @@ RICH = {
 
 
 def rich(host: Host) -> Any:
-    """Give options of many kinds."""
+    """Return options of many kinds."""
     return host.options(**RICH, cwd=host.folder)
 
 
@@ -243,7 +243,7 @@ async def test_messages_that_are_there_need_no_turn_of_the_event_loop(make: Any,
 
 
 def failing(name: str, make: Any) -> Any:
-    """Give options with which asking fails."""
+    """Return options with which asking fails."""
     host = make(*(["--exit", "3"] if name == "a CLI that fails" else []))
     if name == "no CLI":
         host.command.unlink()

@@ -38,21 +38,21 @@ two_backends = pytest.mark.backends("asyncio", "trio")
 
 @pytest.fixture
 def thinking() -> Iterator[Host]:
-    """Give a CLI that thinks before it comes to the result."""
+    """Return a CLI that thinks before it comes to the result."""
     with hosted("--think", "{}") as host:
         yield host
 
 
 @pytest.fixture
 def stubborn() -> Iterator[Host]:
-    """Give a CLI that goes neither at the end of its input nor at SIGTERM, with a child."""
+    """Return a CLI that goes neither at the end of its input nor at SIGTERM, with a child."""
     with hosted("--stubborn", "--flush", "20", "--child") as host:
         yield host
 
 
 @pytest.fixture
 def plain() -> Iterator[Host]:
-    """Give a CLI that answers at once."""
+    """Return a CLI that answers at once."""
     with hosted() as host:
         yield host
 

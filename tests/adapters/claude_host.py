@@ -41,7 +41,7 @@ class Host:
         self.command.chmod(0o700)
 
     def options(self, **more: Any) -> ClaudeAgentOptions:
-        """Give options with this CLI."""
+        """Return options with this CLI."""
         return ClaudeAgentOptions(cli_path=self.command, **more)
 
     @property
@@ -56,7 +56,7 @@ class Host:
         return [int(word) for word in words if word.isdigit()]
 
     def alive(self) -> list[int]:
-        """Give those that run; what is dead is its parent's to bury."""
+        """Return those that run; what is dead is its parent's to bury."""
         return [pid for pid in self.pids if _runs(pid)]
 
     async def noted(self, event: str) -> None:
@@ -77,7 +77,7 @@ def _runs(pid: int) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Tell whether there is such a process, be it one that nobody has buried."""
+    """Return whether there is such a process, be it one that nobody has buried."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -115,7 +115,7 @@ class Custom:
         await self._send.send({"type": "control_response", "response": response})
 
     async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Give the answers."""
+        """Return the answers."""
         async for message in self._receive:
             yield message
 
@@ -138,7 +138,7 @@ class Custom:
 
 
 def tool_server(call: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Give an SDK MCP server with the tool `add`."""
+    """Return an SDK MCP server with the tool `add`."""
     tool = claude_agent_sdk.tool("add", "Add two numbers", {"a": int, "b": int})(call)
     return claude_agent_sdk.create_sdk_mcp_server("tools", tools=[tool])
 
@@ -156,7 +156,7 @@ def beside_the_bare_sdk(test: Any) -> Any:
 
 @contextmanager
 def hosted(*flags: str) -> Iterator[Host]:
-    """Give a folder with a CLI, and remove it in the end."""
+    """Return a folder with a CLI, and remove it in the end."""
     folder = Path(tempfile.mkdtemp(prefix="quiesce-claude-"))
     host = Host(folder, *flags)
     try:

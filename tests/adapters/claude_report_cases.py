@@ -24,7 +24,7 @@ GRACE_SECONDS = 0.2
 
 
 def lost(report: Report | None) -> list[tuple[str, str]]:
-    """Give kind and name of what was lost."""
+    """Return kind and name of what was lost."""
     assert report is not None
     return [(item.kind, item.name) for item in (*report.cancelled, *report.stuck)]
 

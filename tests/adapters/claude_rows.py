@@ -62,7 +62,7 @@ def ask(way: Way, host: Host, **more: Any) -> Any:
 
 
 def client(way: Way, host: Host, **more: Any) -> Any:
-    """Give a client, of the SDK or of the adapter; more are options."""
+    """Return a client, of the SDK or of the adapter; more are options."""
     transport, grace = more.pop("transport", None), more.pop("grace", GRACE_SECONDS)
     if way == "bare":
         return claude_agent_sdk.ClaudeSDKClient(host.options(**more), transport)

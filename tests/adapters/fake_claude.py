@@ -163,7 +163,7 @@ def child() -> int:
 
 
 def read() -> Any:
-    """Give the next message of the SDK; None when there is none any more."""
+    """Return the next message of the SDK; None when there is none any more."""
     line = sys.stdin.readline()
     return json.loads(line) if line else None
 

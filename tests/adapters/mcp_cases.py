@@ -173,7 +173,7 @@ async def test_a_server_that_reads_nothing_does_not_hold_up_a_close() -> None:
 
 
 async def _failure(fn: Callable[..., Any], *args: Any) -> Exception | None:
-    """Give what an async function raises."""
+    """Return what an async function raises."""
     try:
         await fn(*args)
     except Exception as error:

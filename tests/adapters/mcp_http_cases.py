@@ -47,7 +47,7 @@ class Client:
         self.seen: list[str] = []
 
     def options(self) -> dict[str, Any]:
-        """Give the options of a session."""
+        """Return the options of a session."""
         return {
             "sampling_callback": self.sample,
             "elicitation_callback": self.elicit,
@@ -112,7 +112,7 @@ async def everything(session: Any, client: Client) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    """Give what the SDK's own session gives."""
+    """Return what the SDK's own session gives."""
 
     async def main() -> list[str]:
         client = Client()

@@ -32,13 +32,13 @@ CALL, ASK = "tools/call", "quiesce/receipts"
 
 
 def real(*options: str) -> Any:
-    """Give what starts the server that is written with the SDK."""
+    """Return what starts the server that is written with the SDK."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return mcp.StdioServerParameters(command=sys.executable, args=[str(REAL), *options], env=env)
 
 
 def small(*options: str) -> Any:
-    """Give what starts the small server."""
+    """Return what starts the small server."""
     args = ["-I", "-S", str(SMALL), *options]
     return mcp.StdioServerParameters(command=sys.executable, args=args, env=dict(os.environ))
 
@@ -116,7 +116,7 @@ class Server:
         return await self.answer(number)
 
     async def end(self, told: Told, answer: dict[str, Any]) -> str:
-        """Give how a call has ended: its answer tells, or whoever is asked."""
+        """Return how a call has ended: its answer tells, or whoever is asked."""
         found = told.answer(answer)
         if found is not None and found.receipt is not None:
             return str(found.receipt.status)
@@ -171,12 +171,12 @@ class Told:
         self.header = wire.request_header(handed)
 
     def call(self, name: str, header: object = None, **given: Any) -> dict[str, Any]:
-        """Give the parameters of a tool call that hands it over."""
+        """Return the parameters of a tool call that hands it over."""
         meta = {REQUEST_KEY: self.header if header is None else header}
         return {"name": name, "arguments": given, "_meta": meta}
 
     def question(self, **more: Any) -> dict[str, Any]:
-        """Give the parameters of a call that asks how it stands."""
+        """Return the parameters of a call that asks how it stands."""
         return {"v": 0, "asks": [[self.edge.hex(), False]], **more}
 
     def answer(self, message: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ def send(message: Message) -> None:
 
 
 def greet() -> Message:
-    """Give the result of the handshake."""
+    """Return the result of the handshake."""
     offer: Message = {} if "--stranger" in sys.argv else {"experimental": {KEY: {"version": 0}}}
     return {
         "protocolVersion": "2025-06-18",

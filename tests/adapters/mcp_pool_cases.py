@@ -28,7 +28,7 @@ QUICK: dict[str, Any] = {"exit_seconds": 1.0, "grace": 0.3}
 
 
 async def _failure(fn: Callable[..., Any], *args: Any) -> Exception | None:
-    """Give what an async function raises."""
+    """Return what an async function raises."""
     try:
         await fn(*args)
     except Exception as error:

@@ -39,7 +39,7 @@ class Subject:
         self._errlog = errlog
 
     async def open(self, params: Any, **options: Any) -> tuple[Any, Callable[[], Awaitable[Any]]]:
-        """Give a session, and what closes it."""
+        """Return a session, and what closes it."""
         if self._scope is not None:
             session = await connect_stdio(self._scope, params, **QUICK, **options)
             return session, session.aclose
@@ -48,7 +48,7 @@ class Subject:
         return await stack.enter_async_context(manager), stack.aclose
 
     async def open_http(self, url: str) -> tuple[Any, Callable[[], Awaitable[Any]]]:
-        """Give a session over HTTP, and what closes it."""
+        """Return a session over HTTP, and what closes it."""
         if self._scope is not None:
             session = await connect_http(self._scope, url, exit_seconds=0.3)
             return session, session.aclose
@@ -58,7 +58,7 @@ class Subject:
 
 @asynccontextmanager
 async def subject(way: Way) -> AsyncIterator[Subject]:
-    """Give what a row works with."""
+    """Return what a row works with."""
     with open(os.devnull, "w", encoding="utf-8") as errlog:  # noqa: ASYNC230, PTH123 - no file
         if way == "bare":
             yield Subject(way, None, errlog)

@@ -97,12 +97,12 @@ async def say(ctx: Context) -> str:
 
 
 def hello() -> str:
-    """Give a text."""
+    """Return a text."""
     return "hello"
 
 
 def greet(name: str) -> str:
-    """Give a greeting."""
+    """Return a greeting."""
     return f"Hello, {name}!"
 
 

@@ -24,14 +24,14 @@ REAL = Path(__file__).with_name("mcp_server.py")
 
 
 def small(*options: str) -> Any:
-    """Give what starts the small server."""
+    """Return what starts the small server."""
     args = ["-I", "-S", str(SMALL), *options]
     # All of the environment: it has the marks by which tests know what was started by whom.
     return mcp.StdioServerParameters(command=sys.executable, args=args, env=dict(os.environ))
 
 
 def real(*options: str) -> Any:
-    """Give what starts the server that is written with the SDK."""
+    """Return what starts the server that is written with the SDK."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return mcp.StdioServerParameters(command=sys.executable, args=[str(REAL), *options], env=env)
 
@@ -71,7 +71,7 @@ class Notes:
         self.options = ("--notes", path)
 
     def lines(self) -> list[str]:
-        """Give what there is."""
+        """Return what there is."""
         with suppress(BlockingIOError):
             while True:
                 self._read += os.read(self._fd, 1 << 16)
@@ -92,7 +92,7 @@ class Notes:
 
 @contextmanager
 def notes() -> Iterator[Notes]:
-    """Give a file in which a server may write what it does."""
+    """Return a file in which a server may write what it does."""
     with tempfile.TemporaryDirectory() as folder, closing(Notes(f"{folder}/notes")) as found:
         yield found
 

@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 def option(name: str) -> str:
-    """Give what follows an option."""
+    """Return what follows an option."""
     return sys.argv[sys.argv.index(name) + 1]
 
 
@@ -44,7 +44,7 @@ def send(message: Message) -> None:
 
 
 def result(request: Message, text: str, *, failed: bool = False) -> Message:
-    """Give the answer to a call of a tool."""
+    """Return the answer to a call of a tool."""
     content = [{"type": "text", "text": text}]
     return {"id": request["id"], "result": {"content": content, "isError": failed}}
 

@@ -77,7 +77,7 @@ ADAPTERS = {
 
 
 def recorded() -> Record:
-    """Give what tools/compatibility.py has recorded, in the order of the tables."""
+    """Return what tools/compatibility.py has recorded, in the order of the tables."""
     record: Record = json.loads(RECORD.read_text(encoding="utf-8"))
     return record
 

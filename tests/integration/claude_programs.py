@@ -53,13 +53,13 @@ class Host:
         self.command.chmod(0o700)
 
     def ask(self, *, resumable: bool = False) -> Any:
-        """Give the messages of one conversation, as a generator or a stream."""
+        """Return the messages of one conversation, as a generator or a stream."""
         options = ClaudeAgentOptions(cli_path=self.command)
         messages = query(prompt="Are you there?", options=options)
         return quiesce.stream(messages, resumable=resumable) if self.owned else messages
 
     def look(self, when: str) -> None:
-        """Tell whether the CLI is there: a process that nobody has waited for still is."""
+        """Return whether the CLI is there: a process that nobody has waited for still is."""
         pid = int(self.journal.read_text().split()[0])
         try:
             os.kill(pid, 0)

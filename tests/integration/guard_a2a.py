@@ -37,12 +37,12 @@ class Executor:
 
 
 def ask(**ids: str) -> Any:
-    """Give a request with one message."""
+    """Return a request with one message."""
     return SendMessageRequest(message=new_text_message("hello", role=Role.ROLE_USER, **ids))
 
 
 def serve(store: Any) -> Any:
-    """Give the SDK's handler."""
+    """Return the SDK's handler."""
     card = AgentCard(name="agent", capabilities=AgentCapabilities(streaming=True))
     return DefaultRequestHandler(Executor(), store, card)
 

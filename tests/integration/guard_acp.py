@@ -63,7 +63,7 @@ class Stubborn:
         self.ready = asyncio.Event()
 
     def spawned(self) -> AbstractAsyncContextManager[tuple[Any, Any]]:
-        """Give an agent, as the SDK has it."""
+        """Return an agent, as the SDK has it."""
         client: Any = object()
         return acp.spawn_agent_process(
             client,

@@ -57,7 +57,7 @@ def swept(scenario: Scenario, replay: str | None = None) -> Sweep:
 
 
 def is_wanted(failure: SweepFailure) -> bool:
-    """Tell whether two cancellations, the first of them in our own code, have left the process."""
+    """Return whether two cancellations, the first of them in our own code, have left the process."""
     first, *more = failure.hits
     labels = {fault.label for fault in failure.faults}
     return bool(more) and first.place.startswith(guard_acp.__file__) and PROCESS in labels

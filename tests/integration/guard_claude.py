@@ -34,7 +34,7 @@ def make_command(folder: Path) -> Path:
 
 
 def ask() -> AsyncIterator[Any]:
-    """Give the messages of one conversation."""
+    """Return the messages of one conversation."""
     messages: AsyncIterator[Any] = query(prompt="Hello?", options=ClaudeAgentOptions(cli_path=CLI))
     return messages
 

@@ -124,7 +124,7 @@ async def by_kinds() -> None:
 
 
 async def limited(process: Process, number: int) -> AsyncIterator[str]:
-    """Give the first lines that a process writes."""
+    """Return the first lines that a process writes."""
     async for line in process.stdout:
         yield line
         number -= 1

@@ -32,7 +32,7 @@ class Outcome:
     complaints: str
 
     def counts(self) -> dict[str, int]:
-        """Give pytest's own count of each outcome."""
+        """Return pytest's own count of each outcome."""
         last = self.text.strip().splitlines()[-1]
         found = re.findall(r"(\d+) (passed|failed|errors?|skipped|xfailed|warnings?)", last)
         return {word.rstrip("s") if word != "passed" else word: int(n) for n, word in found}
@@ -84,7 +84,7 @@ def run(
 
 
 def line(source: str, mark: str = "# HERE", module: str = "test_it") -> str:
-    """Give the place of a marked line in the module that is run."""
+    """Return the place of a marked line in the module that is run."""
     lines = textwrap.dedent(source).splitlines()
     (number,) = [place for place, text in enumerate(lines, 1) if mark in text]
     return f"{module}.py:{number}"

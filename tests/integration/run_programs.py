@@ -21,7 +21,7 @@ def say(line: object) -> None:
 
 
 def scope() -> quiesce.Scope:
-    """Give the scope of the program."""
+    """Return the scope of the program."""
     found = quiesce.current_scope()
     assert found is not None
     return found

@@ -14,7 +14,7 @@ _REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
 
 def environment(name: str, **variables: str) -> dict[str, str]:
-    """Give the environment for a program that imports a subject (`"a-package-1.2.3"`).
+    """Return the environment for a program that imports a subject (`"a-package-1.2.3"`).
 
     `make test` installs every requirements/subjects/*.lock in a folder of the interpreter's
     environment; here it is put in front on the path. A subject that is not there is a failure, not
@@ -26,7 +26,7 @@ def environment(name: str, **variables: str) -> dict[str, str]:
 
 
 def folders(name: str) -> list[str]:
-    """Give the folders of a subject and of those whose packages it shares; none if it is here."""
+    """Return the folders of a subject and of those whose packages it shares; none if it is here."""
     if name in _own():
         return []
     folder = Path(sys.prefix, "subjects", name)

@@ -178,7 +178,7 @@ SCENARIOS: list[Scenario] = [
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Give the event loop to run on."""
+    """Return the event loop to run on."""
     return asyncio.SelectorEventLoop if request.param == "asyncio" else uvloop.new_event_loop
 
 

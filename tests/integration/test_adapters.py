@@ -52,7 +52,7 @@ def _marks(adapter: runs.Adapter, version: str, way: Way) -> list[pytest.MarkDec
 
 
 def _cases() -> Iterator[object]:
-    """Give the modules that one process runs: to import an SDK takes as long as most of them."""
+    """Return the modules that one process runs: to import an SDK takes as long as most of them."""
     for adapter in runs.ADAPTERS.values():
         for version in adapter.ends:
             modules = adapter.case_modules
@@ -86,7 +86,7 @@ def test_row(adapter: str, version: str, way: Way, row: str) -> None:
 
 
 def _gist(outcome: str) -> str:
-    """Tell whether it is clean, or absent, or goes wrong."""
+    """Return whether it is clean, or absent, or goes wrong."""
     return outcome if outcome in {CLEAN, ABSENT} else "wrong"
 
 

@@ -54,7 +54,7 @@ class Outcome:
 
 
 def wait_for_cli(journal: Path) -> list[str]:
-    """Give what the CLI noted of its end, when there is something: it may outlive its program."""
+    """Return what the CLI noted of its end, when there is something: it may outlive its program."""
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         events = [event for event in journal.read_text().split() if event in _ENDS]
@@ -136,7 +136,7 @@ def test_without_quiesce_garbage_of_the_old_version_breaks_the_host(
 
 
 def leaves_tasks(seen: Outcome) -> bool:
-    """Tell whether tasks are left; how many the SDK has just then depends on when one looks."""
+    """Return whether tasks are left; how many the SDK has just then depends on when one looks."""
     return re.fullmatch(r"tasks left: [1-9]\d*", seen.said[-1]) is not None
 
 

@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 def place(where: str | None) -> tuple[str, str]:
-    """Give the last parts of a file's path, from its package on, and the text of the line."""
+    """Return the last parts of a file's path, from its package on, and the text of the line."""
     if where is None:
         return "", ""
     path, _, number = where.rpartition(":")
@@ -93,7 +93,7 @@ def end_processes(findings: list[dict[str, Any]]) -> None:
 
 
 def tell(program: str, subject: str | None, names: tuple[str, ...], name: str) -> dict[str, Any]:
-    """Give what a program told of one scenario; all of them are run at the first question."""
+    """Return what a program told of one scenario; all of them are run at the first question."""
     assert name in names
     told = dict(tellings(program, subject, names)[name])
     del told["name"]
@@ -109,7 +109,7 @@ ACP_PROCESS = both_forms_of("once", "twice", "owned_twice")  # 0.12.1 only
 
 
 def findings_of(told: dict[str, Any]) -> list[Found]:
-    """Give what the guard has raised."""
+    """Return what the guard has raised."""
     assert told["raised"] == "LeakError", told
     return [Found.of(finding) for finding in told["findings"]]
 
@@ -198,7 +198,7 @@ def test_a_query_that_is_left_is_told_although_it_corrupts_trio() -> None:
 
 
 def is_told(found: Found, told: dict[str, Any]) -> bool:
-    """Tell whether a note names something, and the line."""
+    """Return whether a note names something, and the line."""
     lines = re.findall(r"(.+) '(.+)', started at (\S+:\d+)", "\n".join(told["notes"]))
     return found in [Found(kind.strip(), name, *place(where)) for kind, name, where in lines]
 

@@ -29,7 +29,7 @@ ENVIRONMENT = {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def environment() -> dict[str, str]:
-    """Give the demo what `make demo` installs for it."""
+    """Return the demo what `make demo` installs for it."""
     return subjects.environment("a2a-sdk-1.3.0", **ENVIRONMENT)
 
 
@@ -111,7 +111,7 @@ def test_it_is_interrupted_and_leaves_nothing_behind(end: signal.Signals, tmp_pa
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process is there."""
+    """Return whether a process is there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -84,7 +84,7 @@ def check(
 
 
 def states(said: str) -> int:
-    """Give how many states TLC has found, all without an error."""
+    """Return how many states TLC has found, all without an error."""
     assert "Model checking completed. No error has been found." in said, said
     found = re.findall(r"([\d,]+) distinct states found, 0 states left", said)
     return int(found[-1].replace(",", ""))

@@ -71,7 +71,7 @@ async def cycles(number: int) -> None:
 
 
 def traced() -> int:
-    """Give the bytes that are there since the tracing began."""
+    """Return the bytes that are there since the tracing began."""
     gc.collect()
     found = tracemalloc.take_snapshot().filter_traces([NOT_OURS])
     return sum(each.size for each in found.traces)

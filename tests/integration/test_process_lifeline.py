@@ -27,7 +27,7 @@ SECONDS_MAX = 10.0
 
 
 def session_and_mark(pid: int) -> tuple[int, bytes]:
-    """Give the session of a process that runs, and its mark."""
+    """Return the session of a process that runs, and its mark."""
     folder = Path("/proc") / str(pid)
     fields = (folder / "stat").read_text().rpartition(")")[2].split()
     if fields[0] in "ZX":
@@ -150,7 +150,7 @@ def test_who_ends_whom(means: str, surviving: set[str]) -> None:
 
 
 def in_order(kinds: dict[str, int]) -> bool:
-    """Tell whether each has become what it is to be: in the group or not, with the mark or not."""
+    """Return whether each has become what it is to be: in the group or not, with the mark or not."""
     now = running()
     found = {kind: now.get(pid) for kind, pid in kinds.items()}
     return all(

@@ -28,13 +28,13 @@ WELL = 'returned "main\'s value"'
 
 @pytest.fixture(params=["asyncio", "uvloop", "trio"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Give the event loop that the process runs."""
+    """Return the event loop that the process runs."""
     return str(request.param)
 
 
 @pytest.fixture(params=[SIGTERM, SIGINT], ids=["SIGTERM", "SIGINT"])
 def sent(request: pytest.FixtureRequest) -> signal.Signals:
-    """Give the signal that the process is sent."""
+    """Return the signal that the process is sent."""
     return signal.Signals(request.param)
 
 
@@ -296,7 +296,7 @@ def test_the_third_signal_needs_nobody_to_tell(backend: str) -> None:
 
 
 async def nothing() -> str:
-    """Give a value at once."""
+    """Return a value at once."""
     await anyio.lowlevel.checkpoint()
     return "value"
 

@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 
 
 def effort(examples: int, steps: int) -> settings:
-    """Give the settings of a model.
+    """Return the settings of a model.
 
     Args:
         examples: how many courses of events; `QUIESCE_MODEL_EXAMPLES` says otherwise.

@@ -107,11 +107,11 @@ class Truth:
         """Hops whose work has just ended."""
 
     def below(self, edge: bytes) -> list[Fact]:
-        """Give what was sent from a hop, as its node has written it."""
+        """Return what was sent from a hop, as its node has written it."""
         return [fact for fact in self.facts.values() if fact.hop == edge]
 
     def of(self, cascade: bytes) -> list[Fact]:
-        """Give what belongs to a cascade."""
+        """Return what belongs to a cascade."""
         return [fact for fact in self.facts.values() if fact.cascade == cascade]
 
     # Work.
@@ -262,7 +262,7 @@ class Node:
         self.detector = Detector(self.name, lasting=self.lasting)
 
     def sent_from(self, truth: Truth, edge: bytes) -> list[Fact]:
-        """Give what was sent from a hop in this life."""
+        """Return what was sent from a hop in this life."""
         return [fact for fact in truth.below(edge) if fact.edge in self.sent]
 
     def commit(self) -> None:

@@ -40,14 +40,14 @@ statuses = st.sampled_from(["done", "failed", "cancelled"])
 
 
 def restored(records: Iterable[Record]) -> Detector:
-    """Give what the next process knows."""
+    """Return what the next process knows."""
     detector = Detector("node", lasting=True)
     detector.restore(records)
     return detector
 
 
 def of_hops(detector: Detector) -> dict[bytes, Any]:
-    """Give all that counts of roots, and of hops whose receipt is not there."""
+    """Return all that counts of roots, and of hops whose receipt is not there."""
     return {
         hop.edge: (
             (hop.cascade, hop.parent, hop.reply, hop.is_root, hop.state, hop.receipt),
@@ -97,7 +97,7 @@ class Life(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def new_edge(self) -> bytes:
-        """Give one that was never there."""
+        """Return one that was never there."""
         self.edges.append(len(self.edges).to_bytes(12, "big"))
         return self.edges[-1]
 

@@ -72,15 +72,15 @@ class Mesh(RuleBasedStateMachine):
     # What there is to choose from.
 
     def up(self) -> list[Node]:
-        """Give the nodes that are there."""
+        """Return the nodes that are there."""
         return [node for node in self.nodes.values() if node.is_up]
 
     def each(self, what: str) -> list[tuple[Node, bytes]]:
-        """Give the edges that nodes have something to do for, each with its node."""
+        """Return the edges that nodes have something to do for, each with its node."""
         return [(node, edge) for node in self.up() for edge in getattr(node, what)]
 
     def works(self, state: str) -> list[tuple[Node, bytes]]:
-        """Give the work that is running, or not answered."""
+        """Return the work that is running, or not answered."""
         if state == "running":
             return [
                 (node, edge) for node, edge in self.each("works") if node.works[edge].is_running
@@ -113,7 +113,7 @@ class Mesh(RuleBasedStateMachine):
         node.works[edge].is_answered = True  # nobody has asked
 
     def new_id(self, size: int) -> bytes:
-        """Give an id that nobody else has."""
+        """Return an id that nobody else has."""
         return next(self.ids).to_bytes(size, "big")
 
     @precondition(lambda self: self.works("running"))
@@ -209,7 +209,7 @@ class Mesh(RuleBasedStateMachine):
         self.bring(message, refuse=refuse)
 
     def bring(self, message: Message, *, refuse: bool = False) -> None:
-        """Give a message to its node, if it is there."""
+        """Return a message to its node, if it is there."""
         node = self.nodes[message.to]
         if not node.is_up:
             return

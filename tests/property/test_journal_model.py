@@ -145,7 +145,7 @@ class Life(RuleBasedStateMachine):
         self.wrote(batch)
 
     def wrote(self, batch: list[Record]) -> None:
-        """Know that something was written: a draft has it as well."""
+        """Record that something was written: a draft has it as well."""
         self.model += batch
         self.drafted += batch
 

@@ -139,7 +139,7 @@ class Round:
 
 
 def rounds(seed: int, count: int) -> Iterator[tuple[str, random.Random]]:
-    """Give each round a name and a generator of its own, so that it can be run alone."""
+    """Return each round a name and a generator of its own, so that it can be run alone."""
     for number in range(count):
         yield f"seed {seed}, round {number}", random.Random(seed * 1_000_003 + number)  # noqa: S311 - no secret
 

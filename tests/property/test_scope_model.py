@@ -186,7 +186,7 @@ def plain(said: Said) -> Said:
 
 
 def said_by(report: Report) -> Said:
-    """Give a report in the model's words."""
+    """Return a report in the model's words."""
     said: Said = {
         word: getattr(report, word)
         for word in ("completed", "withdrawn", "services", "handed_over")

@@ -46,7 +46,7 @@ class Life:
     over: bool = False  # as a reader was cancelled
 
     async def generator(self) -> AsyncIterator[int]:
-        """Give the numbers, each at its pace."""
+        """Return the numbers, each at its pace."""
         self.began += 1
         self.tasks.add(anyio.get_current_task().id)
         try:

@@ -45,14 +45,14 @@ class Case:
         return Path(__file__).with_name(f"{self.module}.py")
 
     def program(self, version: str) -> Program:
-        """Give the function: `buggy`, `fixed`, `swept_buggy` or `swept_fixed`."""
+        """Return the function: `buggy`, `fixed`, `swept_buggy` or `swept_fixed`."""
         module = importlib.import_module(f"tests.seeds.{self.module}")
         variant = "" if version == "fixed" and self.variant == "_collected" else self.variant
         program: Program = getattr(module, version + variant)
         return program
 
     def line(self, mark: str) -> int:
-        """Give the number of the line that has the mark."""
+        """Return the number of the line that has the mark."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
         return number

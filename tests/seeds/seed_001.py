@@ -42,13 +42,13 @@ class Server:
             self.webhooks.append(event)
 
     async def send_buggy(self, events: AsyncIterator[str]) -> str:
-        """Give the first event, and leave the others to a task of nobody."""
+        """Return the first event, and leave the others to a task of nobody."""
         first = await anext(events)
         asyncio.create_task(self.consume(events))  # noqa: RUF006 - the bug  # LEFT
         return first
 
     async def send_fixed(self, events: AsyncIterator[str]) -> str:
-        """Give the first event, and keep the task for the others."""
+        """Return the first event, and keep the task for the others."""
         first = await anext(events)
         task = asyncio.create_task(self.consume(events))
         self.background.add(task)

@@ -29,7 +29,7 @@ async def read_messages(sink: MemoryObjectSendStream[str]) -> None:
 
 
 async def query_buggy() -> AsyncGenerator[str, None]:
-    """Give the messages; whoever closes this had better be the one who reads it."""
+    """Return the messages; whoever closes this had better be the one who reads it."""
     sink, source = anyio.create_memory_object_stream[str](math.inf)
     group = anyio.create_task_group()
     await group.__aenter__()
@@ -45,7 +45,7 @@ async def query_buggy() -> AsyncGenerator[str, None]:
 
 @asynccontextmanager
 async def query_fixed() -> AsyncIterator[MemoryObjectReceiveStream[str]]:
-    """Give the messages for the time of a block, which one task enters and leaves."""
+    """Return the messages for the time of a block, which one task enters and leaves."""
     sink, source = anyio.create_memory_object_stream[str](math.inf)
     async with source, anyio.create_task_group() as group:
         group.start_soon(read_messages, sink)

@@ -113,7 +113,7 @@ async def turn(pool: Any, spawn: Callable[[str], Coroutine[None, None, None]]) -
 def programs(
     make: Callable[[list[str]], Any], delete: Callable[[Any, Any], Coroutine[Any, Any, None]]
 ) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-    """Give the programs of a kind of pool: two that delete a session, two for a sweep."""
+    """Return the programs of a kind of pool: two that delete a session, two for a sweep."""
 
     async def buggy() -> None:
         """Leave the runner behind."""

@@ -116,7 +116,7 @@ class Agent:
         )
 
     def wall(self) -> float:
-        """Give the time by the clock of its machine."""
+        """Return the time by the clock of its machine."""
         return EPOCH + self.world.now + self.clock_error
 
     def open(self) -> None:
@@ -216,7 +216,7 @@ class Agent:
         self.world.carry(self.key, caller, "replied", life, number, reply)
 
     def answer_call(self, call: Call) -> Reply:
-        """Give the answer to a call."""
+        """Return the answer to a call."""
         reply = self.engine.called(call, self.world.now)
         for edge, answer in reply.answers:
             self.saying(edge, answer)
@@ -246,7 +246,7 @@ class Agent:
         self.world.known.update(working)
 
     def seen(self, reply: Reply) -> list[bytes]:
-        """Give the edges that are open and worked on; the world is told which are said never to run."""
+        """Return the edges that are open and worked on; the world is told which are said never to run."""
         believed = self.engine.horizon.believed(reply).answers
         told = zip(reply.answers, believed, strict=True)
         self.world.doubted |= {one[0] for one, other in told if one != other}
@@ -265,7 +265,7 @@ class Agent:
             self.pulls.told(number, call, reply)
 
     def call_failed(self, number: int) -> None:
-        """Know that no answer came."""
+        """Record that no answer came."""
         call = self._calls.pop(number, None)
         if call is not None:
             self.engine.failed(call, self.world.now)
@@ -428,7 +428,7 @@ class Agent:
         self.resolve(edge, how, answer)
 
     def answer_within(self, usual: float) -> float:
-        """Give how long a sender waits for the answer to a message; some do so for very long."""
+        """Return how long a sender waits for the answer to a message; some do so for very long."""
         fate, patient = self.world.fate, self.world.faults.patient
         return fate.uniform(usual, LONG) if patient and fate.random() < patient else usual
 

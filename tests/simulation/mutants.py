@@ -202,7 +202,7 @@ class ToldAndForgotten(Detector):
     """A receipt that was asked for is over, whether or not the answer arrives."""
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
-        """Give it once."""
+        """Return it once."""
         answer = super().ask(edge, cancel=cancel)
         if answer.kind == "closed":
             self.taken(edge)

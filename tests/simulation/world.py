@@ -148,7 +148,7 @@ class World:
         self._cuts: list[tuple[float, float, frozenset[str]]] = []
 
     def new_id(self, size: int) -> bytes:
-        """Give an id that nobody else has."""
+        """Return an id that nobody else has."""
         self.ids += 1
         return self.ids.to_bytes(size, "big")
 
@@ -158,7 +158,7 @@ class World:
         heapq.heappush(self._due, _Due(self.now + delay, self._number, call, args))
 
     def chance(self, probability: float) -> bool:
-        """Tell whether something goes wrong this time."""
+        """Return whether something goes wrong this time."""
         return probability > 0 and self.now < self.faults.end and self.random.random() < probability
 
     def cut(self, begin: float, end: float, some: frozenset[str]) -> None:
@@ -195,7 +195,7 @@ class World:
             agent.step(getattr(agent, method), *args)
 
     def _behind(self, target: str, method: str) -> Agent:
-        """Give who gets what is brought: an answer, who has asked; else any that has the address."""
+        """Return who gets what is brought: an answer, who has asked; else any that has the address."""
         if target in self.twins:
             return self.twins[target]
         twin = self.twins.get(f"{target}'") if method in AT_ADDRESS else None
@@ -214,7 +214,7 @@ class World:
             due.call(*due.args)
 
     def bound(self) -> float:
-        """Give the earliest time at which anybody could know: a message a level after the last work."""
+        """Return the earliest time at which anybody could know: a message a level after the last work."""
         return max((work.end or 0.0) + self.depths[work.edge] for work in self.works)
 
     # What is wrong with the verdict.
@@ -269,7 +269,7 @@ class World:
         return len(set(run)) < len(run) or not self.known.issuperset(denied.intersection(run))
 
     def _met_again(self, taking_part: list[Work]) -> bool:
-        """Tell whether an agent without a journal has met an edge in two lives, and nobody could know."""
+        """Return whether an agent without a journal has met an edge in two lives, and nobody could know."""
         run = {work.edge for work in taking_part}
         return len(run) < len(taking_part) or bool(run & self.refused - self.taken)
 

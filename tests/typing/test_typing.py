@@ -37,7 +37,7 @@ def output_of(module: str, *arguments: str) -> str:
 
 
 def run_mypy(*paths: Path) -> list[tuple[str, int, str, str]]:
-    """Give mypy's errors as file name, line, code and message."""
+    """Return mypy's errors as file name, line, code and message."""
     cache_folder = str(ROOT / ".mypy_cache" / "cases")
     output = output_of("mypy", "--output=json", "--cache-dir", cache_folder, *map(str, paths))
     errors = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -49,7 +49,7 @@ def run_mypy(*paths: Path) -> list[tuple[str, int, str, str]]:
 
 
 def run_pyright(*paths: Path) -> list[tuple[str, int, str, str]]:
-    """Give pyright's errors in the same form."""
+    """Return pyright's errors in the same form."""
     output = output_of("pyright", "--outputjson", "--pythonpath", sys.executable, *map(str, paths))
     return [
         (

@@ -118,7 +118,7 @@ def coroutine(fn: Callable[..., Any], given: Any) -> Coroutine[Any, Any, Any]:
 
 
 def name_of(fn: object) -> str:
-    """Give the name that a function goes by."""
+    """Return the name that a function goes by."""
     name = getattr(fn, "__qualname__", None)
     return name if isinstance(name, str) else repr(fn)
 

@@ -308,7 +308,7 @@ class Closing:
             await self._turns(table)  # what has waited for those
 
     async def _turns(self, table: dict[object, Held]) -> None:
-        """Give what is in the table the time to end that ending takes."""
+        """Return what is in the table the time to end that ending takes."""
         for _ in range(_LAST_CALL_TURNS):
             if table:
                 await self.bell.yield_once()
@@ -434,7 +434,7 @@ class Closing:
         )
 
     def result(self, *, early: bool) -> reports.Report:
-        """Give the report; a job that closed its own scope gets the one without itself."""
+        """Return the report; a job that closed its own scope gets the one without itself."""
         if self._failure is not None:
             raise self._failure  # of the closing itself: never, unless quiesce is broken
         report = self.early_report if early or self.report is None else self.report

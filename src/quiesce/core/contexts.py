@@ -57,7 +57,7 @@ class Context(Generic[T]):
         self.error: BaseException | None = None
 
     def matches(self, thing: object) -> bool:
-        """Tell whether `thing` is the manager, or what entering it gave."""
+        """Return whether `thing` is the manager, or what entering it gave."""
         return thing is self._manager or (self.entered and thing is self.value)
 
     def ask_to_exit(self, reason: BaseException | None) -> None:
@@ -102,7 +102,7 @@ class Context(Generic[T]):
 
 
 def _is_only(error: BaseException, reason: BaseException) -> bool:
-    """Tell whether `error` is `reason`, or groups (a task group makes them) of nothing else."""
+    """Return whether `error` is `reason`, or groups (a task group makes them) of nothing else."""
     return error is reason or _leaves(error) <= _leaves(reason)
 
 

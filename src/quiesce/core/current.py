@@ -40,7 +40,7 @@ is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
 
 
 def current_scope() -> Scope | None:
-    """Give the innermost open scope around the running code, or None."""
+    """Return the innermost open scope around the running code, or None."""
     node = current.get()
     while node is not None and node._state is State.CLOSED:
         node = node._parent

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def has_function(scope: Scope, error: BaseException) -> bool:
-    """Tell whether a failure is one for the scope's own function."""
+    """Return whether a failure is one for the scope's own function."""
     return callable(scope._on_error) and isinstance(error, Exception)
 
 
@@ -87,7 +87,7 @@ def _call(scope: Scope, held: Any, error: BaseException) -> BaseException | None
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Tell whether an error wants to end the program, alone or in a group."""
+    """Return whether an error wants to end the program, alone or in a group."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_fatal(inner) for inner in error.exceptions)
     return isinstance(error, KeyboardInterrupt | SystemExit)

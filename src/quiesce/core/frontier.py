@@ -39,7 +39,7 @@ class FrontierEntry:
     """The name by which `services=[...]` declares it, if it is housekeeping and not work; None if it cannot be."""
 
     def __str__(self) -> str:
-        """Give one line."""
+        """Return one line."""
         kind = f"{self.kind} (service)" if self.service else self.kind
         parts = [f"{kind} {self.name}", f"{self.age:.1f} s", f"started {self.where or '?'}"]
         if self.waiting_on is not None:
@@ -48,7 +48,7 @@ class FrontierEntry:
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, object]:
-        """Give plain data."""
+        """Return plain data."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -93,7 +93,7 @@ class Frontier:
         return "\n".join([head, *_draw(self.entries)])
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Give the frontier as JSON."""
+        """Return the frontier as JSON."""
         entries = [entry.to_json() for entry in self.entries]
         data = {"scope": self.scope, "state": self.state, "in_flight": len(self)}
         return json.dumps({**data, "entries": entries}, indent=indent)

@@ -30,16 +30,16 @@ class Resource(Protocol):
     """What a scope tells of its own closing: something that others use to work together."""
 
     def _drain(self) -> None:
-        """Know that the scope begins to drain, in this step; give up what will never be used."""
+        """Record that the scope begins to drain, in this step; give up what will never be used."""
 
     def _forsaken(self) -> bool:
-        """Tell whether it waits for somebody, and nobody is there so far."""
+        """Return whether it waits for somebody, and nobody is there so far."""
 
     def _expects_services(self) -> bool:
-        """Tell whether the one that it waits for might be a service, if it is forsaken."""
+        """Return whether the one that it waits for might be a service, if it is forsaken."""
 
     def _users(self) -> Iterable[object]:
-        """Give the tasks that wait for it: while it is forsaken they do nothing else."""
+        """Return the tasks that wait for it: while it is forsaken they do nothing else."""
 
     def _shut(self) -> None:
         """End, in this step; what was not delivered is the scope's to report.
@@ -48,7 +48,7 @@ class Resource(Protocol):
         """
 
     def _gone(self) -> None:
-        """Know that the scope is closed: whoever waits still is not the scope's, and is woken."""
+        """Record that the scope is closed: whoever waits still is not the scope's, and is woken."""
 
     def _move(self, node: Node) -> None:
         """Belong to another node from now on."""
@@ -78,7 +78,7 @@ class Held(Protocol):
         """
 
     def _swallowed(self) -> bool:
-        """Tell whether it was asked to end and visibly went on as if it had not been."""
+        """Return whether it was asked to end and visibly went on as if it had not been."""
 
     def _chain(self) -> list[sites.Frame]:
         """List the frames it is in, outermost first."""
@@ -186,7 +186,7 @@ class Hold(Described):
             node._turned_idle()
 
     def __enter__(self) -> Self:
-        """Give the hold itself."""
+        """Return the hold itself."""
         return self
 
     def __exit__(

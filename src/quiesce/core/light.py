@@ -228,7 +228,7 @@ class LightScope(Scope):
         call()
 
     def left_something(self) -> bool | None:
-        """Tell whether code of this scope has left a callback with the loop that is yet to be called.
+        """Return whether code of this scope has left a callback with the loop that is yet to be called.
 
         Such a callback may start anything, and then that is this scope's. None if it cannot be told: then some
         turns of the loop are waited for. (Those that have their time are not looked at.)
@@ -343,7 +343,7 @@ class LightScope(Scope):
         return True
 
     def _has_more(self) -> bool:
-        """Tell whether there is anything but holds for a closing to see to."""
+        """Return whether there is anything but holds for a closing to see to."""
         return bool(
             self._services or self._children or self._quiet or self._contexts
             or self._closers or self._resources or self._failed or self._unasked
@@ -351,7 +351,7 @@ class LightScope(Scope):
         )  # fmt: skip
 
     def _closed(self) -> None:
-        """Know that it is closed, in this step, in whichever way; `report` says how, if not by `dissolve()`.
+        """Record that it is closed, in this step, in whichever way; `report` says how, if not by `dissolve()`.
 
         There is nothing to undo here that opening did: it is no root, and its parent adopts for it.
         """

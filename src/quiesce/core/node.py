@@ -264,7 +264,7 @@ class Node(Described):
             raise UsageError(message)
 
     def _asked_by_running_work(self) -> bool:
-        """Tell whether the running task is itself work that is being drained.
+        """Return whether the running task is itself work that is being drained.
 
         Such work may finish its own sub-work during the grace; anyone else, a service among
         them, would bring new work.
@@ -339,7 +339,7 @@ class Node(Described):
             yield from child._all_resources()
 
     def _awaited_by(self, task: object) -> bool:
-        """Tell whether a task waits for the end of this scope, or of one around it."""
+        """Return whether a task waits for the end of this scope, or of one around it."""
         node: Node | None = self
         while node is not None:
             if node._closing is not None and task in node._closing.waiters:
@@ -348,7 +348,7 @@ class Node(Described):
         return False
 
     def _only_forsaken(self) -> bool:
-        """Tell whether nothing is left but resources that wait for somebody who is not here."""
+        """Return whether nothing is left but resources that wait for somebody who is not here."""
         forsaken = [held for held in self._own_resources() if held._forsaken()]
         served = self._services or self._contexts  # they may be the ones that are waited for
         if served and any(held._expects_services() for held in forsaken):

@@ -33,7 +33,7 @@ class Ended:
     stack: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Give one line, and the stack below it if there is one."""
+        """Return one line, and the stack below it if there is one."""
         line = f"{self.kind} {self.name} · {self.age:.2f} s · started {self.where or '?'}"
         shown = {key: text(plain(value)) for key, value in self.details.items()}
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
@@ -42,7 +42,7 @@ class Ended:
         return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
 
     def to_json(self) -> dict[str, object]:
-        """Give plain data."""
+        """Return plain data."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -206,7 +206,7 @@ class Report:
         raise (DrainTimeout if cut else WorkLost)(self) from cause
 
     def __str__(self) -> str:
-        """Give the report for human eyes: a summary, then a line for each loss."""
+        """Return the report for human eyes: a summary, then a line for each loss."""
         counts = {
             "completed": self.completed,
             "withdrawn": self.withdrawn,
@@ -230,7 +230,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Give the whole report as JSON."""
+        """Return the whole report as JSON."""
         data: dict[str, object] = {
             "scope": self.scope,
             "ok": self.ok,

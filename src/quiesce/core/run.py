@@ -234,7 +234,7 @@ class Program:
             tell(str(report))
 
     def result(self) -> Any:
-        """Give what `main` gave, or raise what is to be told of this run."""
+        """Return what `main` gave, or raise what is to be told of this run."""
         assert self._report is not None  # noqa: S101 - the event loop has run
         assert self._job is not None  # noqa: S101 - likewise
         if self._exit is not None and (self._exit.code or self._report.ok):

@@ -492,6 +492,6 @@ class Scope(Node):
 
 
 def _enclosing() -> Scope | None:
-    """Give the current scope, unless its context was carried into another event loop."""
+    """Return the current scope, unless its context was carried into another event loop."""
     scope = current_scope()
     return scope if scope is not None and scope._backend.here() else None

@@ -28,7 +28,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        """Give `file:line in function`."""
+        """Return `file:line in function`."""
         return f"{self.file}:{self.line} in {self.function}"
 
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def starter(frame: FrameType, task: object) -> FrameType | Place:
-    """Give the code that calls: the frame, unless that is the event loop's.
+    """Return the code that calls: the frame, unless that is the event loop's.
 
     It is, for a coroutine that is the outermost one of a task; then whoever started that task.
     """
@@ -52,7 +52,7 @@ def starter(frame: FrameType, task: object) -> FrameType | Place:
 
 
 def line_of(code: CodeType, offset: int) -> int:
-    """Give the line of the instruction at `offset`."""
+    """Return the line of the instruction at `offset`."""
     for start, end, line in code.co_lines():
         if start <= offset < end and line is not None:
             return line
@@ -60,7 +60,7 @@ def line_of(code: CodeType, offset: int) -> int:
 
 
 def describe(code: CodeType | None, offset: int) -> str | None:
-    """Give `file:line` for a recorded place."""
+    """Return `file:line` for a recorded place."""
     return None if code is None else f"{code.co_filename}:{line_of(code, offset)}"
 
 
@@ -153,7 +153,7 @@ def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:
 
 
 def code_of(awaitable: object) -> CodeType | None:
-    """Give the code of a coroutine, or of the async generator that is being closed."""
+    """Return the code of a coroutine, or of the async generator that is being closed."""
     if isinstance(awaitable, CoroutineType):
         return awaitable.cr_code
     generator = _generator_behind(awaitable)

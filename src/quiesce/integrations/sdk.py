@@ -14,13 +14,13 @@ Version = tuple[int, ...]
 
 
 def parsed(text: str) -> Version:
-    """Give the numbers of a version, without what follows them (`rc1`, `.dev0`, `+local`)."""
+    """Return the numbers of a version, without what follows them (`rc1`, `.dev0`, `+local`)."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def require(distribution: str, *, extra: str, oldest: str) -> Version:
-    """Give the version of an installed SDK.
+    """Return the version of an installed SDK.
 
     Args:
         distribution: its name on PyPI.

@@ -224,7 +224,7 @@ class _Exchange(Visit):
         await _say(self._send, _FAILED, text, headers)
 
     def header(self) -> bytes:
-        """Give what is to be said of the message, once."""
+        """Return what is to be said of the message, once."""
         self.is_answered = True
         return self._hop._mesh.answer(self._hop).encode()
 
@@ -355,7 +355,7 @@ def _covers(outer: Scope, home: Scope) -> bool:
 
 
 def _closing(outer: Scope) -> str | None:
-    """Tell why a scope takes nothing any more, if it does not."""
+    """Return why a scope takes nothing any more, if it does not."""
     try:
         outer._admit()
     except QuiesceError as error:

@@ -110,7 +110,7 @@ class Cascade:
             self._gate = Gate(self._node._hops_scope._backend)
 
     def _abandon(self) -> None:
-        """Know that its node will not hear of its end: nobody is to wait for it any more."""
+        """Record that its node will not hear of its end: nobody is to wait for it any more."""
         if self._gate is not None:
             self._gate.open()
 

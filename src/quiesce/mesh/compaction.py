@@ -104,7 +104,7 @@ class Compaction:
         return not self._is_all
 
     def follow(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Give what the draft has to be told of records that are written in this step."""
+        """Return what the draft has to be told of records that are written in this step."""
         for record in records:
             if isinstance(record, Sent):
                 if record.hop not in self._hops:
@@ -218,7 +218,7 @@ class Tidying:
         return self._journal.size > self.at
 
     def is_due(self) -> bool:
-        """Tell whether `run` is to be called now; not again before that has ended."""
+        """Return whether `run` is to be called now; not again before that has ended."""
         is_due = self.is_over
         if is_due:
             self.at = math.inf

@@ -132,7 +132,7 @@ class _Errands(Generic[T]):
         return len(self._rounds)
 
     def find(self, edge: bytes) -> _Round[T] | None:
-        """Give the round that an edge's errand is in."""
+        """Return the round that an edge's errand is in."""
         return self._rounds.get(edge)
 
     def remove(self, edge: bytes) -> None:
@@ -188,7 +188,7 @@ class _Errands(Generic[T]):
         return self._begin(_Round(at, heard, attempts))
 
     def turn(self, to: str, first: float, last: float) -> float | None:
-        """Give when what has failed for a node is tried again anyway, if that is within these times."""
+        """Return when what has failed for a node is tried again anyway, if that is within these times."""
         times = (waiting.at for waiting in self.failing.get(to, ()))
         return min((at for at in times if first <= at <= last), default=None)
 
@@ -214,7 +214,7 @@ class _Errands(Generic[T]):
         return first
 
     def next_at(self) -> float:
-        """Tell when a round is due; never, if there is none."""
+        """Return when a round is due; never, if there is none."""
         heap = self._heap
         while heap:
             at, _, first = heap[0]
@@ -224,7 +224,7 @@ class _Errands(Generic[T]):
         return math.inf
 
     def due(self, now: float) -> Iterator[_Round[T]]:
-        """Give the rounds that are due; each is out then."""
+        """Return the rounds that are due; each is out then."""
         while self.next_at() <= now:
             yield self._pop()
 
@@ -232,7 +232,7 @@ class _Errands(Generic[T]):
 def _batches(
     receipts: list[tuple[bytes, Receipt]], most: int
 ) -> Iterator[tuple[tuple[bytes, Receipt], ...]]:
-    """Give so many at a time, and not more than a body may have."""
+    """Return so many at a time, and not more than a body may have."""
     some: list[tuple[bytes, Receipt]] = []
     size = 0
     for one in receipts:
@@ -296,11 +296,11 @@ class Courier:
         self._ending.discard(edge)
 
     def next_at(self) -> float:
-        """Tell when something is due; never, if nothing is to be done."""
+        """Return when something is due; never, if nothing is to be done."""
         return min(self._posts.next_at(), self._asks.next_at())
 
     def due(self, now: float) -> list[Call]:
-        """Give the calls to be made now; each is answered by `replied` or `failed`."""
+        """Return the calls to be made now; each is answered by `replied` or `failed`."""
         receipts: dict[str, list[tuple[bytes, Receipt]]] = {}
         asks: dict[str, list[tuple[bytes, bool]]] = {}
         for posting in self._posts.due(now):
@@ -336,7 +336,7 @@ class Courier:
         return tried.attempts > 0 and now - tried.heard >= self._patience.give_up
 
     def contact(self, to: str, now: float, *, is_node: bool = False) -> bool:
-        """Know that an agent is there: what failed is tried again soon; tells whether that is earlier."""
+        """Record that an agent is there: what failed is tried again soon; tells whether that is earlier."""
         at = now + self._patience.retry_first  # not at once: it may say a lot, and answer nothing
         found = to in self._posts.failing and self._posts.hasten(to, at, is_node=is_node)
         return (to in self._asks.failing and self._asks.hasten(to, at, is_node=is_node)) or found
@@ -347,7 +347,7 @@ class Courier:
         return "" if found is None else found.why
 
     def replied(self, call: Call, reply: Reply, now: float) -> None:
-        """Know that a call was answered: what it did not settle is asked again in time."""
+        """Record that a call was answered: what it did not settle is asked again in time."""
         self._posts.hasten(call.to, now)
         self._asks.hasten(call.to, now)
         self._part = 0.5 + 0.5 * self._jitter()
@@ -370,7 +370,7 @@ class Courier:
                 self._asks.add(edge, call.to, 0.0 if is_late else patience.ask_every, now)
 
     def failed(self, call: Call, now: float, why: str = "") -> None:
-        """Know that a call was not answered; and why, if that will not pass by itself."""
+        """Record that a call was not answered; and why, if that will not pass by itself."""
         self._part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
         self._again(self._posts, (edge for edge, _ in call.receipts), call.to, why, now)
         self._again(self._asks, (edge for edge, _ in call.asks), call.to, why, now)

@@ -84,7 +84,7 @@ class Detector(Knowledge):
         self.acts: list[Act] = []
 
     def take(self) -> list[Effect]:
-        """Give what is to be done, in this order."""
+        """Return what is to be done, in this order."""
         effects = [*map(Write, self.writes), *self.acts]
         self.writes.clear()
         self.acts.clear()
@@ -172,41 +172,41 @@ class Detector(Knowledge):
         return known
 
     def hop(self, edge: bytes) -> Hop:
-        """Give the hop of an edge that runs here."""
+        """Return the hop of an edge that runs here."""
         return self._hops[edge]
 
     def find(self, edge: bytes) -> Hop | None:
-        """Give the hop of an edge, if it has not ended, or its receipt was not taken."""
+        """Return the hop of an edge, if it has not ended, or its receipt was not taken."""
         hop = self._hops.get(edge)
         return None if hop is None or hop.receipt is not None else hop
 
     def find_root(self, edge: bytes) -> Hop | None:
-        """Give the root of a cascade that began here, if nobody was told of its end."""
+        """Return the root of a cascade that began here, if nobody was told of its end."""
         return self._hops.get(edge)
 
     def roots(self) -> list[Hop]:
-        """Give the cascades that began here, and that nobody was told the end of."""
+        """Return the cascades that began here, and that nobody was told the end of."""
         return [hop for hop in self._hops.values() if hop.is_root]
 
     def knows(self, edge: bytes) -> bool:
-        """Tell whether an edge ever came, or was asked for."""
+        """Return whether an edge ever came, or was asked for."""
         return self._known(edge) is not None
 
     def is_open(self, edge: bytes) -> bool:
-        """Tell whether an edge that was sent from here is not closed."""
+        """Return whether an edge that was sent from here is not closed."""
         return edge in self._edges
 
     def open_edges(self) -> list[tuple[bytes, str]]:
-        """Give the edges that were sent from here, and are not closed, and whom they were sent to."""
+        """Return the edges that were sent from here, and are not closed, and whom they were sent to."""
         return [(edge, found.to) for edge, found in self._edges.items()]
 
     def receiver(self, edge: bytes) -> str | None:
-        """Give whom an edge was sent to, if it is not closed."""
+        """Return whom an edge was sent to, if it is not closed."""
         found = self._edges.get(edge)
         return None if found is None else found.to
 
     def end(self, hop: Hop, status: Status, *, seconds: float | None = None, why: str = "") -> None:
-        """Know that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
+        """Record that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
         if status not in ENDS:
             message = f"a hop ends as one of {', '.join(ENDS)}, not {status!r}"
             raise UsageError(message)
@@ -232,7 +232,7 @@ class Detector(Knowledge):
             self.acts.append(Post(hop.edge, hop.reply, receipt))
 
     def taken(self, edge: bytes) -> None:
-        """Know that the receipt of an edge was taken, for good; or that nobody waits for it.
+        """Record that the receipt of an edge was taken, for good; or that nobody waits for it.
 
         Of a root: that whoever waits for its cascade was told.
         """
@@ -243,7 +243,7 @@ class Detector(Knowledge):
             self._end(edge, RAN)
 
     def ride(self, edge: bytes) -> Answer:
-        """Give what the answer to an edge's message says; from then on, a receipt is posted.
+        """Return what the answer to an edge's message says; from then on, a receipt is posted.
 
         To be asked for every edge that runs, also if nobody is there to be answered. One that has its
         receipt by then is not posted: if the answer is lost, the receipt is there for whoever asks.
@@ -259,7 +259,7 @@ class Detector(Knowledge):
         return self._known(edge) or self._never()
 
     def finish(self, hop: Hop, microseconds: int) -> bytes | None:
-        """Know that a hop is done whose answer is about to be sent: `end`, and `ride` on that answer.
+        """Record that a hop is done whose answer is about to be sent: `end`, and `ride` on that answer.
 
         Gives its receipt, packed. Most hops have handed nothing on, and then this takes a third of the time
         of both; of any other hop nothing is known after this that was not before, and it gives None.
@@ -293,7 +293,7 @@ class Detector(Knowledge):
     # The sending side.
 
     def send(self, hop: Hop, edge: bytes, to: str, by: float = 0) -> None:
-        """Know that an edge is about to be sent from a hop (1).
+        """Record that an edge is about to be sent from a hop (1).
 
         Raises:
             UsageError: the hop has ended.
@@ -378,12 +378,12 @@ class Detector(Knowledge):
             self.writes.append(Taken(edge))  # also the next process is not to believe `never` (7)
 
     def begin_by(self, edge: bytes) -> float | None:
-        """Give until when an edge that was sent from here may begin; None if it is closed."""
+        """Return until when an edge that was sent from here may begin; None if it is closed."""
         found = self._edges.get(edge)
         return None if found is None else found.by
 
     def give_up(self, edge: bytes, why: str) -> None:
-        """Know that the receiver of an edge was not heard of for too long."""
+        """Record that the receiver of an edge was not heard of for too long."""
         found = self._edges.get(edge)
         if found is not None:
             end = "; it may not have been told to end" if found.hop.is_cancelled else ""

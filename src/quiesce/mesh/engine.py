@@ -60,18 +60,18 @@ class Engine:
         self.is_stirred: bool = False
 
     def take_stir(self) -> bool:
-        """Tell whether `next_at` may be another than when this was asked before."""
+        """Return whether `next_at` may be another than when this was asked before."""
         stirred, self.is_stirred = self.is_stirred, False
         return stirred
 
     def take_writes(self) -> list[Record]:
-        """Give what has to last before anything else is done."""
+        """Return what has to last before anything else is done."""
         detector = self.detector
         writes, detector.writes = detector.writes, []
         return writes
 
     def take_news(self) -> list[Stop | Settle]:
-        """Give which hops are to stop, and which cascades have settled."""
+        """Return which hops are to stop, and which cascades have settled."""
         news, self.news = self.news, []
         return news
 
@@ -123,7 +123,7 @@ class Engine:
         return self.horizon.refusal(handed, answer)
 
     def ride(self, edge: bytes, now: float) -> Answer:
-        """Give what the answer to an edge's message says of it."""
+        """Return what the answer to an edge's message says of it."""
         answer = self.detector.ride(edge)
         self._absorb(now)
         return answer
@@ -131,13 +131,13 @@ class Engine:
     def end(
         self, hop: Hop, status: Status, now: float, *, seconds: float | None = None, why: str = ""
     ) -> None:
-        """Know that the work of a hop has ended."""
+        """Record that the work of a hop has ended."""
         self.detector.end(hop, status, seconds=seconds, why=why)
         if self.detector.acts:
             self._absorb(now)
 
     def told(self, edge: bytes, now: float) -> None:
-        """Know that whoever waits for a cascade was told that it has settled."""
+        """Record that whoever waits for a cascade was told that it has settled."""
         self.detector.taken(edge)
         self._absorb(now)
 
@@ -185,7 +185,7 @@ class Engine:
         return self._courier.unposted
 
     def next_at(self) -> float:
-        """Tell when `due` has something to give."""
+        """Return when `due` has something to give."""
         return min(self._courier.next_at(), self.horizon.age_at)
 
     def due(self, now: float) -> list[Call]:
@@ -218,7 +218,7 @@ class Engine:
         self._absorb(now)
 
     def failed(self, call: Call, now: float, why: str = "") -> None:
-        """Know that a call was not answered; and why, if that will not pass by itself.
+        """Record that a call was not answered; and why, if that will not pass by itself.
 
         What follows from an edge that was to be told to end is told so by this node, as far as it is known.
         """
@@ -260,7 +260,7 @@ class Engine:
         return self._courier.trouble(edge)
 
     def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:
-        """Know that an agent is there, or even its node: what failed is tried again soon."""
+        """Record that an agent is there, or even its node: what failed is tried again soon."""
         if to is not None and self._courier.contact(to, now, is_node=is_node):
             self.is_stirred = True
 

@@ -288,7 +288,7 @@ class Exchange:
                 del self._pulls[pull.to]
 
     def contact(self, to: str, now: float, *, is_node: bool = False) -> None:
-        """Know that an agent is there: what failed is tried again soon, not when it would be its turn."""
+        """Record that an agent is there: what failed is tried again soon, not when it would be its turn."""
         pull = self._pulls.get(to)
         if pull is not None:
             pull.contact(now, is_node=is_node)

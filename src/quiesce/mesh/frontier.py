@@ -49,7 +49,7 @@ class Busy:
     what: str = ""
 
     def __str__(self) -> str:
-        """Give one line."""
+        """Return one line."""
         since = "" if self.seconds is None else f"  {self.seconds:.1f} s"
         return f"{self.name}  {self.state}{since}" + (f"  ({self.what})" if self.what else "")
 
@@ -74,7 +74,7 @@ class MeshFrontier:
         return "\n".join([head, *tree(self.entries, str)])
 
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return it as JSON values."""
         return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
 
 

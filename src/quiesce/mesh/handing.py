@@ -102,11 +102,11 @@ class Handing:
             self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask, uses=uses)
 
     def not_sent(self) -> None:
-        """Know that not a byte of it has left: it could not be connected, for instance."""
+        """Record that not a byte of it has left: it could not be connected, for instance."""
         self._resolve("is not sent")
 
     def in_doubt(self) -> None:
-        """Know that it is not known whether it has arrived; the receiver is asked."""
+        """Record that it is not known whether it has arrived; the receiver is asked."""
         self._resolve("is in doubt")
 
     def _resolve(self, how: Sending) -> None:
@@ -117,7 +117,7 @@ class Handing:
             self._node._resolve(self._edge, self.to, how)
 
     def __enter__(self) -> Self:
-        """Give the handing itself."""
+        """Return the handing itself."""
         return self
 
     def __exit__(

@@ -59,7 +59,7 @@ def current_hop() -> Hop | None:
 
 
 def hop_of(node: Node) -> Hop | None:
-    """Give the current hop if it is one of this node: what its clients send belongs to that.
+    """Return the current hop if it is one of this node: what its clients send belongs to that.
 
     In a hop of another node of this process it belongs to nobody, which is seldom meant: it is said, once.
     """
@@ -366,7 +366,7 @@ class Hop(LightScope):
             self._unbegun = None
 
     def _drop(self) -> None:
-        """Know that nobody can begin it, or end its part, any more (4)."""
+        """Record that nobody can begin it, or end its part, any more (4)."""
         if self._ended or self._state is State.CLOSED:
             return
         if self._awaited or (self._holds and self._unbegun is None):

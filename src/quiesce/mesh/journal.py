@@ -308,7 +308,7 @@ class Draft:
         return sum(map(len, self._lines))
 
     def take(self) -> bytes:
-        """Give what is to be put into the file next."""
+        """Return what is to be put into the file next."""
         data = b"".join(self._lines)
         self._lines.clear()
         return data

@@ -123,12 +123,12 @@ class Knowledge:
                 yield from self.records_of_sent(edge, sent)
 
     def records_of_sent(self, edge: bytes, sent: Edge) -> list[Record]:
-        """Give the same of one edge that was sent, and is open."""
+        """Return the same of one edge that was sent, and is open."""
         made: list[Record] = [Sent(sent.hop.edge, edge, sent.to, int(sent.by))]
         return [*made, Taken(edge)] if sent.is_taken else made
 
     def records_of(self, edge: bytes) -> list[Record]:
-        """Give the same of one edge that came, except for the edges that were sent from it."""
+        """Return the same of one edge that came, except for the edges that were sent from it."""
         hop = self._hops.get(edge)
         if hop is None:
             tables = (self._over, self._long_over, self._frozen)

@@ -154,7 +154,7 @@ class Link:
             handing.in_doubt()
 
     def opaque(self, handing: Handing) -> None:
-        """Know that the agent takes no part (3).
+        """Record that the agent takes no part (3).
 
         Also if it has an address, at which a node would say that it never came, and never will run.
         """
@@ -204,7 +204,7 @@ class Link:
         raise PeerLost(message)
 
     def close(self) -> None:
-        """Know that the connection has ended (1). Idempotent."""
+        """Record that the connection has ended (1). Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -231,7 +231,7 @@ class Link:
 
 
 def handed(params: object) -> str | None:
-    """Give what hands over an edge, from the parameters of a request; None if nothing does."""
+    """Return what hands over an edge, from the parameters of a request; None if nothing does."""
     meta = params.get("_meta") if isinstance(params, dict) else None
     if not isinstance(meta, dict) or REQUEST_KEY not in meta:
         return None
@@ -240,7 +240,7 @@ def handed(params: object) -> str | None:
 
 
 def with_meta(found: Mapping[str, Any] | None, key: str, value: object) -> dict[str, Any]:
-    """Give a JSON object with one more key in its `_meta`."""
+    """Return a JSON object with one more key in its `_meta`."""
     made = dict(found or {})
     meta = made.get("_meta")
     made["_meta"] = {**(meta if isinstance(meta, dict) else {}), key: value}
@@ -248,7 +248,7 @@ def with_meta(found: Mapping[str, Any] | None, key: str, value: object) -> dict[
 
 
 def without_meta(found: Any, key: str) -> Any:
-    """Give a JSON object without a key in its `_meta`; and without `_meta`, if nothing else is there."""
+    """Return a JSON object without a key in its `_meta`; and without `_meta`, if nothing else is there."""
     meta = found.get("_meta") if isinstance(found, dict) else None
     if not isinstance(meta, dict) or key not in meta:
         return found
@@ -258,7 +258,7 @@ def without_meta(found: Any, key: str) -> Any:
 
 
 def with_answer(error: object, told: str) -> Any:
-    """Give the data of an error with an answer in it; as it is, if it has no room for one."""
+    """Return the data of an error with an answer in it; as it is, if it has no room for one."""
     if error is None or isinstance(error, dict):
         return with_meta(error, RESPONSE_KEY, told)
     return error

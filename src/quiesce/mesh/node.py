@@ -209,7 +209,7 @@ class Node(Steps):
             cascade._abandon()
 
     def _is_closed(self) -> None:
-        """Know that its scope is closed, in this step."""
+        """Record that its scope is closed, in this step."""
         self._scope = None
         self._let_go()
 

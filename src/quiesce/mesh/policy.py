@@ -54,7 +54,7 @@ def keep_time(value: object) -> float:
 
 
 def origin(url: str) -> tuple[str, str, int] | None:
-    """Give scheme, host and port; None if it is no address that a node may have."""
+    """Return scheme, host and port; None if it is no address that a node may have."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -93,11 +93,11 @@ class Policy:
         self._judged: dict[str | None, str | None] = {None: None}
 
     def allows(self, home: str) -> bool:
-        """Tell whether a receipt may be posted there."""
+        """Return whether a receipt may be posted there."""
         return self.reply_to(home) is not None
 
     def reply_to(self, home: str | None) -> str | None:
-        """Give the address that a receipt is to be posted to, if that is allowed."""
+        """Return the address that a receipt is to be posted to, if that is allowed."""
         if home is None or home in self._judged:  # there are few, and every message has one
             return self._judged[home]
         return self._judge(home)
@@ -115,7 +115,7 @@ class Policy:
         return to in self._opaque
 
     def node_of(self, url: str) -> str:
-        """Give the node that a request to this URL goes to: a peer below which it is, or its origin."""
+        """Return the node that a request to this URL goes to: a peer below which it is, or its origin."""
         for peer in self._by_length:
             if url.startswith(peer) and url[len(peer) : len(peer) + 1] in {"", "/", "?"}:
                 return peer

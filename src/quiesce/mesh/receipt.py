@@ -33,7 +33,7 @@ _new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as lon
 
 @lru_cache(maxsize=1024)  # an edge is named several times in a row
 def mark(edge: bytes) -> str:
-    """Give the name of an edge that everybody may see."""
+    """Return the name of an edge that everybody may see."""
     digest = _new_digest()
     digest.update(edge)
     return digest.hexdigest()
@@ -177,7 +177,7 @@ class Tally:
                 setattr(self, name, min(getattr(self, name), COUNT_MAX - 1))
 
     def sum(self) -> Receipt:
-        """Give all of it as one receipt, of the status of no hop."""
+        """Return all of it as one receipt, of the status of no hop."""
         return Receipt(
             "done", self.hops, self.failed, self.cancelled, self.lost, self.opaque, self.unknown,
             self.volatile, self.untracked, self.undelivered, self.notes,

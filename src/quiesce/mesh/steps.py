@@ -210,7 +210,7 @@ class Steps:
         return EdgeRefused(text, header, is_busy=True)
 
     def _objection(self, handed: wire.Handed) -> str | None:
-        """Tell why a message is not to be worked on, if it is not known already."""
+        """Return why a message is not to be worked on, if it is not known already."""
         why = self._engine.horizon.objection(handed)
         if why is not None:
             return why
@@ -219,7 +219,7 @@ class Steps:
         return None
 
     def answer(self, hop: Hop) -> str:
-        """Give what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
+        """Return what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
 
         To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
         """
@@ -245,7 +245,7 @@ class Steps:
         return wire.response_header(edge, NOT_NOW, must_ask=True)
 
     def _ended(self, hop: Hop, status: Status, why: str) -> None:
-        """Know that a hop has ended; from its own step."""
+        """Record that a hop has ended; from its own step."""
         record = hop._record
         self._hops.pop(record.edge, None)
         if self._scope is None:

@@ -22,7 +22,7 @@ class NoMesh(PeerLost):
 
 
 def not_ok(to: str, status: int) -> PeerLost:
-    """Give what an HTTP answer means that is no success."""
+    """Return what an HTTP answer means that is no success."""
     if status in _NOT_HERE:
         return NoMesh(no_mesh(to, f"it answered {status}"))
     return PeerLost(f"{to} answered {status}")

@@ -66,7 +66,7 @@ def port_of(what: str, port: object, *, lowest: int = 1) -> int:
 
 
 def ip_of(host: str) -> str | None:
-    """Give the address itself, if it is one and no name."""
+    """Return the address itself, if it is one and no name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -117,7 +117,7 @@ class SocketFile:
 
 
 def abandoned(path: str) -> bool:
-    """Tell whether nobody listens at a socket file any more."""
+    """Return whether nobody listens at a socket file any more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(0)
         try:

@@ -40,7 +40,7 @@ class Backoff:
             raise ArgumentError(message)
 
     def delay(self, failures: int) -> float:
-        """Give the wait after so many failures in a row, in seconds."""
+        """Return the wait after so many failures in a row, in seconds."""
         if failures <= 1 or not self.first_seconds:
             return 0.0
         try:
@@ -59,7 +59,7 @@ class History:
     not_before: float = -math.inf
 
     def fine_since(self) -> float:
-        """Give the time from which on it could have failed again."""
+        """Return the time from which on it could have failed again."""
         return max(self.failed_at, self.not_before)
 
 
@@ -77,7 +77,7 @@ class Histories:
         return len(self._found)
 
     def not_before(self, key: Hashable) -> float:
-        """Give the time before which a key must not be started again."""
+        """Return the time before which a key must not be started again."""
         history = self._found.get(key)
         return -math.inf if history is None else history.not_before
 

@@ -308,7 +308,7 @@ class Channel(Lane[T], Generic[T]):
         )
 
     def __len__(self) -> int:
-        """Give the number of items in it."""
+        """Return the number of items in it."""
         return len(self._items)
 
     def __bool__(self) -> bool:

@@ -278,7 +278,7 @@ async def dialled(host: str, port: int) -> socket.socket:
 
 
 def connected_to_itself(sock: socket.socket) -> bool:
-    """Tell whether a TCP socket has reached nobody but itself, and see that it goes at once.
+    """Return whether a TCP socket has reached nobody but itself, and see that it goes at once.
 
     Nobody listens on the port, the system picks a port for our end, and picks that very one: then
     TCP connects the socket to itself. It would also keep the child from binding the port.

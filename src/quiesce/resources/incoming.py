@@ -70,7 +70,7 @@ class Incoming:
         raise NotImplementedError
 
     def _is_full(self) -> bool:
-        """Tell whether the process has to wait for a reader."""
+        """Return whether the process has to wait for a reader."""
         raise NotImplementedError
 
     # For the loop, and for the owner of the process.

@@ -286,7 +286,7 @@ class Lane(Described, Generic[T]):
                 self._node._ring_all()
 
     def _has_no_reader(self) -> bool:
-        """Tell whether nobody reads; who waits for the end of the scope does not."""
+        """Return whether nobody reads; who waits for the end of the scope does not."""
         return not (self._waiting or self._anonymous) and all(
             self._node._awaited_by(getattr(reader, "_task", reader)) for reader in self._readers
         )

@@ -88,7 +88,7 @@ class Lease(Generic[R]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the runner back; there is nothing to wait for."""
+        """Return the runner back; there is nothing to wait for."""
         self._end()
 
     def _end(self) -> None:
@@ -110,7 +110,7 @@ class Lease(Generic[R]):
         self._pool._revoked.append(self)
 
     def _revoke(self) -> None:
-        """Know that the scope is being closed: what was leased is cut short."""
+        """Record that the scope is being closed: what was leased is cut short."""
         if self._waiter is not None:
             self._defer()
         elif self._hold is not None:

@@ -105,7 +105,7 @@ class Table:
         self._free = list(range(_GROUPS_MAX - 1, -1, -1))
 
     def __contains__(self, group: int) -> bool:
-        """Tell whether a group is in it."""
+        """Return whether a group is in it."""
         return group in self._places
 
     def add(self, group: int) -> bool:
@@ -334,5 +334,5 @@ def guard(pid: int) -> str:
 
 
 def forget(pid: int) -> None:
-    """Know that a group has ended, before its leader is reaped."""
+    """Record that a group has ended, before its leader is reaped."""
     watcher.remove(pid)

@@ -157,7 +157,7 @@ class Listener:
         return self.address[1]
 
     def fileno(self) -> int:
-        """Give the number of the descriptor, here and in the child."""
+        """Return the number of the descriptor, here and in the child."""
         if self.closed:
             raise UsageError("the listener is closed: a process that had it is gone; see keep=True")
         return self._sock.fileno()
@@ -184,7 +184,7 @@ class Listener:
         self._sock.close()
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -64,7 +64,7 @@ class Notify(Probe):
         return "Notify()"
 
     def __copy__(self) -> Notify:
-        """Give one with no socket of its own yet."""
+        """Return one with no socket of its own yet."""
         return Notify(abstract=self._abstract, check_peer=self._check_peer)
 
     def prepare(self, launch: Launch) -> None:

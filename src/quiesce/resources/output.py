@@ -51,7 +51,7 @@ class Lines:
         self._position = output.first
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> str:
@@ -108,11 +108,11 @@ class Output(Incoming):
         return self.first + len(self._kept)
 
     def at(self, position: int) -> str:
-        """Give a line that is kept."""
+        """Return a line that is kept."""
         return self._kept[position - self.first]
 
     def tail(self) -> tuple[str, ...]:
-        """Give the last lines."""
+        """Return the last lines."""
         lines = [*self._kept, self._part.decode(errors="replace")][-_TAIL_LINES - 1 :]
         return tuple(line for line in lines if line)[-_TAIL_LINES:]
 
@@ -183,7 +183,7 @@ class Outputs:
             output.finish()
 
     def tail(self) -> tuple[str, ...]:
-        """Give the last lines: those of stderr after those of stdout."""
+        """Return the last lines: those of stderr after those of stdout."""
         return (*self.stdout.tail(), *self.stderr.tail())
 
     async def line_matching(self, pattern: re.Pattern[str] | str) -> str:
@@ -252,7 +252,7 @@ def wiring(logs: Any) -> Wiring:
 
 
 def sink_of(logs: Logs, name: str, cleanup: list[Callable[[], None]]) -> Sink | None:
-    """Give what takes each line, if anything does; a file is opened here."""
+    """Return what takes each line, if anything does; a file is opened here."""
     if isinstance(logs, os.PathLike):
         try:
             file = LogFile(Path(logs))

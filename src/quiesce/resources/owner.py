@@ -9,7 +9,7 @@ from quiesce.errors import UsageError
 
 
 def owner_of(what: str, scope: Scope | None) -> Scope:
-    """Give the owner of what is about to be made: nothing is made that nobody would own.
+    """Return the owner of what is about to be made: nothing is made that nobody would own.
 
     *Raises*: `UsageError` if there is none; `ScopeClosed` if it takes nothing more.
     """

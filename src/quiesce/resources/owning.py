@@ -162,7 +162,7 @@ class OwnedProcess(Described):
             self._finish()
 
     def _left_behind(self) -> bool:
-        """Tell whether the owner has to go without having seen the end."""
+        """Return whether the owner has to go without having seen the end."""
         return self._bell.interrupted and self._state == "stuck"
 
     def _advance(self) -> float | None:
@@ -183,7 +183,7 @@ class OwnedProcess(Described):
         return min(kill_at, now + _TICK_SECONDS_MAX)  # a close may be made shorter meanwhile
 
     def _kill_at(self, now: float) -> float:
-        """Give the end of the grace: in time for a close that has a deadline."""
+        """Return the end of the grace: in time for a close that has a deadline."""
         closing = self._node._closing
         if closing is None or closing.join_by == math.inf:
             return self._stop_by

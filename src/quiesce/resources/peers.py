@@ -42,7 +42,7 @@ MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address, as one of IPv6
 
 
 def peer_of(sock: socket.socket) -> int | None:
-    """Give the id of the process that listens at the other end of a unix connection.
+    """Return the id of the process that listens at the other end of a unix connection.
 
     0: a process that cannot be seen from here, so no descendant of ours.
     """
@@ -55,7 +55,7 @@ def peer_of(sock: socket.socket) -> int | None:
 
 
 def descends(pid: int, child: int) -> bool | None:
-    """Tell whether a process is the child, of its session or group, or descends from it."""
+    """Return whether a process is the child, of its session or group, or descends from it."""
     return _descends(pid, child, _kin)
 
 
@@ -81,7 +81,7 @@ def _descends(pid: int, child: int, kin_of: Callable[[int], Kin | None]) -> bool
 
 
 def _kin(pid: int) -> Kin | None:
-    """Give the parent, the group and the session of a process; None: it has ended, or is hidden."""
+    """Return the parent, the group and the session of a process; None: it has ended, or is hidden."""
     try:
         with open(f"{PROC}/{pid}/stat", "rb") as file:  # noqa: PTH123 - for each process: be quick
             text = file.read()
@@ -93,7 +93,7 @@ def _kin(pid: int) -> Kin | None:
 
 
 def listeners_at(path: str) -> set[int]:
-    """Give the inodes of the unix sockets that listen under a path (with a NUL in front: an abstract one)."""
+    """Return the inodes of the unix sockets that listen under a path (with a NUL in front: an abstract one)."""
     shown = "@" + path[1:].replace("\0", "@") if path.startswith("\0") else path
     found = set()
     for row in _rows("unix"):
@@ -104,7 +104,7 @@ def listeners_at(path: str) -> set[int]:
 
 
 def listeners_on(host: str, port: int) -> set[int]:
-    """Give the inodes of the TCP sockets that take connections to an address."""
+    """Return the inodes of the TCP sockets that take connections to an address."""
     found: dict[tuple[str, str], set[int]] = {}
     for table in ("tcp", "tcp6"):
         for local, inode in _listening(table):
@@ -135,7 +135,7 @@ def _takers(host: str) -> list[tuple[str, bytes]]:
 
 
 def _listening(table: str) -> Iterator[tuple[str, int]]:
-    """Give the local address, as the table shows it, and the inode of each listening socket."""
+    """Return the local address, as the table shows it, and the inode of each listening socket."""
     for row in _rows(table):
         fields = row.split()
         if len(fields) < 10 or fields[3] != LISTENING_TCP:  # noqa: PLR2004 - columns
@@ -154,7 +154,7 @@ def _rows(table: str) -> Iterator[str]:
 
 
 def holds(child: int, inodes: set[int]) -> bool | None:
-    """Tell whether the child, or one of its descendants, has one of these sockets open."""
+    """Return whether the child, or one of its descendants, has one of these sockets open."""
     if not inodes:
         return None
     wanted = {f"socket:[{inode}]" for inode in inodes}

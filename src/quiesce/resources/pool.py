@@ -215,7 +215,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         return True
 
     async def drain(self, within: float | None = 30.0) -> Report:
-        """Give no more leases, wait for those that are held, and end all runners.
+        """Return no more leases, wait for those that are held, and end all runners.
 
         Idle runners are ended at once, all others as soon as they are given back, or after
         `within` seconds (None: never); all at the same time, and each within its grace. Leases
@@ -321,7 +321,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         self._serve()
 
     def _drains(self) -> bool:
-        """Tell whether the pool itself is drained: around it, work may still want a runner."""
+        """Return whether the pool itself is drained: around it, work may still want a runner."""
         return self._node._drain_root is self._node
 
     # Room; each in one step.

@@ -180,7 +180,7 @@ class Pump(Described, Generic[T]):
             raise UsageError(message)
 
     def _outcome(self) -> BaseException:
-        """Give what a reader gets for whom there is no item."""
+        """Return what a reader gets for whom there is no item."""
         error = self._error
         if error is not None and not self._closing:  # else it is the closer's
             self._error = None
@@ -309,7 +309,7 @@ class Pump(Described, Generic[T]):
             await sources.close(self._iterator)
 
     def _begin(self) -> Any:
-        """Give the iterator; a function is called here, in the job."""
+        """Return the iterator; a function is called here, in the job."""
         source, self._source = self._source, None
         if self._closing or source is None:
             raise StopAsyncIteration
@@ -364,7 +364,7 @@ class Pump(Described, Generic[T]):
         return step
 
     def _unwanted(self) -> bool:
-        """Tell whether nobody needs a step of the generator."""
+        """Return whether nobody needs a step of the generator."""
         items_suffice = bool(self._items) or self._reader is None
         return items_suffice and self._ask is None and not self._closing
 
@@ -391,7 +391,7 @@ class Pump(Described, Generic[T]):
         return item
 
     def is_ahead(self) -> bool:
-        """Tell whether an item is there, or in the making, that a cancelled reader had asked for."""
+        """Return whether an item is there, or in the making, that a cancelled reader had asked for."""
         in_a_step = self._task is not None and self._parked is None and not self._closing
         return self._reader is None and (bool(self._items) or in_a_step)
 
@@ -457,7 +457,7 @@ class Pump(Described, Generic[T]):
         return self._parked is not None and self._reader is None and not self._closing
 
     def _expects_services(self) -> bool:
-        """Tell whether who has read it last may come back."""
+        """Return whether who has read it last may come back."""
         task = self._last_reader()
         if task is None:
             return self._anonymous

@@ -52,7 +52,7 @@ class Reader(Generic[T]):
         self.keeps: object = None  # what must not be dropped while this is read
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -146,7 +146,7 @@ def nobody() -> None:
 
 
 def reads_only(task: object) -> bool:
-    """Tell whether a task was made for a single read, as `asyncio.wait_for` on 3.11 makes them."""
+    """Return whether a task was made for a single read, as `asyncio.wait_for` on 3.11 makes them."""
     get_coro = getattr(task, "get_coro", None)
     coro = get_coro() if get_coro is not None else getattr(task, "coro", None)
     return getattr(coro, "cr_code", None) in SINGLE_READS

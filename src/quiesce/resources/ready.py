@@ -60,7 +60,7 @@ class Lines(Protocol):
     """The lines that a child writes."""
 
     async def line_matching(self, pattern: re.Pattern[str], /) -> str:
-        """Give the first line in which the pattern is found, from the child's first line on."""
+        """Return the first line in which the pattern is found, from the child's first line on."""
 
 
 class Child(Protocol):
@@ -200,7 +200,7 @@ class Fd(Probe):
         return f"Fd({self.variable!r})"
 
     def __copy__(self) -> Fd:
-        """Give one with no pipe of its own yet."""
+        """Return one with no pipe of its own yet."""
         return Fd(self.variable, placeholder=self.placeholder)
 
     def prepare(self, launch: Launch) -> None:

@@ -54,7 +54,7 @@ def watch_exit(
 
 
 def has_exited(pid: int, exit_fd: int | None) -> bool:
-    """Tell whether it has exited, at this moment."""
+    """Return whether it has exited, at this moment."""
     if exit_fd is not None:
         return _readable(exit_fd, 0.0)
     try:

@@ -164,16 +164,16 @@ class Slot(Generic[R]):
             self._wake()
 
     def napping_until(self) -> float:
-        """Give the time at which it is to be ended if nobody has leased it by then."""
+        """Return the time at which it is to be ended if nobody has leased it by then."""
         return math.inf if self.leases else self.idle_since + self._pool._idle_seconds
 
     def adjust(self) -> None:
-        """Know that it is leased from now on, or no longer."""
+        """Record that it is leased from now on, or no longer."""
         if self._nap is not None:
             self._nap.deadline = self.napping_until()
 
     def runs_here(self) -> bool:
-        """Tell whether the running task is its own job, which must not wait for itself."""
+        """Return whether the running task is its own job, which must not wait for itself."""
         return self._node._backend.current() is self._job
 
     def _wake(self) -> None:
@@ -201,7 +201,7 @@ class Slot(Generic[R]):
             await self._keep(self.runner)
 
     def _queued_until(self) -> float:
-        """Give the time at which to look again; none if it is time, and only room is missing."""
+        """Return the time at which to look again; none if it is time, and only room is missing."""
         now = self._node._backend.clock()
         return self.not_before if self.not_before > now else math.inf
 
@@ -319,7 +319,7 @@ class Slot(Generic[R]):
             job._stop(force=force)  # its start was cut short, and goes on all the same
 
     def _kill_by(self) -> float:
-        """Give the time at which it must be killed, to be seen dead by the end of the closing."""
+        """Return the time at which it must be killed, to be seen dead by the end of the closing."""
         closing = self._node._closing
         if closing is None or closing.join_by == math.inf:
             return math.inf
@@ -327,7 +327,7 @@ class Slot(Generic[R]):
         return closing.join_by - min(KILL_SECONDS, left * _KILL_SHARE)
 
     def _swallowed(self) -> bool:
-        """Tell whether to ask again: also if the closing has less time than when it asked."""
+        """Return whether to ask again: also if the closing has less time than when it asked."""
         if self.runner is None:
             job: Any = self._job
             return bool(job._swallowed())

@@ -9,12 +9,12 @@ from quiesce.errors import ArgumentError
 
 
 def is_async_iterable(source: object) -> bool:
-    """Tell whether it can be read with `async for`, or at least with `anext()`."""
+    """Return whether it can be read with `async for`, or at least with `anext()`."""
     return hasattr(type(source), "__aiter__") or hasattr(type(source), "__anext__")
 
 
 def iterator_of(source: Any, stream: str) -> Any:
-    """Give the iterator of an async iterable, or of what a function gives when it is called."""
+    """Return the iterator of an async iterable, or of what a function gives when it is called."""
     if not is_async_iterable(source):
         source = source()
         if not is_async_iterable(source):
@@ -42,7 +42,7 @@ async def close(iterator: Any) -> None:
 
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """Give what is left of an error; a task group mixes cancellation with other errors."""
+    """Return what is left of an error; a task group mixes cancellation with other errors."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(kind)[1]
     return None if isinstance(error, kind) else error

@@ -275,7 +275,7 @@ def _reap(pid: int) -> None:
 
 
 def _is_foreign(pid: int) -> bool:
-    """Tell whether the number has passed to another process: somebody else has reaped ours."""
+    """Return whether the number has passed to another process: somebody else has reaped ours."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -286,7 +286,7 @@ def _is_foreign(pid: int) -> bool:
 
 
 def group_lives(pid: int) -> bool:
-    """Tell whether anything in the group of a reaped leader still runs.
+    """Return whether anything in the group of a reaped leader still runs.
 
     Killed processes that their new parent has not reaped so far do not run. While one is left,
     the number of the group is not given to another.

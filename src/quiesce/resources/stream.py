@@ -91,7 +91,7 @@ def _check_buffer(buffer: object) -> None:
 
 
 def _check_source(source: object) -> str:
-    """Give the name of what is to be read, if it can be."""
+    """Return the name of what is to be read, if it can be."""
     if inspect.iscoroutine(source):
         name: str = source.__qualname__
         source.close()  # or it would complain that it was never awaited
@@ -124,7 +124,7 @@ class Stream(Generic[T]):
         return self._pump.name
 
     def __aiter__(self) -> Self:
-        """Give the stream itself."""
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -228,7 +228,7 @@ class Stream(Generic[T]):
         await self._pump.wait_closed()
 
     async def __aenter__(self) -> Self:
-        """Give the stream itself."""
+        """Return the stream itself."""
         return self
 
     async def __aexit__(

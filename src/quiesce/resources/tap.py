@@ -42,7 +42,7 @@ class TapLane(Lane[T]):
         self.dropped: int = 0
 
     def has_room(self, granted: int) -> bool:
-        """Tell whether a sender may go on, as far as this tap is concerned."""
+        """Return whether a sender may go on, as far as this tap is concerned."""
         full = self._maxsize is not None and len(self._items) + granted >= self._maxsize
         return not full or self._slow != "wait"
 
@@ -145,7 +145,7 @@ class Tap(Generic[T]):
         return statistics(self._lane, dropped=self._lane.dropped)
 
     def __enter__(self) -> Self:
-        """Give the tap itself."""
+        """Return the tap itself."""
         return self
 
     def __exit__(

@@ -31,7 +31,7 @@ class Baseline:
         self._seen: dict[str, Labels] = {}
 
     def unknown(self, test: str, findings: Sequence[Finding]) -> list[Finding]:
-        """Give those findings of a test that are not tolerated."""
+        """Return those findings of a test that are not tolerated."""
         known = Counter(self._known.get(test, {}))
         if self.is_new:
             return []
@@ -57,7 +57,7 @@ class Baseline:
         self._seen[test] = dict(seen)
 
     def seen(self) -> dict[str, Labels]:
-        """Give what was taken down, for another process."""
+        """Return what was taken down, for another process."""
         return self._seen
 
     def merge(self, seen: Mapping[str, Labels]) -> None:

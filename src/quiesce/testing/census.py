@@ -98,7 +98,7 @@ class Census:
             self._home = self.showing = None
 
     def __enter__(self) -> Self:
-        """Give the census."""
+        """Return the census."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,7 +208,7 @@ class Census:
             self.forgiven.append((begin, watch.now()))
 
     def concerns(self, findings: Sequence[Finding], births: Sequence[Birth | None]) -> bool:
-        """Tell whether one of these tasks is this census's business."""
+        """Return whether one of these tasks is this census's business."""
         mine = [
             finding
             for finding, birth in zip(findings, births, strict=True)
@@ -229,7 +229,7 @@ class Census:
     # The sorts.
 
     def _present(self) -> dict[str, dict[Any, Any]]:
-        """Give what is there of those sorts that can be listed."""
+        """Return what is there of those sorts that can be listed."""
         kinds = self.kinds
         return {
             "file": files.present() if "file" in kinds else {},
@@ -369,7 +369,7 @@ def _open_scopes() -> dict[Any, Any]:
 
 
 def may_go(key: Any) -> bool:
-    """Tell whether something may be gone after a while: what has happened will not."""
+    """Return whether something may be gone after a while: what has happened will not."""
     return key[0] not in {"event", "handler", "socket", "scope"}
 
 

@@ -40,7 +40,7 @@ class JumpingSelector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Give what is ready; if nothing is, jump to the next timer."""
+        """Return what is ready; if nothing is, jump to the next timer."""
         if self.loop.on_turn is not None:
             self.loop.on_turn()
         ready = super().select(0)
@@ -94,7 +94,7 @@ class VirtualLoop(SeededLoop):
         super().__init__(selector, seed=seed)
 
     def time(self) -> float:
-        """Give the virtual time."""
+        """Return the virtual time."""
         return self.now
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's

@@ -79,7 +79,7 @@ class Escape:
         return ""
 
     def __str__(self) -> str:
-        """Give one line, and one more with what to write instead."""
+        """Return one line, and one more with what to write instead."""
         name = f" {self.name!r}" if self.name else ""
         head = f"{self.fate}: {self.route}{name} at {self.where} in {self.function}: {self.happens}"
         return f"{head}\n    write: {self.instead}" if self.instead else head

@@ -132,7 +132,7 @@ def _by_notify(notify: Callable[..., None]) -> Callable[..., None]:
 
 
 def _threads_at(condition: object) -> Iterator[tuple[str, bool]]:
-    """Give the threads that wait for a condition and work for no hop: the function, and whether it is a worker."""
+    """Return the threads that wait for a condition and work for no hop: the function, and whether it is a worker."""
     for frame in sys._current_frames().values():
         below: list[FrameType] = []
         at: FrameType | None = frame

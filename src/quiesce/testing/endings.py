@@ -28,7 +28,7 @@ _NUMBERED = re.compile(r"Task-\d+")
 
 
 def is_work(task: asyncio.Task[Any]) -> bool:
-    """Tell whether a task is somebody's: not a test runner's, nor the owner of a scope.
+    """Return whether a task is somebody's: not a test runner's, nor the owner of a scope.
 
     A scope that is left is found as such. The task that closes a collected generator is the event
     loop's; the generator is found.
@@ -40,7 +40,7 @@ def is_work(task: asyncio.Task[Any]) -> bool:
 
 
 def birth_of(watch: Watch, thing: Any) -> Birth | None:
-    """Give what was noted when something was started."""
+    """Return what was noted when something was started."""
     birth: Birth | None = getattr(thing, "_quiesce_birth", None)
     return watch.births.get(thing) if birth is None else birth
 
@@ -119,7 +119,7 @@ def loop_ends(watch: Watch, loop: asyncio.AbstractEventLoop, *, settle: bool) ->
 
 
 def births_number(birth: Birth) -> int:
-    """Give the number by which a task is somebody's business: that of the first of its line."""
+    """Return the number by which a task is somebody's business: that of the first of its line."""
     return min(birth.number, birth.root)
 
 

@@ -46,12 +46,12 @@ class File(NamedTuple):
 
 
 def folder() -> str:
-    """Give the folder in which the system shows the open file descriptors."""
+    """Return the folder in which the system shows the open file descriptors."""
     return _FOLDER if sys.platform == "linux" else _FOLDER_ELSEWHERE
 
 
 def present() -> dict[File, File]:
-    """Give the open file descriptors."""
+    """Return the open file descriptors."""
     found: dict[File, File] = {}
     for name in os.listdir(folder()):  # noqa: PTH208 - quick, as it is at every look
         if name in _STANDARD:
@@ -108,7 +108,7 @@ def findings(
 
 
 def _is_there(number: int) -> bool:
-    """Tell whether a descriptor is open still: of one that is not, nothing can be told."""
+    """Return whether a descriptor is open still: of one that is not, nothing can be told."""
     try:
         os.fstat(number)
     except OSError:
@@ -167,7 +167,7 @@ def _name_of(number: int, target: str) -> str:
 
 
 def _traced(owner: Any) -> str | None:
-    """Give the line that made an object, if Python was asked to remember that."""
+    """Return the line that made an object, if Python was asked to remember that."""
     traceback = tracemalloc.get_object_traceback(owner) if owner is not None else None
     if traceback is None:
         return None
@@ -183,7 +183,7 @@ def _traced(owner: Any) -> str | None:
 
 
 def socket_files(births: Mapping[str, Birth]) -> dict[str, Birth]:
-    """Give those of the files to which sockets were bound that are still there."""
+    """Return those of the files to which sockets were bound that are still there."""
     found: dict[str, Birth] = {}
     for path, birth in list(births.items()):
         with suppress(OSError):

@@ -70,7 +70,7 @@ class Gate:
         return all(row.ok for row in self.rows)
 
     def __str__(self) -> str:
-        """Give a table for human eyes."""
+        """Return a table for human eyes."""
         counts = {row.verdict: 0 for row in self.rows}
         for row in self.rows:
             counts[row.verdict] += 1
@@ -158,7 +158,7 @@ class Trial:
     over: anyio.Event = field(default_factory=anyio.Event)
 
     async def judge(self, within: float) -> GateRow:
-        """Give the verdict."""
+        """Return the verdict."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._run)
             await self.begun.wait()
@@ -237,7 +237,7 @@ def teller(
     error: BaseException | None,
     records: Sequence[logging.LogRecord],
 ) -> str | None:
-    """Give who has named it, if anybody has."""
+    """Return who has named it, if anybody has."""
     reports = [returned, *(each.report for each in chain(error) if isinstance(each, WorkLost))]
     for report in reports:
         if isinstance(report, Report):
@@ -255,7 +255,7 @@ def teller(
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an exception, those it was caused by, and those in a group."""
+    """Return an exception, those it was caused by, and those in a group."""
     if error is None:
         return
     yield error
@@ -265,7 +265,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def text_of(record: logging.LogRecord) -> str:
-    """Give what a log record says, with its exception."""
+    """Return what a log record says, with its exception."""
     return logging.Formatter().format(record)
 
 

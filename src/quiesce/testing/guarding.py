@@ -167,7 +167,7 @@ def tell(found: Sequence[Finding], error: BaseException | None) -> None:
 
 
 def _may_block() -> bool:
-    """Tell whether no event loop runs in this thread."""
+    """Return whether no event loop runs in this thread."""
     return asyncio._get_running_loop() is None and trio_tasks.running() is None
 
 

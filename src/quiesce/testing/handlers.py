@@ -23,7 +23,7 @@ Key = tuple[object, int]
 def present(
     loops: Iterable[asyncio.AbstractEventLoop], before: Collection[object] = ()
 ) -> dict[Key, Any]:
-    """Give the handlers of these loops, and of the signals that have one, or had one `before`."""
+    """Return the handlers of these loops, and of the signals that have one, or had one `before`."""
     found: dict[Key, Any] = {}
     for number, handler in zip(_SIGNALS, map(_getsignal, _SIGNALS), strict=True):
         if handler or number in before:  # the default is 0
@@ -35,7 +35,7 @@ def present(
 
 
 def is_machinery(*handlers: Any) -> bool:
-    """Tell whether one of these is a test runner's own, which sets and takes it as it likes."""
+    """Return whether one of these is a test runner's own, which sets and takes it as it likes."""
     return any(getattr(handler, "__module__", None) in _RUNNERS for handler in handlers)
 
 

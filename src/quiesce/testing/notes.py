@@ -19,7 +19,7 @@ _RUNNERS = frozenset({"TestRunner._run_tests_and_fixtures"})  # anyio's plugin r
 
 
 def current_task() -> Any:
-    """Give the task that runs, on whatever backend; None outside."""
+    """Return the task that runs, on whatever backend; None outside."""
     loop = asyncio._get_running_loop()
     if loop is not None:
         return asyncio.current_task(loop)
@@ -31,14 +31,14 @@ def current_task() -> Any:
 
 
 def is_runner(task: Any) -> bool:
-    """Tell whether a task is one in which a test runner runs test after test."""
+    """Return whether a task is one in which a test runner runs test after test."""
     # By what it has, not by its class: tests exchange asyncio.Task for another.
     coroutine = task.get_coro() if hasattr(task, "get_coro") else task.coro
     return getattr(coroutine, "__qualname__", "") in _RUNNERS
 
 
 def has_ended(task: Any) -> bool:
-    """Tell whether a task of asyncio or trio has ended."""
+    """Return whether a task of asyncio or trio has ended."""
     return bool(task.done() if hasattr(task, "done") else task.coro.cr_frame is None)
 
 
@@ -98,7 +98,7 @@ class Reading:
         return None if self.place is None else str(self.place)
 
     def open(self, current: object = None) -> AsyncGeneratorType[Any, Any] | None:
-        """Give the generator if it is neither exhausted nor closed, and no other task reads it."""
+        """Return the generator if it is neither exhausted nor closed, and no other task reads it."""
         generator = self.generator()
         if generator is None or generator.ag_frame is None:
             return None
@@ -108,6 +108,6 @@ class Reading:
         return None
 
     def over(self) -> bool:
-        """Tell whether there is nothing more to know about it."""
+        """Return whether there is nothing more to know about it."""
         generator = self.generator()
         return generator is None or generator.ag_frame is None

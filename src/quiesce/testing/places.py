@@ -52,7 +52,7 @@ class Place(NamedTuple):
     offset: int
 
     def __str__(self) -> str:
-        """Give `file:line`."""
+        """Return `file:line`."""
         return f"{self.code.co_filename}:{line_of(self.code, self.offset)}"
 
 
@@ -65,7 +65,7 @@ _modules: dict[str, bool | None] = {}
 
 
 def is_machinery(module: str) -> bool:
-    """Tell whether a module is part of an event loop, a test runner or the like."""
+    """Return whether a module is part of an event loop, a test runner or the like."""
     return module.partition(".")[0] in MACHINERY
 
 
@@ -89,7 +89,7 @@ def calling(frame: FrameType | None) -> Place | None:
 
 
 def innermost(frame: FrameType | None) -> Place | None:
-    """Give the nearest caller outside quiesce, for what only an event loop has asked for."""
+    """Return the nearest caller outside quiesce, for what only an event loop has asked for."""
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith("quiesce."):
             return Place(frame.f_code, frame.f_lasti)
@@ -103,7 +103,7 @@ def started_by(frame: FrameType | None) -> Place | None:
 
 
 def of_origin(origin: Sequence[tuple[str, int, str]] | None) -> str | None:
-    """Give the line in which a coroutine was made, as Python has recorded it; nearest first."""
+    """Return the line in which a coroutine was made, as Python has recorded it; nearest first."""
     if not origin:
         return None
     roots = _folders()

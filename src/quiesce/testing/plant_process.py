@@ -83,7 +83,7 @@ class PlantedProcess(Planted):
             self._over = not said
 
     def is_named_in(self, text: str) -> bool:
-        """Tell whether a text speaks of it, by its name or its number."""
+        """Return whether a text speaks of it, by its name or its number."""
         number = rf"\b(?:pid|process)\W{{0,3}}{self.pid}\b"
         return super().is_named_in(text) or re.search(number, text, re.IGNORECASE) is not None
 

@@ -75,11 +75,11 @@ class Planted(ABC):
         """What became of it: alive, finished, cut (short) or refused."""
 
     def alive(self) -> bool:
-        """Tell whether it is still in flight."""
+        """Return whether it is still in flight."""
         return self.state == "alive"
 
     def is_named_in(self, text: str) -> bool:
-        """Tell whether a text speaks of it."""
+        """Return whether a text speaks of it."""
         return any(mentions(text, name) for name in self._names())
 
     def _names(self) -> list[str]:
@@ -399,7 +399,7 @@ class PlantedDelegation(Planted):
 
 
 def mentions(text: str, name: str) -> bool:
-    """Tell whether a text has a name in it, and not only as the beginning of a longer one."""
+    """Return whether a text has a name in it, and not only as the beginning of a longer one."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 

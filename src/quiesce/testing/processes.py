@@ -47,12 +47,12 @@ class State(NamedTuple):
 
 
 def has_proc() -> bool:
-    """Tell whether the system shows its processes as files."""
+    """Return whether the system shows its processes as files."""
     return Path(_PROC, "self", "task").is_dir()
 
 
 def present(noted: Iterable[int]) -> dict[Process, Process]:
-    """Give the children, and their descendants; `noted` are known to have been started."""
+    """Return the children, and their descendants; `noted` are known to have been started."""
     if not _has_children():
         return {}
     if not has_proc():
@@ -80,7 +80,7 @@ def _has_children() -> bool:
 
 
 def is_child(pid: int) -> bool:
-    """Tell whether a process is a child of this one that nobody has reaped."""
+    """Return whether a process is a child of this one that nobody has reaped."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -102,7 +102,7 @@ def note(births: dict[int, Birth], pid: int, birth: Birth) -> None:
 
 
 def _are_listed() -> bool:
-    """Tell whether the kernel lists the children of a thread: it may have been built without."""
+    """Return whether the kernel lists the children of a thread: it may have been built without."""
     return Path(_PROC, "self", "task", str(threading.get_native_id()), "children").exists()
 
 
@@ -151,7 +151,7 @@ def state_of(pid: int) -> State | None:
 
 
 def usage() -> tuple[float, ...]:
-    """Give what ended children have used: it changes with each one that ends and is reaped."""
+    """Return what ended children have used: it changes with each one that ends and is reaped."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_minflt, used.ru_utime, used.ru_stime, used.ru_nvcsw, used.ru_nivcsw)
 
@@ -215,7 +215,7 @@ def _nearest(pid: int, births: Mapping[int, Birth]) -> Birth | None:
 
 
 def _command(pid: int) -> tuple[str, str]:
-    """Give a process's program, and its command line."""
+    """Return a process's program, and its command line."""
     try:
         line = Path(_PROC, str(pid), "cmdline").read_bytes()
     except OSError:

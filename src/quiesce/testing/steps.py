@@ -12,7 +12,7 @@ _STEPS = frozenset({"__step", "__wakeup", "task_wakeup"})
 
 
 def task_of(callback: object) -> Task[Any] | None:
-    """Give the task that a callback is a step of; None if it is anything else."""
+    """Return the task that a callback is a step of; None if it is anything else."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, Task) and getattr(callback, "__name__", "__step") in _STEPS:
         return owner

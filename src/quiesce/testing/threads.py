@@ -33,12 +33,12 @@ _PAUSES_MAX = 50  # to begin takes a moment, or more on a busy machine
 
 
 def present() -> dict[threading.Thread, threading.Thread]:
-    """Give the threads that run, but for those that nobody has to end."""
+    """Return the threads that run, but for those that nobody has to end."""
     return {thread: thread for thread in threading.enumerate() if not _is_kept(thread)}
 
 
 def _is_kept(thread: threading.Thread) -> bool:
-    """Tell whether a thread is not its starter's to end."""
+    """Return whether a thread is not its starter's to end."""
     target: Any = getattr(thread, "_target", _RETURNED)
     if isinstance(thread, threading._DummyThread) or target is _RETURNED:
         # It was not started by Python; or its function has returned, and it is all but gone.
@@ -72,7 +72,7 @@ def _is_idle_in_pool(thread: threading.Thread) -> bool:
 
 
 def _is_idle_in_anyio(thread: threading.Thread) -> bool:
-    """Tell whether a thread of anyio's is anywhere but in the line that calls somebody's function.
+    """Return whether a thread of anyio's is anywhere but in the line that calls somebody's function.
 
     What is on its stack does not tell: the function may be one without a frame, or one in which
     the thread waits for work itself.
@@ -85,7 +85,7 @@ def _is_idle_in_anyio(thread: threading.Thread) -> bool:
 
 
 def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
-    """Tell whether a thread of trio's has no work, or only tells of what it has done.
+    """Return whether a thread of trio's has no work, or only tells of what it has done.
 
     One that has not begun is let begin: what a scope's caller does not want any more, it does not do.
     """
@@ -102,13 +102,13 @@ def _is_idle_in_trio(thread: threading.Thread, worker: Any) -> bool:
 
 
 def _has_done_its_work(thread: threading.Thread) -> bool:
-    """Tell whether a thread of a scope's has nothing to do any more but to tell the scope."""
+    """Return whether a thread of a scope's has nothing to do any more but to tell the scope."""
     names = (frame.f_code.co_qualname for frame in _frames(thread))
     return thread.ident not in by_thread and _TO_THREAD in names
 
 
 def _frames(thread: threading.Thread) -> Iterator[FrameType]:
-    """Give what is on the stack of a thread, the innermost first."""
+    """Return what is on the stack of a thread, the innermost first."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         yield frame

@@ -66,7 +66,7 @@ class Trail:
         self._left += entries
 
     def found(self) -> Iterator[Escape]:
-        """Give each place; of a hop that has not ended, what it waits for."""
+        """Return each place; of a hop that has not ended, what it waits for."""
         held = set() if self.hop is None else {_escape(one) for one in _held(self.hop)}
         yield from set(self._covered) - held
         for one in held:
@@ -110,7 +110,7 @@ class Trails:
         return self._trails.get(id(hop))
 
     def ended(self, hop: Hop) -> None:
-        """Know that a hop has ended."""
+        """Record that a hop has ended."""
         trail = self._trails.pop(id(hop), None)
         if trail is not None:
             trail.recorded(_recorded(hop))
@@ -130,7 +130,7 @@ class Trails:
         self._changed = None
 
     def found(self) -> Iterator[Escape]:
-        """Give each place."""
+        """Return each place."""
         for trail in list(self._all):
             yield from trail.found()
 
@@ -232,7 +232,7 @@ def _recorded(hop: Hop) -> list[tuple[str, str, str]]:
 
 
 def _held(node: Tree) -> Iterator[Held]:
-    """Give all work that a hop waits for, wherever it is; without its handlers."""
+    """Return all work that a hop waits for, wherever it is; without its handlers."""
     for held in list(node._holds.values()):
         if isinstance(held, Tree):
             yield from _held(held)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def running() -> Any:
-    """Give trio if this code is run by it."""
+    """Return trio if this code is run by it."""
     trio = sys.modules.get("trio")
     if trio is None:
         return None
@@ -25,7 +25,7 @@ def running() -> Any:
 
 
 def present() -> dict[Any, Any]:
-    """Give the tasks of the program that runs in this thread, but for the current one."""
+    """Return the tasks of the program that runs in this thread, but for the current one."""
     trio = running()
     root = None if trio is None else trio.lowlevel.current_root_task()
     if root is None:

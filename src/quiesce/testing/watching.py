@@ -73,7 +73,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def now(self) -> int:
-        """Give a number that is larger than those of all that has been noted."""
+        """Return a number that is larger than those of all that has been noted."""
         return next(self._numbers)
 
     def start(self, census: Census) -> None:
@@ -111,7 +111,7 @@ class Watch:
                 self._patch(name, wrap)
 
     def knows(self, module: str) -> bool:
-        """Tell whether a module is watched."""
+        """Return whether a module is watched."""
         return module in self._patched
 
     def note(self, finding: Finding, born: int | None = None) -> None:
@@ -120,7 +120,7 @@ class Watch:
         self.events.append(Event(finding, seen if born is None else born, seen))
 
     def settle_seconds(self, findings: list[Finding], births: list[Birth | None]) -> float:
-        """Give how long a loop that ends shall go on: as long as one who will tell of it wants."""
+        """Return how long a loop that ends shall go on: as long as one who will tell of it wants."""
         concerned = [census for census in self.censuses if census.settle]
         return max(
             (c.settle for c in concerned if c.concerns(findings, births)),
@@ -209,7 +209,7 @@ def _loops_in_use() -> list[asyncio.AbstractEventLoop]:
 
 
 def policy_loop() -> asyncio.AbstractEventLoop | None:
-    """Give the loop that asyncio keeps for this thread, without making one."""
+    """Return the loop that asyncio keeps for this thread, without making one."""
     policy = getattr(asyncio.events, "_event_loop_policy", None)
     loop: asyncio.AbstractEventLoop | None = getattr(getattr(policy, "_local", None), "_loop", None)
     return loop
@@ -313,7 +313,7 @@ def _warn_unawaited_coroutine(original: Any) -> Any:
 
 
 def _is_recorded_by_the_test() -> bool:
-    """Tell whether warnings are being recorded that were not when the last census began."""
+    """Return whether warnings are being recorded that were not when the last census began."""
     show = getattr(warnings, "_showwarnmsg_impl", None)
     return bool(watch.censuses) and watch.censuses[-1].showing is not show
 
@@ -397,7 +397,7 @@ def wrap_running() -> None:
 
 
 def unwrap_running() -> None:
-    """Give the loop that runs in this thread its hooks back."""
+    """Return the loop that runs in this thread its hooks back."""
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(*(hook.theirs if isinstance(hook, _Hook) else hook for hook in hooks))
 

@@ -51,7 +51,7 @@ class Work:
         """What the task is called that runs it."""
 
     def __call__(self) -> Coroutine[Any, Any, None]:
-        """Give the coroutine."""
+        """Return the coroutine."""
         coro = named(self._run(), self.__name__)
         self._created = coro
         # Weakly: an observer must not keep alive what the system under test has dropped.

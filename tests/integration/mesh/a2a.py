@@ -165,7 +165,7 @@ async def _mark(request: Any) -> None:
 
 
 def _outgoing(text: str) -> Any:
-    """Give what a client of the SDK sends: a request in 1.x, a message in 0.3."""
+    """Return what a client of the SDK sends: a request in 1.x, a message in 0.3."""
     made = kit.request(text)
     if kit.FIRST:
         made.ClearField("configuration")  # it is the client's

@@ -69,7 +69,7 @@ class Row:
             self.waited.append(at - course.end(joined_only=False))
 
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return it as JSON values."""
         told = {name: value for name, value in vars(self).items() if name != "waited"}
         return told | {
             "false_green": self.still_working + self.cut,
@@ -78,7 +78,7 @@ class Row:
 
 
 def _is_whole(cascade: Casc, course: Course) -> bool:
-    """Tell whether every message was worked on."""
+    """Return whether every message was worked on."""
     ran = {work.hop for work in course.works}
     return all(plan.hop in ran for plan in cascade.plan.everything())
 

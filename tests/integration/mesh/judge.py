@@ -86,7 +86,7 @@ class Judgement:
         return sum(finding.what.startswith("Unknown where") for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return it as JSON values."""
         modes = Counter(finding.mode for finding in self.findings if finding.mode)
         return {
             "cascades": self.cascades,
@@ -112,7 +112,7 @@ class Judgement:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Give the middle, the tenth from above, and the most."""
+    """Return the middle, the tenth from above, and the most."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -211,7 +211,7 @@ def _count(made: Judgement, course: Course, *, is_touched: bool) -> None:
 
 
 def _meets(fault: dict[str, Any], cascade: Casc, course: Course) -> bool:
-    """Tell whether a fault may have had to do with a cascade."""
+    """Return whether a fault may have had to do with a cascade."""
     if fault["hop"]:  # whenever that was sent
         return str(fault["hop"]).startswith(f"{cascade.name}/")
     if fault["from"] > course.told[0].at or fault["to"] < course.begin:
@@ -281,7 +281,7 @@ def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
 
 
 def _below_old(cascade: Casc) -> set[str]:
-    """Give what is sent by an agent that takes no part, and all below that: it is not of the cascade."""
+    """Return what is sent by an agent that takes no part, and all below that: it is not of the cascade."""
     plans = cascade.plan.everything()
     old = [child for plan in plans if plan.agent == "old" for child in plan.children]
     return {below.hop for plan in old for below in plan.everything()}

@@ -68,7 +68,7 @@ class Plan:
     children: list[Plan] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as it is sent."""
+        """Return it as it is sent."""
         return asdict(self)
 
     @classmethod
@@ -78,7 +78,7 @@ class Plan:
         return cls(**made | {"children": children})
 
     def everything(self) -> list[Plan]:
-        """Give it and all that is below it."""
+        """Return it and all that is below it."""
         return [self, *(below for child in self.children for below in child.everything())]
 
 

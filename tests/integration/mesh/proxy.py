@@ -79,7 +79,7 @@ class Network:
         self.wrote_copy = wrote_copy
 
     def rule(self, one: str, other: str) -> Rule | None:
-        """Give what is done to the traffic of two."""
+        """Return what is done to the traffic of two."""
         return next((rule for rule in self.rules if rule.pair == {one, other}), None)
 
     def begin(self, rule: Rule) -> None:

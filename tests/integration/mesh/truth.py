@@ -76,7 +76,7 @@ class Piece:
         log.write("begin", key=self.key, cascade=cascade, hop=hop, name=name, joined=joined)
 
     def end(self) -> None:
-        """Know that it has ended, however."""
+        """Record that it has ended, however."""
         if not self._ended:
             self._ended = True
             self.say_end()
@@ -150,7 +150,7 @@ class Course:
     """Messages whose sender had left before the agent could read them."""
 
     def end(self, *, joined_only: bool) -> float:
-        """Tell when the last of its work really ended."""
+        """Return when the last of its work really ended."""
         ends = [work.end for work in self.works if work.joined or not joined_only]
         return max(ends, default=self.begin)
 
@@ -164,7 +164,7 @@ class Truth:
     copies: list[dict[str, Any]]
 
     def works(self) -> Iterator[Work]:
-        """Give all work."""
+        """Return all work."""
         return (work for course in self.courses.values() for work in course.works)
 
 
@@ -198,7 +198,7 @@ class _Reader:
         self._cut: dict[str, Work] = {}  # a child process may still say that it has ended
 
     def work(self, line: dict[str, Any]) -> None:
-        """Know that work begins or ends, or that a process has died."""
+        """Record that work begins or ends, or that a process has died."""
         if line["is"] == "begin":
             what = ("cascade", "hop", "name", "agent", "pid", "joined", "t")
             work = self._open[line["key"]] = Work(*(line[name] for name in what))

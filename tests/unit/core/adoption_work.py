@@ -37,6 +37,6 @@ def drop(work: Work) -> None:
 
 
 def others() -> set[asyncio.Task[Any]]:
-    """Give every task of the loop except the one that asks."""
+    """Return every task of the loop except the one that asks."""
     me = asyncio.current_task()
     return {task for task in asyncio.all_tasks() if task is not me}

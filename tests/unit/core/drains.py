@@ -23,7 +23,7 @@ LONG_SECONDS = 60.0
 
 @asynccontextmanager
 async def manager() -> AsyncIterator[str]:
-    """Give a context to enter."""
+    """Return a context to enter."""
     yield "entered"
 
 

@@ -65,7 +65,7 @@ class Recorder:
 
 @pytest.fixture
 def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Give a factory that wraps, or does not."""
+    """Return a factory that wraps, or does not."""
     return Recorder(wraps=request.param)
 
 
@@ -76,7 +76,7 @@ wrapping_or_not = pytest.mark.parametrize(
 
 @pytest.fixture(params=["before", "after"])
 def when(request: pytest.FixtureRequest) -> str:
-    """Tell whether the other factory comes before or after ours."""
+    """Return whether the other factory comes before or after ours."""
     return str(request.param)
 
 
@@ -106,7 +106,7 @@ TRACES = {"create_task", "get_task_factory", "set_task_factory"}
 
 
 def no_trace() -> bool:
-    """Tell whether the loop is as it was made: its own methods, and no factory."""
+    """Return whether the loop is as it was made: its own methods, and no factory."""
     loop = asyncio.get_running_loop()
     return TRACES.isdisjoint(vars(loop)) and loop.get_task_factory() is None
 
@@ -301,7 +301,7 @@ async def test_a_factory_that_fails_leaves_no_hold() -> None:
 
 @pytest.fixture
 def eager(request: pytest.FixtureRequest, when: str) -> Callable[[str], None]:
-    """Give a function that installs asyncio's eager factory when it is its time."""
+    """Return a function that installs asyncio's eager factory when it is its time."""
     factory: Factory = vars(asyncio)["eager_task_factory"]  # not in 3.11
     takes = inspect.signature(factory).parameters
     backend = request.node.callspec.params["backend"]

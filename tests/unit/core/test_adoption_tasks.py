@@ -219,7 +219,7 @@ def plain_factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) ->
 
 @pytest.fixture(params=["no other factory", "another factory"])
 def factory(request: pytest.FixtureRequest) -> Any:
-    """Give the task factory that is there before the scope."""
+    """Return the task factory that is there before the scope."""
     return None if request.param == "no other factory" else plain_factory
 
 

@@ -19,7 +19,7 @@ FIRST, SECOND, LATE, BODY = KeyError("first"), ValueError("second"), OSError("la
 
 
 def errors_in(group: BaseException) -> set[BaseException]:
-    """Give the errors of an exception group that has no groups in it."""
+    """Return the errors of an exception group that has no groups in it."""
     assert isinstance(group, BaseExceptionGroup)
     return set(group.exceptions)
 

@@ -79,7 +79,7 @@ def test_what_ends_the_program_gets_out(
 
 
 def only_fatal(error: BaseException, fatal: type[BaseException]) -> bool:
-    """Tell whether an error is the fatal one, or a group (of a nursery, say) with it inside."""
+    """Return whether an error is the fatal one, or a group (of a nursery, say) with it inside."""
     if isinstance(error, BaseExceptionGroup):
         return any(only_fatal(inner, fatal) for inner in error.exceptions)
     return type(error) is fatal

@@ -56,7 +56,7 @@ async def call(gate: anyio.Event) -> None:
 
 
 async def numbers(gate: anyio.Event) -> AsyncIterator[int]:
-    """Give a number, then wait."""
+    """Return a number, then wait."""
     yield 1
     await gate.wait()  # waits here
 
@@ -69,7 +69,7 @@ async def consume(gate: anyio.Event) -> None:
 
 @asynccontextmanager
 async def resource() -> AsyncIterator[None]:
-    """Give something to enter."""
+    """Return something to enter."""
     yield
 
 

@@ -15,7 +15,7 @@ on_asyncio = pytest.mark.backends("asyncio", "uvloop")
 
 
 async def answer() -> int:
-    """Give the answer, after a step."""
+    """Return the answer, after a step."""
     await anyio.lowlevel.checkpoint()
     return 42
 

@@ -29,7 +29,7 @@ async def _shutdown_watcher(told, seen):
 
 
 def library(name: str) -> Any:
-    """Give a module of this name with a watcher."""
+    """Return a module of this name with a watcher."""
     module: Any = types.ModuleType(name)
     module.look = current_scope
     exec(SOURCE, vars(module))  # noqa: S102 - a library's source, as it were

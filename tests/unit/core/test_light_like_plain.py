@@ -35,7 +35,7 @@ def light(parent: Scope, name: str, **options: Any) -> Scope:
 
 @pytest.fixture(params=[plain, light])
 def child(request: pytest.FixtureRequest) -> Child:
-    """Give the way to open a child, each in turn."""
+    """Return the way to open a child, each in turn."""
     way: Child = request.param
     return way
 

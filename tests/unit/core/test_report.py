@@ -202,7 +202,7 @@ def test_details_of_any_sort_are_plain_in_json() -> None:
 
 
 async def cut(*, below: int) -> Sequence[Ended]:
-    """Give the `cancelled` of a real report: 3 of the scope itself, the rest of child scopes."""
+    """Return the `cancelled` of a real report: 3 of the scope itself, the rest of child scopes."""
     scope = await Scope.open("cut")
     for number in range(3):
         scope.spawn(anyio.sleep_forever, name=str(number))

@@ -33,12 +33,12 @@ async def fail(message: str = "on purpose") -> None:
 
 
 async def find() -> Scope | None:
-    """Give the current scope."""
+    """Return the current scope."""
     return current_scope()
 
 
 def report_of(scope: Scope) -> Report:
-    """Give the report of a closed scope."""
+    """Return the report of a closed scope."""
     assert scope.report is not None
     return scope.report
 

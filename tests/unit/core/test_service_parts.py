@@ -27,7 +27,7 @@ def plain_factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) ->
 
 @pytest.fixture(params=[None, plain_factory], ids=["no other factory", "another factory"])
 def factory(request: pytest.FixtureRequest) -> Any:
-    """Give the task factory that the program uses."""
+    """Return the task factory that the program uses."""
     return request.param
 
 

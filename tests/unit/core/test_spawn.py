@@ -223,12 +223,12 @@ class Callable_:  # noqa: N801 - "Callable" is taken
     """An object with an async `__call__`."""
 
     async def __call__(self) -> int:
-        """Give the answer."""
+        """Return the answer."""
         return 42
 
 
 async def answer() -> int:
-    """Give the answer."""
+    """Return the answer."""
     return 42
 
 

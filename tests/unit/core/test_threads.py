@@ -154,7 +154,7 @@ async def test_the_frontier_shows_where_the_thread_is() -> None:
 
 
 async def thread_at_work(scope: Scope) -> FrontierEntry:
-    """Give the thread in the frontier, once it is at a line of this file."""
+    """Return the thread in the frontier, once it is at a line of this file."""
     with anyio.fail_after(PATIENCE_SECONDS):
         while True:
             for entry in scope.frontier():
@@ -165,7 +165,7 @@ async def thread_at_work(scope: Scope) -> FrontierEntry:
 
 @pytest.fixture
 def one_thread() -> Callable[[], None]:
-    """Give a function that leaves anyio's default limiter a single thread."""
+    """Return a function that leaves anyio's default limiter a single thread."""
 
     def limit() -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1

@@ -101,7 +101,7 @@ class Call:
             self.over.set()
 
     async def receive(self) -> Any:
-        """Give what the client has sent."""
+        """Return what the client has sent."""
         return await self._from_client.receive()
 
     async def send(self, message: Any) -> None:

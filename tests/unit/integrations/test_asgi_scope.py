@@ -36,7 +36,7 @@ on_asyncio = pytest.mark.backends("asyncio", "uvloop")
 
 
 def here() -> quiesce.Scope:
-    """Give the scope that the running code is in."""
+    """Return the scope that the running code is in."""
     scope = quiesce.current_scope()
     assert scope is not None
     return scope

@@ -13,7 +13,7 @@ from quiesce.integrations import sdk
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Give the versions that are taken for installed, to be filled in by the test."""
+    """Return the versions that are taken for installed, to be filled in by the test."""
     versions: dict[str, str] = {}
 
     def version(name: str) -> str:

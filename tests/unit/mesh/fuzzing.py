@@ -197,7 +197,7 @@ def _bodies(name: str) -> tuple[bytes, ...]:
 
 
 def _answer_again(found: wire.Answered) -> bool:
-    """Tell whether it is the same but for the notes, for which a header has little room."""
+    """Return whether it is the same but for the notes, for which a header has little room."""
     text = wire.response_header(EDGE, found.answer, must_ask=found.must_ask)
     again = wire.parse_response_header(text, EDGE)
     one, other = found.answer.receipt, again.answer.receipt

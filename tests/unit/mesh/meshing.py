@@ -79,11 +79,11 @@ class NoRoom:
         return False
 
     def why(self) -> str:
-        """Give what is wrong."""
+        """Return what is wrong."""
         return "it cannot write"
 
     def broken(self) -> JournalBroken:
-        """Give the error."""
+        """Return the error."""
         return JournalBroken(self.why())
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class World:
         return answer
 
     def secrets(self) -> list[str]:
-        """Give the ids of all edges, in the forms in which they might be printed."""
+        """Return the ids of all edges, in the forms in which they might be printed."""
         return [text for edge in self.edges for text in (edge.hex(), repr(edge), repr(edge)[2:-1])]
 
 
@@ -215,7 +215,7 @@ async def until(fact: Callable[[], object]) -> None:
 
 
 def here() -> Hop:
-    """Give the hop that the test is in."""
+    """Return the hop that the test is in."""
     hop = current_hop()
     assert hop is not None
     return hop
@@ -236,7 +236,7 @@ async def cancel_inside(cascade: Cascade) -> Hop:
 
 
 def marks(world: World) -> set[str]:
-    """Give what the edges are called in public."""
+    """Return what the edges are called in public."""
     return {mark(edge) for edge in world.edges}
 
 

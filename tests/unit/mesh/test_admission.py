@@ -28,13 +28,13 @@ in_virtual_time = pytest.mark.backends("asyncio", "trio")
 
 
 def header(world: World, edge: bytes | None = None) -> tuple[bytes, bytes]:
-    """Give the header of a message that nobody has sent."""
+    """Return the header of a message that nobody has sent."""
     handed = wire.Handed(bytes(16), edge or os.urandom(12), "0" * 12, int(world.wall) + 3600)
     return b"cascade", wire.request_header(handed).encode()
 
 
 def asks(count: int) -> bytes:
-    """Give a call with questions for edges that never were."""
+    """Return a call with questions for edges that never were."""
     return wire.call_body(Call("", (), tuple((os.urandom(12), False) for _ in range(count))))
 
 

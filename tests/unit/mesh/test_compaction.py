@@ -33,7 +33,7 @@ EDGES = [number.to_bytes(12, "big") for number in range(COUNT)]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    """Give an open journal of a node that remembers much, most of it twice."""
+    """Return an open journal of a node that remembers much, most of it twice."""
     made = Journal(tmp_path / "a.journal")
     made.open()
     made.write([Over(edge) for edge in EDGES] * 2)
@@ -43,7 +43,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def detector() -> Detector:
-    """Give what that node knows."""
+    """Return what that node knows."""
     made = Detector("a", lasting=True)
     made.restore([Over(edge) for edge in EDGES])
     return made
@@ -65,7 +65,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 
 
 def files(folder: Path) -> set[str]:
-    """Give what there is of the journal of node a."""
+    """Return what there is of the journal of node a."""
     return {path.name for path in folder.iterdir() if path.name.startswith("a.journal")}
 
 

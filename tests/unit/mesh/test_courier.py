@@ -20,7 +20,7 @@ PATIENCE = Patience(
 
 
 def new() -> tuple[Courier, list[tuple[bytes, str]]]:
-    """Give a courier without jitter, and what it has given up."""
+    """Return a courier without jitter, and what it has given up."""
     given_up: list[tuple[bytes, str]] = []
     return Courier(PATIENCE, lambda: 1.0, lambda *what: given_up.append(what)), given_up
 
@@ -227,7 +227,7 @@ def test_where_something_else_answers_it_is_tried_seldom_and_not_given_up_sooner
 
 
 def edges(count: int) -> list[bytes]:
-    """Give so many edges."""
+    """Return so many edges."""
     return [number.to_bytes(12, "big") for number in range(count)]
 
 

@@ -36,7 +36,7 @@ DONE = Receipt("done")
 
 
 def new(*, lasting: bool = True) -> Detector:
-    """Give a detector that knows nothing."""
+    """Return a detector that knows nothing."""
     return Detector("here", lasting=lasting)
 
 

@@ -28,7 +28,7 @@ A, B, C = (Over(letter * 12) for letter in (b"a", b"b", b"c"))
 
 @pytest.fixture(params=["process", "power"])
 def journal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Journal]:
-    """Give a journal that is open, with a record; it is closed after the test."""
+    """Return a journal that is open, with a record; it is closed after the test."""
     made = Journal(tmp_path / "node.journal", durability=request.param)
     made.open()
     made.write([A])
@@ -37,7 +37,7 @@ def journal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Journal]
 
 
 def names(journal: Journal) -> set[str]:
-    """Give what there is in the folder of a journal."""
+    """Return what there is in the folder of a journal."""
     return {path.name for path in journal.path.parent.iterdir()}
 
 

@@ -14,7 +14,7 @@ CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
 
 
 def new() -> Engine:
-    """Give an engine without jitter."""
+    """Return an engine without jitter."""
     return Engine("here", lasting=True, patience=Patience(), jitter=lambda: 1.0, wall=lambda: 0.0)
 
 

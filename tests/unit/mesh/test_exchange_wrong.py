@@ -61,7 +61,7 @@ async def ended_unheard(world: World, node: Node, lines: Elsewhere, gate: anyio.
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give what was told to whoever reads the log."""
+    """Return what was told to whoever reads the log."""
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 

@@ -35,7 +35,7 @@ async def _ended(hop: Hop) -> None:
 
 
 async def _ended_early(count: int, leave: Callable[[Any], object]) -> int:
-    """Give how many of so many hops at once have ended while what they have left is at work."""
+    """Return how many of so many hops at once have ended while what they have left is at work."""
     early = 0
     gate = asyncio.Event()
 

@@ -39,7 +39,7 @@ async def by_gather_callback(work: Work) -> object:
 
 
 async def settled_while(start: Way) -> list[object]:
-    """Give what is said of a cascade while what its handler has left is at work; nothing if nothing is."""
+    """Return what is said of a cascade while what its handler has left is at work; nothing if nothing is."""
     work = Work()
     found: list[object] = []
 

@@ -83,7 +83,7 @@ async def gives_up_in_the_background(_: Hop) -> None:
 
 
 async def waits_for(_: Hop) -> None:
-    """Give something a limit."""
+    """Return something a limit."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.create_task(anyio.sleep_forever()), 0.01)
 

@@ -68,7 +68,7 @@ RECORDS: list[Record] = [
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    """Give a journal that is closed after the test."""
+    """Return a journal that is closed after the test."""
     made = Journal(tmp_path / "node.journal")
     yield made
     made.close()
@@ -93,7 +93,7 @@ def test_what_was_written_is_there_again(tmp_path: Path, durability: str) -> Non
 
 
 def any_records() -> st.SearchStrategy[Record]:
-    """Give records of every kind, with any text and any count."""
+    """Return records of every kind, with any text and any count."""
     edges, text, counts = (
         st.binary(min_size=12, max_size=12),
         st.text(max_size=20),
@@ -185,7 +185,7 @@ def test_whoever_cannot_take_what_it_has_leaves_it_closed(journal: Journal) -> N
 
 
 def plain(record: Record) -> list[object]:
-    """Give what the line of a record has to say."""
+    """Return what the line of a record has to say."""
     name = "edge closed" if isinstance(record, EdgeClosed) else type(record).__name__.lower()
     values = [getattr(record, slot) for slot in type(record).__slots__]
     if isinstance(record, Begun):

@@ -26,7 +26,7 @@ EDGES = [bytes([number]) * 12 for number in range(3)]
 
 
 def begun(edge: bytes) -> Begun:
-    """Give a record."""
+    """Return a record."""
     return Begun(edge, b"c" * 16, "", None)
 
 

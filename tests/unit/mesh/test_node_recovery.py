@@ -29,7 +29,7 @@ RECEIPTS = "/quiesce/receipts"
 
 
 async def restarted(world: World, node: Node, folder: Path) -> Node:
-    """Give a node that goes on from what another one had written up to now, as after a crash."""
+    """Return a node that goes on from what another one had written up to now, as after a crash."""
     name = node.name
     path = folder / f"{name}.journal"
     copy = folder / f"{name}.copy"

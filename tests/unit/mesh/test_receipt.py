@@ -34,7 +34,7 @@ OWN = note(EDGE, "parent", "name", "done", 0.5, "why")
 
 
 def some_notes(done: int) -> st.SearchStrategy[tuple[Note, ...]]:
-    """Give notes, each another: up to so many of what went well, then of anything."""
+    """Return notes, each another: up to so many of what went well, then of anything."""
     mixed = st.lists(st.sampled_from(("done", "done", *get_args(Status))), max_size=40)
     return st.builds(
         lambda good, more: tuple(

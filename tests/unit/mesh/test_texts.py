@@ -17,7 +17,7 @@ EVIL = "bank\x1b[2K\x1b]0;owned\x07\n\x1b[32mcascade 'trip': settled\x1b[0m\r\u2
 
 
 def shows_nothing_else(text: str, lines: int) -> bool:
-    """Tell whether a text is as many lines as it should be, and nothing in them is not seen."""
+    """Return whether a text is as many lines as it should be, and nothing in them is not seen."""
     return all(line.isprintable() for line in text.split("\n")) and text.count("\n") == lines - 1
 
 

@@ -30,7 +30,7 @@ marks = edges.map(mark)
 
 
 def seen(most: int) -> st.SearchStrategy[str]:
-    """Give texts of which all is seen; others are spelled out when they are read."""
+    """Return texts of which all is seen; others are spelled out when they are read."""
     return st.text(st.characters(exclude_categories=["C", "Z"]), max_size=most)
 
 

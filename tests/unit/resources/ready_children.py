@@ -69,7 +69,7 @@ class Started:
             self._heard += data
 
     def go(self) -> None:
-        """Give it the word it waits for."""
+        """Return it the word it waits for."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(b"go\n")
         self.popen.stdin.flush()
@@ -153,7 +153,7 @@ async def never_ready(child: Started, probe: Any, *met: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Give a port that was free a moment ago."""
+    """Return a port that was free a moment ago."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as sock:
         sock.bind((host, 0))

@@ -25,7 +25,7 @@ class Counter:
     """A generator of numbers that keeps a diary of its life."""
 
     def __init__(self, count: int = 10) -> None:
-        """Give the numbers below `count`."""
+        """Return the numbers below `count`."""
         self.count = count
         self.diary: list[str] = []
         self.tasks: set[object] = set()
@@ -85,7 +85,7 @@ async def cancel_soon(cancel_scope: anyio.CancelScope, after: int = 4) -> None:
 
 
 async def outcome_of(fn: Callable[[], Coroutine[Any, Any, Any]]) -> object:
-    """Give what a call gives or raises."""
+    """Return what a call gives or raises."""
     try:
         return await fn()
     except Exception as error:
@@ -93,5 +93,5 @@ async def outcome_of(fn: Callable[[], Coroutine[Any, Any, Any]]) -> object:
 
 
 def on_trio() -> bool:
-    """Tell whether this is trio."""
+    """Return whether this is trio."""
     return sniffio.current_async_library() == "trio"

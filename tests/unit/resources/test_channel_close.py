@@ -91,7 +91,7 @@ async def test_an_immediate_close_reaches_a_reader_that_was_just_woken() -> None
 
 
 async def ended_by_the_close(channel: Channel[int]) -> bool:
-    """Tell whether reading met the end."""
+    """Return whether reading met the end."""
     try:
         await channel.receive()
     except ChannelClosed:

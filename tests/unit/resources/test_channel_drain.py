@@ -26,7 +26,7 @@ async def take(channel: Channel[int], count: int = 1) -> list[int]:
 
 
 def items(report: Report | None) -> list[object]:
-    """Give the items that a report lists as undelivered."""
+    """Return the items that a report lists as undelivered."""
     assert report is not None
     return [ended.details["item"] for ended in report.undelivered]
 

@@ -17,7 +17,7 @@ class System:
     """Processes whose environments are seen in turn, one look after the other."""
 
     def __init__(self, looks: dict[int, list[bytes]]) -> None:
-        """Give each process what is read at each look; when that is over, it is gone."""
+        """Return each process what is read at each look; when that is over, it is gone."""
         self.looks = looks
         self.killed: list[int] = []
         self.pauses: list[float] = []

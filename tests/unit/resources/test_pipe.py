@@ -64,7 +64,7 @@ async def fail(channel: Channel[int]) -> None:
 
 
 def report_of(scope: Scope) -> Report:
-    """Give the report of a closed scope."""
+    """Return the report of a closed scope."""
     assert scope.report is not None
     return scope.report
 

@@ -120,7 +120,7 @@ def census(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Census]:
 
 @contextmanager
 def go() -> Iterator[int]:
-    """Give a standard input with the word that the child programs wait for, which does not end."""
+    """Return a standard input with the word that the child programs wait for, which does not end."""
     reading, writing = os.pipe()
     try:
         os.write(writing, b"go\n")

@@ -33,7 +33,7 @@ DAEMON = f"({TELL} &) ; sleep 60"  # its parent is gone, as a daemon's is
 
 @pytest.fixture
 def left() -> Iterator[list[int]]:
-    """Give a list of process ids, which are ended after the test."""
+    """Return a list of process ids, which are ended after the test."""
     pids: list[int] = []
     yield pids
     for pid in pids:

@@ -28,7 +28,7 @@ async def fail(when: anyio.Event) -> None:
 async def group_around(
     diary: list[str], when: anyio.Event | None = None, items: int = 9
 ) -> AsyncGenerator[int, None]:
-    """Give items from inside a task group, of which a child may fail."""
+    """Return items from inside a task group, of which a child may fail."""
     async with anyio.create_task_group() as group:
         if when is not None:
             group.start_soon(fail, when)
@@ -197,7 +197,7 @@ async def test_the_readers_cancel_scope_does_not_reach_the_generator() -> None:
 
 
 async def echo() -> AsyncGenerator[object, object]:
-    """Give what is sent, and the errors that are thrown."""
+    """Return what is sent, and the errors that are thrown."""
     answer: object = "ready"
     while True:
         try:

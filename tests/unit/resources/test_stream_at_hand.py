@@ -23,7 +23,7 @@ class Source:
     """A generator of numbers, of which some are there, and the others come when they are let in."""
 
     def __init__(self, there: int = 0, fails_at: int | None = None) -> None:
-        """Give numbers from 0 on."""
+        """Return numbers from 0 on."""
         self.there = there
         self.fails_at = fails_at
         self.given = 0
@@ -31,11 +31,11 @@ class Source:
         self.diary: list[str] = []
 
     def is_ready(self) -> bool:
-        """Tell whether the next number is there."""
+        """Return whether the next number is there."""
         return self.given < self.there
 
     async def numbers(self) -> AsyncGenerator[int, None]:
-        """Give the numbers; a cancellation in the middle of a step is noted."""
+        """Return the numbers; a cancellation in the middle of a step is noted."""
         try:
             while True:
                 if self.given == self.fails_at:

@@ -20,7 +20,7 @@ kept: list[object] = []  # tasks and exceptions, as a program keeps them that lo
 
 
 def endless() -> Counter:
-    """Give a generator that never gets to its second item."""
+    """Return a generator that never gets to its second item."""
     counter = Counter()
     counter.slow_from = 1
     return counter

@@ -35,7 +35,7 @@ class Source:
         self.began = self.left = 0
 
     async def __call__(self) -> AsyncIterator[int]:
-        """Give some numbers, each after a few turns."""
+        """Return some numbers, each after a few turns."""
         self.began += 1
         try:
             async with anyio.create_task_group() as group:

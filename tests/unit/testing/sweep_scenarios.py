@@ -32,7 +32,7 @@ CHILD = [sys.executable, "-S", "-c", "import signal; signal.alarm(60); signal.pa
 
 
 def line(tag: str) -> str:
-    """Give the file and line that carries a tag."""
+    """Return the file and line that carries a tag."""
     (number,) = [n for n, text in enumerate(LINES, start=1) if text.endswith(f"# here: {tag}")]
     return f"{__file__}:{number}"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 async def numbers() -> AsyncIterator[int]:
-    """Give two numbers."""
+    """Return two numbers."""
     yield 1
     yield 2
 

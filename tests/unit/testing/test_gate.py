@@ -35,7 +35,7 @@ async def drain(scope: Scope) -> Report:
 
 
 def verdicts(gate: Gate) -> dict[str, str]:
-    """Give the verdicts by kind."""
+    """Return the verdicts by kind."""
     return {row.kind: row.verdict for row in gate.rows}
 
 

@@ -30,7 +30,7 @@ BACKEND = pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
 
 
 async def numbers() -> AsyncIterator[int]:
-    """Give two numbers."""
+    """Return two numbers."""
     yield 1
     yield 2
 
@@ -47,7 +47,7 @@ async def soon() -> None:
 
 
 def here(offset: int) -> str:
-    """Give a line near this one's caller, as a finding names it."""
+    """Return a line near this one's caller, as a finding names it."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
@@ -375,7 +375,7 @@ def bury(pid: int) -> None:
 
 @pytest.fixture
 def thread() -> Iterator[Callable[[], None]]:
-    """Give what starts a thread that ends with the test."""
+    """Return what starts a thread that ends with the test."""
     stop = threading.Event()
     threads = []
 

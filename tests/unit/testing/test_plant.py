@@ -29,7 +29,7 @@ ALONE = ["task", "stubborn task", "late start"]
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is a process with this number, dead or alive."""
+    """Return whether there is a process with this number, dead or alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

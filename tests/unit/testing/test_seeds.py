@@ -22,7 +22,7 @@ SECONDS_MAX = 60
 
 
 def named(case: Case) -> str:
-    """Give the name of a case, for the names of tests."""
+    """Return the name of a case, for the names of tests."""
     return case.name
 
 

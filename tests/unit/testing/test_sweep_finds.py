@@ -61,7 +61,7 @@ def swept(scenario: Scenario, backend: Backend, where: Where, depth: int = 1) ->
 
 
 def faults(result: Sweep) -> list[Fault]:
-    """Give all faults, of all runs."""
+    """Return all faults, of all runs."""
     return [fault for failure in result.failures for fault in failure.faults]
 
 

@@ -40,7 +40,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def kinds(result: Sweep) -> set[str]:
-    """Give the kinds of all faults."""
+    """Return the kinds of all faults."""
     return {kind for failure in result.failures for kind in failure.kinds}
 
 

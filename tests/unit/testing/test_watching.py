@@ -70,7 +70,7 @@ def unwatched() -> Iterator[None]:
 
 
 def found() -> list[object]:
-    """Give what is there of all that is wrapped."""
+    """Return what is there of all that is wrapped."""
     return [vars(owner).get(name, NOTHING) for owner, name in WRAPPED]
 
 
@@ -101,7 +101,7 @@ class Owner:
     """Something of somebody else."""
 
     def act(self, value: int) -> int:
-        """Give the value."""
+        """Return the value."""
         return value
 
 

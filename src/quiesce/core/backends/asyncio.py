@@ -74,7 +74,7 @@ class AsyncioBackend:
 
     @classmethod
     def running(cls) -> AsyncioBackend | None:
-        """Give the backend of the running loop, if one runs."""
+        """Return the backend of the running loop, if one runs."""
         loop = _get_running_loop()
         return None if loop is None else cls(loop)
 
@@ -137,7 +137,7 @@ class AsyncioBackend:
         return _add_left(set(), list(ready))
 
     def _about_to_run_of_many(self, ready: deque[Any]) -> set[Node]:
-        """Give the same, and those that were to be called when this was asked first in a turn.
+        """Return the same, and those that were to be called when this was asked first in a turn.
 
         Each callback is looked at once: thousands may be ready, and thousands ask.
         """

@@ -18,10 +18,10 @@ class Waiter(Protocol):
     """What one task awaits, once: on asyncio a plain future, which is the quickest there is."""
 
     def done(self) -> bool:
-        """Tell whether it was set, or its task was cancelled."""
+        """Return whether it was set, or its task was cancelled."""
 
     def cancelled(self) -> bool:
-        """Tell whether its task was cancelled before it was set, if that can be told."""
+        """Return whether its task was cancelled before it was set, if that can be told."""
 
     def set_result(self, result: Any, /) -> None:
         """Wake the task that awaits it, or will, and give it this. Only if it is not done."""
@@ -70,7 +70,7 @@ class Backend(Protocol):
     waiter: Callable[[], Waiter]
     """Make a waiter for the running task."""
     task: Callable[[], object]
-    """Give the running task, whoever owns it."""
+    """Return the running task, whoever owns it."""
     late_body: Callable[[Any], Body] | None
     """Make the body that a task is in, when it is to be interrupted; None if it has to be made at its start."""
 
@@ -83,16 +83,16 @@ class Backend(Protocol):
         """Start a task that carries its own hold; the caller inserts it in the same step."""
 
     def here(self) -> bool:
-        """Tell whether the running code is in this loop, and in its thread."""
+        """Return whether the running code is in this loop, and in its thread."""
 
     def alive(self) -> bool:
-        """Tell whether the loop may still run."""
+        """Return whether the loop may still run."""
 
     def current(self) -> object | None:
-        """Give the key under which the running task would be held."""
+        """Return the key under which the running task would be held."""
 
     def ended(self, task: Any) -> bool:
-        """Tell whether a task, whoever owns it, has ended."""
+        """Return whether a task, whoever owns it, has ended."""
 
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call`, in the loop, when the running task has ended; gives the way to forget it."""
@@ -122,7 +122,7 @@ class Backend(Protocol):
         """
 
     def about_to_run(self) -> set[Node] | None:
-        """Give those whose code has left callbacks that the loop has yet to call, and all around them.
+        """Return those whose code has left callbacks that the loop has yet to call, and all around them.
 
         None if that cannot be told. There may be some whose callbacks were called in this turn.
         """
@@ -137,7 +137,7 @@ class Backend(Protocol):
         """
 
     def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:
-        """Give the adopted tasks whose failure nobody has asked for, and take it over."""
+        """Return the adopted tasks whose failure nobody has asked for, and take it over."""
 
     def stop_all(self, node: Node, table: dict[object, Held]) -> int:
         """Ask all that a node holds to end; hand on, and count, what other scopes wait for."""

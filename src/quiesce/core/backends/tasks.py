@@ -452,7 +452,7 @@ def unasked(ref: Callable[[], Any]) -> Any:
 
 
 def task_of(held: Any) -> Any:
-    """Give the task behind a hold: mostly the same object."""
+    """Return the task behind a hold: mostly the same object."""
     return held.task if type(held) is ForeignTask else held
 
 
@@ -485,7 +485,7 @@ def reclassify(task: Task[Any], node: Node) -> None:
 
 
 def is_service(node: Node, task: Task[Any]) -> bool:
-    """Tell whether a task is one of those that the scope was told are loops, not work."""
+    """Return whether a task is one of those that the scope was told are loops, not work."""
     pattern = node._service_pattern
     if pattern is None:
         return False

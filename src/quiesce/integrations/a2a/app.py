@@ -182,7 +182,7 @@ def _routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any]:
 
 
 def _is_old(interface: Any) -> bool:
-    """Tell whether clients of 0.3 are told that they may talk to it."""
+    """Return whether clients of 0.3 are told that they may talk to it."""
     return bool(interface.protocol_version.startswith("0."))
 
 

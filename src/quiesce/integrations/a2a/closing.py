@@ -152,7 +152,7 @@ class End:
                 _log.warning("still in flight: %s", self._scope.frontier())
 
     async def _answer_for_all(self, until: float) -> None:
-        """Give a terminal state to what was accepted, and has none by now."""
+        """Return a terminal state to what was accepted, and has none by now."""
         for entry in list(self._tracker.entries.values()):
             if not entry.owed:
                 continue

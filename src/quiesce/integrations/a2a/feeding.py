@@ -57,7 +57,7 @@ class Feed:
             self._wake()
 
     def leave(self) -> None:
-        """Know that nobody reads any more."""
+        """Record that nobody reads any more."""
         self._left = True
         self.items.clear()
         self.end()
@@ -110,7 +110,7 @@ class Reader(AsyncGenerator[Any, None]):
         return feed.items.popleft()
 
     async def asend(self, value: Any) -> Any:
-        """Give the next event; there is nobody to send anything to."""
+        """Return the next event; there is nobody to send anything to."""
         del value
         return await self.__anext__()
 

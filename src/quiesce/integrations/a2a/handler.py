@@ -174,7 +174,7 @@ class QuiescentRequestHandler:
         self.recovered = await recovering.recover(self._store, self._pushes)
 
     async def recover(self) -> Recovery:
-        """Give what a process before this one has left, and what became of it.
+        """Return what a process before this one has left, and what became of it.
 
         It is done when the handler is opened: tasks that the process had accepted, and that are
         neither ended nor waiting for their client, are FAILED now, and pushed; pushes that were not
@@ -335,7 +335,7 @@ class QuiescentRequestHandler:
         return Request(task_id or None, self._scope, self._loops)
 
     def _give_up(self, asked: Request) -> None:
-        """Know that the SDK has refused, or given up, a request; end what it has begun for it."""
+        """Record that the SDK has refused, or given up, a request; end what it has begun for it."""
         self._tracker.gave_up(asked)
         asked.end_orphans()
 
@@ -353,11 +353,11 @@ class QuiescentRequestHandler:
         return Reader(partial(self._begin_work, params, context))
 
     def on_subscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
-        """Give the events of a task, as 1.x does, through a job (1)."""
+        """Return the events of a task, as 1.x does, through a job (1)."""
         return Reader(partial(self._begin, self._inner.on_subscribe_to_task, params, context))
 
     def on_resubscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
-        """Give the events of a task, as 0.3 does, through a job (1)."""
+        """Return the events of a task, as 0.3 does, through a job (1)."""
         return Reader(partial(self._begin, self._inner.on_resubscribe_to_task, params, context))
 
     async def _begin_work(self, params: Any, context: Any) -> Feed:
@@ -434,7 +434,7 @@ class QuiescentRequestHandler:
         await self._pushes.forget_targets(getattr(params, "task_id", None) or params.id)
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the SDK's handler has: all other requests go to it as they are."""
+        """Return what the SDK's handler has: all other requests go to it as they are."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._inner, name)

@@ -37,7 +37,7 @@ _IDS, _TO, _RECEIPTS = "cascade", "to", "receipts"
 
 
 def declare_cascades(card: Any, node: Node) -> Any:
-    """Give a copy of a card that declares the extension, and where this agent's receipts are.
+    """Return a copy of a card that declares the extension, and where this agent's receipts are.
 
     `quiesce_app(..., node=node)` does it by itself.
     """
@@ -57,7 +57,7 @@ def declare_cascades(card: Any, node: Node) -> Any:
 
 
 def urls_of(card: Any) -> list[str]:
-    """Give the addresses at which an agent takes messages, the preferred one first."""
+    """Return the addresses at which an agent takes messages, the preferred one first."""
     if versions.FIRST:
         return [one.url for one in card.supported_interfaces]
     return [card.url, *(one.url for one in card.additional_interfaces or ())]
@@ -85,7 +85,7 @@ def _params(extension: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON would have."""
+    """Return what JSON would have."""
     if not versions.FIRST or not hasattr(value, "DESCRIPTOR"):
         return value
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - not in 0.3
@@ -111,7 +111,7 @@ def is_near(base: str, urls: list[str]) -> bool:
 
 
 def with_ids(message: Any, header: str, to: str) -> Any:
-    """Give a copy of a message that has the ids of its edge (2)."""
+    """Return a copy of a message that has the ids of its edge (2)."""
     ids = {_IDS: header, _TO: to}
     copy = versions.copied(message)
     if versions.FIRST:
@@ -143,7 +143,7 @@ def take_ids(message: Any, own: str | None) -> str | None:
 
 
 def not_taken(why: str) -> Exception:
-    """Give the error that says that a message must not be worked on."""
+    """Return the error that says that a message must not be worked on."""
     if versions.FIRST:
         error: Exception = errors.InvalidParamsError(message=why)
         return error

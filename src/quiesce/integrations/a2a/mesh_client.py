@@ -101,7 +101,7 @@ async def quiesce_client(
 
 
 def _version_header() -> dict[str, str]:
-    """Give what the SDK's own client would say of its version; it does not say it with every other."""
+    """Return what the SDK's own client would say of its version; it does not say it with every other."""
     if not versions.FIRST:
         return {}
     from a2a.utils.constants import PROTOCOL_VERSION_CURRENT, VERSION_HEADER  # noqa: PLC0415 - 1.x
@@ -192,7 +192,7 @@ class CascadeClient:
                 await self._own.aclose()
 
     async def __aenter__(self) -> Self:
-        """Give the client itself."""
+        """Return the client itself."""
         return self
 
     async def __aexit__(
@@ -263,7 +263,7 @@ class _Message:
         return header
 
     def leaves(self, request: httpx.Request) -> None:
-        """Know that it is about to be sent, perhaps not for the first time (5)."""
+        """Record that it is about to be sent, perhaps not for the first time (5)."""
         url, hop, handing = request.url, self._hop, self._handing
         if hop is None or handing is None:
             return
@@ -318,7 +318,7 @@ class _Message:
 
 
 async def _leaves(request: httpx.Request) -> None:
-    """Know that a request is about to be sent; httpx calls it, every time."""
+    """Record that a request is about to be sent; httpx calls it, every time."""
     message = _under_way.get(request.headers.get(wire.REQUEST_HEADER, ""))
     if message is not None:
         message.leaves(request)

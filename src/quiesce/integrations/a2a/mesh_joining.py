@@ -63,7 +63,7 @@ class Work:
         hop._insert(self._hold, self._hold)  # (1)
 
     def _told_to_end(self) -> None:
-        """Know that it need not be executed.
+        """Record that it need not be executed.
 
         As the first of its task it is about to be: the task is then stored as CANCELED, and that is pushed.
         """
@@ -134,7 +134,7 @@ class MeshTracker(Tracker):
             node.answer(hop)  # nobody carries it: the receipt is posted, or asked for
 
     def place(self, work: Work) -> Scope:
-        """Give the scope in which the SDK handles a message.
+        """Return the scope in which the SDK handles a message.
 
         0.3 stores events in tasks that it starts for the message alone: its own scope is idle when all
         is stored. In 1.x they are counted.
@@ -160,7 +160,7 @@ class MeshTracker(Tracker):
         await own.aclose()
 
     def request(self, params: Any, scope: Scope | None, loops: Scope | None) -> Request:
-        """Give the call that is made for a message, or for anything else."""
+        """Return the call that is made for a message, or for anything else."""
         message = getattr(params, "message", None)
         made = MeshRequest(getattr(message, "task_id", None) or None, scope, loops)
         made.tracker, made.work = self, self._waiting.get(id(message))
@@ -168,20 +168,20 @@ class MeshTracker(Tracker):
         return made
 
     def gave_up(self, failed: Request) -> None:
-        """Know that the SDK has given up a request: what it has not begun by then, it will not."""
+        """Record that the SDK has given up a request: what it has not begun by then, it will not."""
         super().gave_up(failed)
         if isinstance(failed, MeshRequest) and failed.work is not None:
             self.refused(failed.work)
 
     def refused(self, work: Work) -> None:
-        """Know that a message will not be executed, unless it is already."""
+        """Record that a message will not be executed, unless it is already."""
         if work.stage in {WAITING, CALLED_OFF, OVER}:
             self.end(work)
 
     # Executing.
 
     def begin(self, context: Any) -> Work | None:
-        """Give the message that is about to be executed, if it is part of a hop (2)."""
+        """Return the message that is about to be executed, if it is part of a hop (2)."""
         message = context.message
         work = None if message is None else self._found(message, context.call_context)
         if work is None:
@@ -208,7 +208,7 @@ class MeshTracker(Tracker):
         return next(same, None)
 
     def executed(self, work: Work) -> None:
-        """Know that an executor has returned; what it has left running is in flight here, too."""
+        """Record that an executor has returned; what it has left running is in flight here, too."""
         if work.stage in {CALLED_OFF, RUNNING}:
             work.stage = EXECUTED
         if self.work is not None:
@@ -230,7 +230,7 @@ class MeshTracker(Tracker):
                     self.end(work)
 
     def end_all(self) -> None:
-        """Know that the server is closed: nothing is executed or stored any more."""
+        """Record that the server is closed: nothing is executed or stored any more."""
         for work in [
             *self._waiting.values(),
             *(one for some in self._works.values() for one in some),
@@ -250,7 +250,7 @@ class MeshTracker(Tracker):
     # Pushing.
 
     def hop_of(self, task_id: str) -> Hop | None:
-        """Give the hop in which the states of a task are stored and pushed now."""
+        """Return the hop in which the states of a task are stored and pushed now."""
         for work in reversed(self._works.get(task_id, ())):
             if work.stage in {CALLED_OFF, RUNNING, EXECUTED} and not work.hop._ended:
                 return work.hop
@@ -267,7 +267,7 @@ class MeshRequest(Request):
     work: Work | None
 
     def leave(self) -> None:
-        """Know that the call has ended; its message may have come too late for its task."""
+        """Record that the call has ended; its message may have come too late for its task."""
         super().leave()
         if self.work is not None and self.work.task_id in self.tracker.ends:
             self.tracker.refused(self.work)
@@ -345,7 +345,7 @@ class _Both:
 
 
 def cancelled_status(task_id: str, context_id: str) -> Any:
-    """Give the status of a task whose cascade was cancelled."""
+    """Return the status of a task whose cascade was cancelled."""
     status = versions.failed_status(task_id, context_id, CANCELLED)
     state = types.TaskState
     status.state = state.TASK_STATE_CANCELED if versions.FIRST else state.canceled

@@ -113,7 +113,7 @@ class PushEdge:
     # An attempt.
 
     def begin(self) -> None:
-        """Know that an attempt is about to be made."""
+        """Record that an attempt is about to be made."""
         self._answer = None
         self._tried = True
         if self._handing is not None:
@@ -124,13 +124,13 @@ class PushEdge:
         self._answer = (status, header)
 
     def taken(self) -> None:
-        """Know that the push was taken."""
+        """Record that the push was taken."""
         if self._handing is not None:
             _, header = self._answer or (0, None)
             self._handing.answered(header if self._is_peer else None)
 
     def failed(self, error: BaseException) -> bool:
-        """Know that an attempt has failed; True if the push was taken all the same, before."""
+        """Record that an attempt has failed; True if the push was taken all the same, before."""
         handing, tried = self._handing, self._tried
         self._tried = False
         if handing is None or not tried:
@@ -167,14 +167,14 @@ class PushEdge:
                 _log.warning("a push is sent outside of its cascade")
 
     def relayed(self) -> None:
-        """Know that a sender of the user's own has it, of whom nobody hears to whom it is sent (5)."""
+        """Record that a sender of the user's own has it, of whom nobody hears to whom it is sent (5)."""
         if self._handing is not None:
             self._handing.answered(None)
 
     # Its end.
 
     def over(self) -> None:
-        """Know that the push will not be sent any more."""
+        """Record that the push will not be sent any more."""
         handing = self._handing
         if handing is not None:
             if self._is_unsent:

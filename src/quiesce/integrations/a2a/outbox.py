@@ -48,12 +48,12 @@ class Push:
     """What is to know of its fate, if it is part of a cascade."""
 
     def let_go(self) -> None:
-        """Know that it does not wait any more, whatever became of it."""
+        """Record that it does not wait any more, whatever became of it."""
         if self.edge is not None:
             self.edge.let_go()
 
     def over(self) -> None:
-        """Know that it will not be sent any more."""
+        """Record that it will not be sent any more."""
         if self.edge is not None:
             self.edge.over()
 
@@ -118,21 +118,21 @@ class Outbox(Protocol):
         """Keep that a delivery has failed; the push has the number of attempts."""
 
     async def dead(self, push: Push, why: str) -> None:
-        """Give a push up, and keep it among the dead letters."""
+        """Return a push up, and keep it among the dead letters."""
 
     async def pending(self) -> list[Push]:
-        """Give what was not delivered, oldest first."""
+        """Return what was not delivered, oldest first."""
         ...
 
     async def unfinished(self) -> list[Note]:
-        """Give the tasks that have not ended, as far as is known here."""
+        """Return the tasks that have not ended, as far as is known here."""
         ...
 
     async def forget(self, task_ids: Sequence[str]) -> None:
         """Forget tasks; their pushes stay."""
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Give what was given up, oldest first."""
+        """Return what was given up, oldest first."""
         ...
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
@@ -187,7 +187,7 @@ class MemoryOutbox:
         """Keep nothing: the push itself counts."""
 
     async def dead(self, push: Push, why: str) -> None:
-        """Give a push up."""
+        """Return a push up."""
         self._pending.pop(push.id, None)
         letter = DeadLetter(
             push.task_id, push.url, push.body, push.attempts, why, time.time(), push.id
@@ -195,7 +195,7 @@ class MemoryOutbox:
         self._dead = [*self._dead, (letter, push)][-self.dead_max :]
 
     async def pending(self) -> list[Push]:
-        """Give what was not delivered."""
+        """Return what was not delivered."""
         return list(self._pending.values())
 
     async def unfinished(self) -> list[Note]:
@@ -206,7 +206,7 @@ class MemoryOutbox:
         """Do nothing."""
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Give what was given up."""
+        """Return what was given up."""
         return [letter for letter, _ in self._dead]
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:

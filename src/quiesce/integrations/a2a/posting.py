@@ -70,7 +70,7 @@ class Policy:
             raise ArgumentError(message) from None
 
     def permits(self, address: Address) -> bool:
-        """Tell whether an address may be connected to."""
+        """Return whether an address may be connected to."""
         if self._all or any(
             address.version == network.version and address in network for network in self._networks
         ):
@@ -84,7 +84,7 @@ class Policy:
 
 
 def _inside(address: Address) -> ipaddress.IPv4Address | None:
-    """Give the IPv4 address that an IPv6 one leads to."""
+    """Return the IPv4 address that an IPv6 one leads to."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if address in _IPV4_INSIDE:
@@ -227,7 +227,7 @@ class Poster:
             return response.status, after.decode("latin-1")
 
     async def _pool(self, scheme: str) -> Any:
-        """Give the connections of a scheme; only one of them needs certificates, which take time."""
+        """Return the connections of a scheme; only one of them needs certificates, which take time."""
         if scheme == "https" and self._ssl_context is None:
             self._ssl_context = await asyncio.to_thread(httpcore.default_ssl_context)
         if scheme not in self._pools:
@@ -247,7 +247,7 @@ class Poster:
 
 
 def lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Give headers as they are sent.
+    """Return headers as they are sent.
 
     *Raises*: `ValueError` if one is none; it does not say what it was, which may be a secret.
     """

@@ -115,7 +115,7 @@ class DurablePushSender:
         self._lanes: Lanes | None = None
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Give the pushes that were given up, oldest first."""
+        """Return the pushes that were given up, oldest first."""
         return await self.outbox.dead_letters()
 
     async def resend(self, letters: Iterable[DeadLetter] | None = None) -> int:
@@ -250,13 +250,13 @@ class Pushes:
         self._whole |= {note.task_id for note in notes}
 
     def disown(self, task_ids: Iterable[str]) -> None:
-        """Know that nothing is owed to such tasks any more."""
+        """Record that nothing is owed to such tasks any more."""
         for task_id in task_ids:
             self._notes.pop(task_id, None)
             self._whole.discard(task_id)
 
     def context(self, task_id: str) -> Any:
-        """Give the context of the calls for a task of a process before this one."""
+        """Return the context of the calls for a task of a process before this one."""
         note = self._notes.get(task_id)
         return versions.context_of(note.user, note.tenant) if note else versions.context_of("", "")
 
@@ -312,7 +312,7 @@ class Pushes:
         return Note(task_id, user, tenant, targets or ())
 
     async def _targets(self, task_id: str, context: Any) -> tuple[Target, ...] | None:
-        """Give the receivers of a task; None if they could not be read."""
+        """Return the receivers of a task; None if they could not be read."""
         if self._configs is None:
             return ()
         try:
@@ -323,7 +323,7 @@ class Pushes:
         return tuple([Target(one.url, versions.push_headers(one)) for one in found])
 
     async def _has_receivers(self, task_id: str, context: Any) -> bool:
-        """Tell whether pushes are sent; a sender of the user's own may do so, unless it has nobody."""
+        """Return whether pushes are sent; a sender of the user's own may do so, unless it has nobody."""
         try:
             return self._relayed is None or bool(
                 await versions.configs(self._relayed, task_id, context)
@@ -332,11 +332,11 @@ class Pushes:
             return True
 
     async def forget_targets(self, task_id: str) -> None:
-        """Know that a client has taken a receiver away."""
+        """Record that a client has taken a receiver away."""
         await self.retarget(task_id)
 
     async def retarget(self, task_id: str) -> None:
-        """Know that a client has named a receiver of a task, or taken one away: a crash may be next.
+        """Record that a client has named a receiver of a task, or taken one away: a crash may be next.
 
         Before its first state a task has no receivers that are remembered, after its last it needs
         none.
@@ -378,7 +378,7 @@ class Pushes:
                 self._lanes.spawn(self.sender.outbox.sent, push, name="forget a push")
 
     def ended(self, task_id: str) -> None:
-        """Know that a task's terminal state is stored: a crash has nothing to end any more."""
+        """Record that a task's terminal state is stored: a crash has nothing to end any more."""
         if self._notes.pop(task_id, None) is not None:
             self._ended.append(task_id)
 
@@ -410,7 +410,7 @@ class Pushes:
 def _pushes(
     sender: DurablePushSender | Relay, note: Note, event: Any, whole: Any, *, stored: bool
 ) -> Sequence[Push]:
-    """Give the pushes of an event, or of the whole task if that is what is to be told."""
+    """Return the pushes of an event, or of the whole task if that is what is to be told."""
     if event is None:
         return ()
     key = "" if stored or not versions.has_status(event) else versions.status_mark(event.status)

@@ -45,7 +45,7 @@ class _Queue:
             await child.enqueue_event(event)
 
     def dequeue_event(self, no_wait: bool = False) -> Awaitable[Any]:  # noqa: FBT001, FBT002 - as the SDK has it
-        """Give an event, at once if there is one (1)."""
+        """Return an event, at once if there is one (1)."""
         if self.queue.empty():
             return self._next(no_wait=no_wait)
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -59,11 +59,11 @@ class _Queue:
         return self.queue.get_nowait() if no_wait else await self.queue.get()
 
     def task_done(self) -> None:
-        """Know that an event was dealt with."""
+        """Record that an event was dealt with."""
         self.queue.task_done()
 
     def tap(self) -> Any:
-        """Give a queue that gets what is enqueued from now on."""
+        """Return a queue that gets what is enqueued from now on."""
         child = type(self)()
         self._taps.append(child)
         return child
@@ -85,7 +85,7 @@ class _Queue:
             await self.queue.join()
 
     def is_closed(self) -> bool:
-        """Tell whether it takes no more events."""
+        """Return whether it takes no more events."""
         return self._over
 
     async def clear_events(self, clear_child_queues: bool = True) -> None:  # noqa: FBT001, FBT002 - as the SDK has it
@@ -114,11 +114,11 @@ class _Queues:
         self._queues[task_id] = queue
 
     async def get(self, task_id: str) -> Any:
-        """Give the queue of a task."""
+        """Return the queue of a task."""
         return self._queues.get(task_id)
 
     async def tap(self, task_id: str) -> Any:
-        """Give a child of the queue of a task."""
+        """Return a child of the queue of a task."""
         queue = self._queues.get(task_id)
         return None if queue is None else queue.tap()
 
@@ -130,7 +130,7 @@ class _Queues:
         await queue.close()
 
     async def create_or_tap(self, task_id: str) -> Any:
-        """Give the queue of a new task, or a child of what there is (3)."""
+        """Return the queue of a new task, or a child of what there is (3)."""
         queue = self._queues.get(task_id)
         if queue is not None:
             return queue.tap()
@@ -139,7 +139,7 @@ class _Queues:
 
 
 def queues() -> Any:
-    """Give what keeps the queues of a server of 0.3."""
+    """Return what keeps the queues of a server of 0.3."""
     from a2a.server import events  # noqa: PLC0415 - those of 1.x are others
 
     quick = type("Queue", (_Queue, events.EventQueue), {})

@@ -70,7 +70,7 @@ class HmacSigner:
         self._clock = clock
 
     def __call__(self, request: PushRequest) -> dict[str, str]:
-        """Give the headers that sign a push now."""
+        """Return the headers that sign a push now."""
         now = str(int(self._clock()))
         made = self._signatures(request.id, now, request.body)
         return {
@@ -87,7 +87,7 @@ class HmacSigner:
         ]
 
     def verifies(self, headers: Mapping[str, str], body: bytes, *, within: float = 300.0) -> bool:
-        """Tell whether a push was signed with one of the secrets, a short time ago.
+        """Return whether a push was signed with one of the secrets, a short time ago.
 
         One that was overheard can be sent again within that time: keep the `webhook-id`s of that
         time, and leave out what comes twice, which an honest push may do as well.

@@ -265,7 +265,7 @@ class SqliteOutbox:
         await self._do(lambda: self._execute(statement, *values))
 
     async def dead(self, push: Push, why: str) -> None:
-        """Give a push up, and keep it among the dead letters."""
+        """Return a push up, and keep it among the dead letters."""
         await self._do(lambda: self._dead(push, why))
 
     def _dead(self, push: Push, why: str) -> None:
@@ -281,7 +281,7 @@ class SqliteOutbox:
             self._execute(f"delete from dead where number not in ({kept})", self._dead_max)  # noqa: S608 - ours
 
     async def pending(self) -> list[Push]:
-        """Give what was not delivered, oldest first."""
+        """Return what was not delivered, oldest first."""
         columns = "task, url, headers, body, status, attempts, id, at, cascade"
         statement = f"select {columns} from pushes order by number"  # noqa: S608 - ours
         found = await self._do(lambda: self._execute(statement).fetchall())
@@ -292,7 +292,7 @@ class SqliteOutbox:
         return pushes
 
     async def unfinished(self) -> list[Note]:
-        """Give the tasks that have not ended, as far as is known here."""
+        """Return the tasks that have not ended, as far as is known here."""
         statement = "select id, user, tenant, targets from tasks"
         found = await self._do(lambda: self._execute(statement).fetchall())
         return [
@@ -313,7 +313,7 @@ class SqliteOutbox:
                 self._execute("delete from tasks where id = ?", task)
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Give what was given up, oldest first."""
+        """Return what was given up, oldest first."""
         statement = "select task, url, body, attempts, why, at, id from dead order by number"
         found = await self._do(lambda: self._execute(statement).fetchall())
         return [DeadLetter(*row) for row in found]

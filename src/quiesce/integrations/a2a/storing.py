@@ -33,7 +33,7 @@ class Notified:
         self._pushes = pushes
 
     async def send_notification(self, *told: Any) -> None:
-        """Know that an event was stored; push it if it has no state, whose push `save` has written."""
+        """Record that an event was stored; push it if it has no state, whose push `save` has written."""
         event = told[-1]
         task_id = told[0] if versions.FIRST else event.id
         try:

@@ -20,7 +20,7 @@ _TRACING = "a2a.utils.telemetry"
 
 
 def is_traced() -> bool:
-    """Tell whether anybody has set up a tracer: then the spans go somewhere."""
+    """Return whether anybody has set up a tracer: then the spans go somewhere."""
     if _trace is None:
         return False
     unset = (_trace.ProxyTracerProvider, _trace.NoOpTracerProvider)
@@ -29,7 +29,7 @@ def is_traced() -> bool:
 
 @cache
 def untraced(kind: Any) -> Any:
-    """Give a class like another, whose methods are as they were before the SDK has wrapped them."""
+    """Return a class like another, whose methods are as they were before the SDK has wrapped them."""
     methods = {}
     for name in dir(kind):
         method: Any = getattr(kind, name, None)

@@ -174,12 +174,12 @@ class Request:
             current.set(self)  # type: ignore[arg-type]  # it has all that is asked of a node there
 
     def executes(self, task_id: str) -> None:
-        """Know that the user's executor runs for it."""
+        """Record that the user's executor runs for it."""
         self.task_ids.add(task_id)
         self._adopter = None
 
     def leave(self) -> None:
-        """Know that the call has ended."""
+        """Record that the call has ended."""
         self._adopter = None
 
     def end_orphans(self) -> None:
@@ -203,7 +203,7 @@ request: ContextVar[Request | None] = ContextVar("quiesce_a2a_request", default=
 
 
 def _asked_by(task: asyncio.Task[Any]) -> Request | None:
-    """Give the call in whose context a task was made."""
+    """Return the call in whose context a task was made."""
     if sys.version_info >= (3, 12):
         return task.get_context().get(request)
     for found in gc.get_referents(task):  # CPython 3.11 has no other way to ask
@@ -226,7 +226,7 @@ class Tracker:
         """What executors start, below `scope`; it is closed when they have ended, or were cut."""
 
     def entry(self, task_id: str) -> Entry:
-        """Give what is known of a task, be it nothing."""
+        """Return what is known of a task, be it nothing."""
         found = self.entries.get(task_id)
         if found is None:
             found = self.entries[task_id] = Entry(task_id, state=self.ends.get(task_id))
@@ -255,7 +255,7 @@ class Tracker:
             self.entries.pop(entry.task_id, None)
 
     def consumed(self, task_id: str) -> None:
-        """Know that the SDK has stored an event (1)."""
+        """Record that the SDK has stored an event (1)."""
         entry = self.entries.get(task_id)
         if entry is not None:
             if entry.queued:
@@ -264,7 +264,7 @@ class Tracker:
                 self.refresh(entry)
 
     def gave_up(self, failed: Request) -> None:
-        """Know that the SDK has given up a request, and its queue: nothing is queued any more."""
+        """Record that the SDK has given up a request, and its queue: nothing is queued any more."""
         for task_id in failed.task_ids:
             entry = self.entries.get(task_id)
             if entry is not None:
@@ -272,7 +272,7 @@ class Tracker:
                 self.refresh(entry)
 
     def news(self, task_id: str, key: bytes) -> bool:
-        """Tell whether something was not pushed yet; it counts as pushed from then on."""
+        """Return whether something was not pushed yet; it counts as pushed from then on."""
         key = hashlib.blake2b(key, digest_size=16).digest()
         if self.told.get(task_id) == key:
             return False

@@ -67,7 +67,7 @@ def state_name(state: Any) -> str:
 
 
 def status_key(status: Any) -> bytes:
-    """Give what tells one status from another."""
+    """Return what tells one status from another."""
     key: bytes = (
         status.SerializeToString(deterministic=True)
         if FIRST
@@ -77,23 +77,23 @@ def status_key(status: Any) -> bytes:
 
 
 def status_mark(status: Any) -> str:
-    """Give what tells one status from another, also after a store that rounds its times."""
+    """Return what tells one status from another, also after a store that rounds its times."""
     message = status.message
     return f"{state_name(status.state)} {message.message_id if message else ''}"
 
 
 def is_artifact(event: Any) -> bool:
-    """Tell whether an event is about a part of what a task makes."""
+    """Return whether an event is about a part of what a task makes."""
     return isinstance(event, types.TaskArtifactUpdateEvent)
 
 
 def has_status(event: Any) -> bool:
-    """Tell whether an event tells of a state."""
+    """Return whether an event tells of a state."""
     return isinstance(event, _TELLING)
 
 
 def copied(task: Any) -> Any:
-    """Give a copy of a task, or of anything else of the protocol."""
+    """Return a copy of a task, or of anything else of the protocol."""
     if FIRST:
         copy = type(task)()
         copy.CopyFrom(task)
@@ -102,7 +102,7 @@ def copied(task: Any) -> Any:
 
 
 def failed_status(task_id: str, context_id: str, why: str) -> Any:
-    """Give a status that says why a task has failed."""
+    """Return a status that says why a task has failed."""
     if FIRST:
         message = types.Message(
             message_id=uuid4().hex,
@@ -125,7 +125,7 @@ def failed_status(task_id: str, context_id: str, why: str) -> Any:
 
 
 def status_event(task_id: str, context_id: str, status: Any) -> Any:
-    """Give the event that tells of a status."""
+    """Return the event that tells of a status."""
     options = {} if FIRST else {"final": status.state in TERMINAL}
     return types.TaskStatusUpdateEvent(
         task_id=task_id, context_id=context_id, status=status, **options
@@ -133,7 +133,7 @@ def status_event(task_id: str, context_id: str, status: Any) -> Any:
 
 
 def failed(task: Any, why: str) -> Any:
-    """Give a copy of a task that has failed, and says why."""
+    """Return a copy of a task that has failed, and says why."""
     copy = copied(task)
     status = failed_status(task.id, task.context_id, why)
     if FIRST:
@@ -144,7 +144,7 @@ def failed(task: Any, why: str) -> Any:
 
 
 def payload(event: Any) -> bytes:
-    """Give the body of a push, as the SDK's own sender has it."""
+    """Return the body of a push, as the SDK's own sender has it."""
     if not FIRST:
         return json.dumps(event.model_dump(mode="json", exclude_none=True)).encode()
     kinds = {
@@ -157,14 +157,14 @@ def payload(event: Any) -> bytes:
 
 
 def told_of(task: Any, *, new: bool) -> Any:
-    """Give what a push tells of a task whose status has changed: all of it, or the status."""
+    """Return what a push tells of a task whose status has changed: all of it, or the status."""
     if new or not FIRST:
         return task
     return status_event(task.id, task.context_id, task.status)
 
 
 async def configs(store: Any, task_id: str, context: Any) -> list[Any]:
-    """Give the push configurations of a task, those of all its owners."""
+    """Return the push configurations of a task, those of all its owners."""
     if hasattr(store, "get_info_for_dispatch"):
         found = await store.get_info_for_dispatch(task_id)
     elif FIRST:
@@ -175,7 +175,7 @@ async def configs(store: Any, task_id: str, context: Any) -> list[Any]:
 
 
 def push_headers(config: Any) -> dict[str, str]:
-    """Give the headers by which a push is known to its receiver, as its configuration says."""
+    """Return the headers by which a push is known to its receiver, as its configuration says."""
     headers = {_TOKEN_HEADER: config.token} if config.token else {}
     found = config.authentication
     if found is not None and found.credentials:
@@ -200,13 +200,13 @@ def _user_class() -> Any:
 
 
 def owner_of(context: Any) -> tuple[str, str]:
-    """Give the names of the user and the tenant of a call."""
+    """Return the names of the user and the tenant of a call."""
     user = getattr(getattr(context, "user", None), "user_name", "") or ""
     return user, (getattr(context, "tenant", "") or "" if FIRST else "")  # 0.3 has no tenants
 
 
 def context_of(user: str, tenant: str) -> Any:
-    """Give the context of a call by a user who is known by name only."""
+    """Return the context of a call by a user who is known by name only."""
     options: dict[str, Any] = {"tenant": tenant} if FIRST else {}
     if user:
         options["user"] = _user_class()(user)
@@ -214,7 +214,7 @@ def context_of(user: str, tenant: str) -> Any:
 
 
 def refusal(why: str) -> Exception:
-    """Give the error that says that a request is not taken."""
+    """Return the error that says that a request is not taken."""
     if FIRST:
         error: Exception = errors.InternalError(message=why)
         return error
@@ -223,7 +223,7 @@ def refusal(why: str) -> Exception:
 
 
 def is_terminal_error(task: Any) -> Exception:
-    """Give the error for a message to a task that has ended, as the SDK words it."""
+    """Return the error for a message to a task that has ended, as the SDK words it."""
     why = f"Task {task.id} is in terminal state: {_wording(task.status.state)}"
     if FIRST:
         kind = errors.UnsupportedOperationError if VERSION >= (1, 2) else errors.InvalidParamsError
@@ -234,7 +234,7 @@ def is_terminal_error(task: Any) -> Exception:
 
 
 def not_cancelable(task_id: str, state: Any) -> Exception:
-    """Give the error for a wish to cancel a task that has ended."""
+    """Return the error for a wish to cancel a task that has ended."""
     why = f"Task {task_id} cannot be canceled: it is {state_name(state)}"
     if FIRST:
         error: Exception = errors.TaskNotCancelableError(message=why)
@@ -248,7 +248,7 @@ def _wording(state: Any) -> str:
 
 
 def new_task(context: Any) -> Any:
-    """Give the task of a request, as it is at its beginning."""
+    """Return the task of a request, as it is at its beginning."""
     return types.Task(
         id=context.task_id,
         context_id=context.context_id,
@@ -258,7 +258,7 @@ def new_task(context: Any) -> Any:
 
 
 def versioned_store() -> Any:
-    """Give the class of the stores that several servers share, if this version has them."""
+    """Return the class of the stores that several servers share, if this version has them."""
     try:
         from a2a.server.cluster.task_store import VersionedTaskStore  # noqa: PLC0415 - not in all
     except ImportError:
@@ -272,17 +272,17 @@ def part_of(coro: Any) -> str:
 
 
 def parks(event: Any) -> bool:
-    """Tell whether an event says that a task waits for its client."""
+    """Return whether an event says that a task waits for its client."""
     return has_status(event) and event.status.state in PARKED
 
 
 def is_concurrent(error: BaseException) -> bool:
-    """Tell whether a shared store says that a task has changed meanwhile."""
+    """Return whether a shared store says that a task has changed meanwhile."""
     return type(error).__name__ == "ConcurrentTaskModificationError"  # not in all
 
 
 def concurrent(task_id: str) -> Exception:
-    """Give the error of a shared store for a task that has changed meanwhile."""
+    """Return the error of a shared store for a task that has changed meanwhile."""
     from a2a.server.cluster.task_store import (  # noqa: PLC0415 - not in all
         ConcurrentTaskModificationError,
     )

@@ -81,7 +81,7 @@ class Peer:
             self._wanted.set_result(None)
 
     def hung_up(self) -> None:
-        """Know that the peer sends no more; it may still read what it is told."""
+        """Record that the peer sends no more; it may still read what it is told."""
         self._ended = True
         if self._asked:
             self.end()
@@ -144,12 +144,12 @@ class _Lines(asyncio.StreamReader):
         self._peer = peer
 
     async def readline(self) -> bytes:
-        """Give the next response, or nothing at the end."""
+        """Return the next response, or nothing at the end."""
         message = await self._peer.receive()
         return b"" if message is None else json.dumps(message).encode()
 
     async def readuntil(self, separator: Any = b"\n") -> bytes:
-        """Give the next response; the end is told as asyncio does."""
+        """Return the next response; the end is told as asyncio does."""
         line = await self.readline()
         if not line:
             raise asyncio.IncompleteReadError(b"", None)

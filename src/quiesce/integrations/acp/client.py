@@ -154,7 +154,7 @@ def connect(
 
 
 def scope_of(connection: ClientSideConnection) -> Scope:
-    """Give the scope of a connection: its frontier has the requests, its report what became of them.
+    """Return the scope of a connection: its frontier has the requests, its report what became of them.
 
     Raises:
         ArgumentError: It is not a connection that was made by quiesce.

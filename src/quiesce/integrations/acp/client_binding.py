@@ -69,11 +69,11 @@ class _WireReader(asyncio.StreamReader):
         self._wire = wire
 
     async def readline(self) -> bytes:
-        """Give the next message as a line; nothing at the end."""
+        """Return the next message as a line; nothing at the end."""
         return await self._wire.receive_line()
 
     async def readuntil(self, separator: Any = b"\n") -> bytes:  # noqa: ARG002 - always a line
-        """Give the next message as a line."""
+        """Return the next message as a line."""
         line = await self.readline()
         if not line:
             raise asyncio.IncompleteReadError(b"", None)

@@ -218,7 +218,7 @@ class Wire:
         self._end(call)
 
     def lose(self, error: BaseException) -> None:
-        """Know that the agent is gone; whoever waits for an answer is told."""
+        """Record that the agent is gone; whoever waits for an answer is told."""
         if self._lost is None:
             self._lost = error
             for call in list(self._holds.values()):
@@ -290,7 +290,7 @@ class Wire:
         return message
 
     def _answer(self, call: Call, message: Message) -> None:
-        """Give an answer to the one who waits for it, unless that one gives up in this very step."""
+        """Return an answer to the one who waits for it, unless that one gives up in this very step."""
         answer, store = call.answer, self._store
         if "error" in message and "result" not in message:
             given = message["error"] if isinstance(message["error"], dict) else {}
@@ -328,7 +328,7 @@ class Wire:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Tell whether it is by this that a transport tells that it is closed."""
+    """Return whether it is by this that a transport tells that it is closed."""
     return isinstance(error, OSError | RuntimeError) and not isinstance(
         error, UsageError | RecursionError
     )

@@ -140,7 +140,7 @@ class MeshRequests(Requests):
         self._told.pop(number, None)
 
     def _answer_of(self, number: object) -> str | None:
-        """Give what is to be said of an edge (2): once, whatever becomes of the answer."""
+        """Return what is to be said of an edge (2): once, whatever becomes of the answer."""
         hop = self._hops.pop(number, None)
         if hop is not None:
             try:
@@ -193,7 +193,7 @@ class MeshRequests(Requests):
 
 
 def _with_answer(answer: dict[str, Any], told: str) -> dict[str, Any]:
-    """Give an answer that says how its edge stands, if it has room for that."""
+    """Return an answer that says how its edge stands, if it has room for that."""
     if "error" in answer:
         error = dict(answer["error"])
         error["data"] = links.with_answer(error.get("data"), told)
@@ -205,7 +205,7 @@ def _with_answer(answer: dict[str, Any], told: str) -> dict[str, Any]:
 
 
 def _offering(result: Any) -> Any:
-    """Give the result of a handshake that says that the agent takes part."""
+    """Return the result of a handshake that says that the agent takes part."""
     if not isinstance(result, dict):
         return result
     found = result.get(_CAPABILITIES)

@@ -67,7 +67,7 @@ class MeshWire(Wire):
             self._link.close()
 
     def lose(self, error: BaseException) -> None:
-        """Know that the agent is gone."""
+        """Record that the agent is gone."""
         super().lose(error)
         self._link.close()
 

@@ -62,7 +62,7 @@ class Settings:
     listener_options: Mapping[str, Any]
 
     def refusal(self, path: str, origins: list[str], authorization: list[str]) -> Refusal | None:
-        """Tell why a client may not come in: the status of the answer, and its text."""
+        """Return why a client may not come in: the status of the answer, and its text."""
         if self.path is not None and path.partition("?")[0] != self.path:
             return 404, "nothing is served here"
         if self.origins is not None and not self.origins.issuperset(origins):
@@ -108,7 +108,7 @@ def settings_of(host: str | None, port: int | None, options: Mapping[str, Any]) 
 
 
 def factory_of(factory: Any) -> Callable[[Any], Any]:
-    """Give a function that takes the connection, whatever the given one takes.
+    """Return a function that takes the connection, whatever the given one takes.
 
     Raises:
         ArgumentError: It cannot be called: an agent, rather than what makes one.

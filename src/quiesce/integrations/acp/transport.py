@@ -34,7 +34,7 @@ class Transport(Protocol):
     """Whether it moves decoded messages (`dict`) rather than JSON in bytes."""
 
     async def receive(self) -> Any | None:
-        """Give the next message, or None when the peer sends no more.
+        """Return the next message, or None when the peer sends no more.
 
         *Cancel safety*: no message is lost.
 
@@ -80,7 +80,7 @@ class StreamTransport:
             writer.transport.set_write_buffer_limits(high=0)
 
     async def receive(self) -> bytes | None:
-        """Give the next line that has a message; see `Transport`."""
+        """Return the next line that has a message; see `Transport`."""
         while not self._lines:
             chunk = await self._reader.read(_CHUNK_BYTES)
             if not chunk:

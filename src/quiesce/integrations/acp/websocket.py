@@ -63,7 +63,7 @@ class WebSocketTransport:
         """When something was received or sent for the last time."""
 
     async def receive(self) -> bytes | None:
-        """Give the next text frame; None when the peer has closed, or is gone."""
+        """Return the next text frame; None when the peer has closed, or is gone."""
         while True:
             try:
                 frame = await self._socket.recv()
@@ -96,7 +96,7 @@ class WebSocketTransport:
 
 
 def _one_line(frame: str) -> bytes | None:
-    """Give a message as bytes without newlines; None if it is no message at all."""
+    """Return a message as bytes without newlines; None if it is no message at all."""
     text = frame.strip()
     if not text.startswith("{"):
         logger.warning(

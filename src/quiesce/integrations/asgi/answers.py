@@ -20,7 +20,7 @@ _TRY_AGAIN_LATER, _GOING_AWAY = 1013, 1001
 
 
 def path_of(scope: AsgiScope) -> str:
-    """Give the path below where the app is mounted."""
+    """Return the path below where the app is mounted."""
     path, root = str(scope.get("path", "")), str(scope.get("root_path", ""))
     return path[len(root) :] or "/" if root and path.startswith(root) else path
 
@@ -32,7 +32,7 @@ def name_of(scope: AsgiScope) -> str:
 
 
 def wants_closing(scope: AsgiScope) -> bool:
-    """Tell whether a header may ask the client to use another connection: not in HTTP/2."""
+    """Return whether a header may ask the client to use another connection: not in HTTP/2."""
     return str(scope.get("http_version", "1.1")).startswith("1")
 
 

@@ -162,7 +162,7 @@ class Application:
         )  # fmt: skip
 
     def outer(self) -> Node | None:
-        """Give the scope that somebody has opened around the request which comes in now, if any.
+        """Return the scope that somebody has opened around the request which comes in now, if any.
 
         That is not one in which the server itself runs, and not one of ours; but what comes from a request
         that is held by another is part of that.
@@ -340,7 +340,7 @@ class Application:
         self._signal.end()
 
     def _cut_lately(self) -> list[Ended]:
-        """Give the requests that the server has cut on its own way down, before it told us."""
+        """Return the requests that the server has cut on its own way down, before it told us."""
         since = self.root._backend.clock() - _CUT_SECONDS
         return [lost for at, lost in self._cut_by_server if at >= since]
 

@@ -205,7 +205,7 @@ class Quiesce:
                 await application.close_if_idle()
 
     def _is_own(self, scope: AsgiScope) -> bool:
-        """Tell whether something is asked of us and not of the app."""
+        """Return whether something is asked of us and not of the app."""
         own = self._settings.own_paths
         return answers.path_of(scope) in own and scope.get("method") in _PROBES
 

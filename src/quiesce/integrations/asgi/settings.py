@@ -135,7 +135,7 @@ def checked_node(node: object) -> Node:
 
 
 def _code_of(app: object) -> CodeType:
-    """Give the code of an application; ours, if it is not made in Python."""
+    """Return the code of an application; ours, if it is not made in Python."""
     function: Any = app if hasattr(app, "__code__") else vars(type(app)).get("__call__")
     code: CodeType = getattr(function, "__code__", awaitable.__code__)
     return code

@@ -122,7 +122,7 @@ class Question:
         return 0.0 if self._conversation is None else 2 * self._conversation.time_left()
 
     def is_ready(self) -> bool:
-        """Tell whether the SDK would give a message without waiting."""
+        """Return whether the SDK would give a message without waiting."""
         return self._conversation is not None and self._conversation.is_ready()
 
     async def messages(self) -> AsyncIterator[Message]:

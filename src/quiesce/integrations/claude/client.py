@@ -144,7 +144,7 @@ class ClaudeSDKClient:
         return Messages(self, to_the_result=True)
 
     def __getattr__(self, name: str) -> Any:
-        """Give whatever else the SDK's client has."""
+        """Return whatever else the SDK's client has."""
         if name == "_sdk":
             raise AttributeError(name)
         return getattr(self._sdk, name)
@@ -240,7 +240,7 @@ class Messages:
         self._over = False
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Message:

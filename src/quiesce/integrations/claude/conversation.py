@@ -105,13 +105,13 @@ class Conversation:
         return call
 
     def is_ready(self) -> bool:
-        """Tell whether the SDK would give a message without waiting."""
+        """Return whether the SDK would give a message without waiting."""
         return self.receiving is not None and self.receiving.is_ready()
 
     # What the SDK is given.
 
     def options(self, given: Any) -> Any:
-        """Give the options with every function of the user's wrapped."""
+        """Return the options with every function of the user's wrapped."""
         changes: dict[str, Any] = {}
         if given.hooks:
             changes["hooks"] = {
@@ -129,7 +129,7 @@ class Conversation:
         return replace(matcher, hooks=hooks)
 
     def prompt(self, given: Any) -> Any:
-        """Give a prompt that is closed along with the conversation, if it is an async iterable."""
+        """Return a prompt that is closed along with the conversation, if it is an async iterable."""
         if given is None or isinstance(given, str) or not hasattr(given, "__aiter__"):
             return given
         return stream(given, scope=self.scope, name="claude prompt")
@@ -137,7 +137,7 @@ class Conversation:
     # The end.
 
     def time_left(self) -> float:
-        """Give how long the end may take: less, if a scope around the running code has less time."""
+        """Return how long the end may take: less, if a scope around the running code has less time."""
         left = self.seconds
         node: Node | None = current_scope()
         while node is not None:
@@ -330,7 +330,7 @@ class Connection:
             conversation.give_up(self._name, seconds)
 
     def reading(self, messages: Any) -> Reading:
-        """Give an iterator whose generator is closed here, and not by the garbage collector."""
+        """Return an iterator whose generator is closed here, and not by the garbage collector."""
         reading = Reading(messages)
         self._readings.append(reading)
         return reading
@@ -346,7 +346,7 @@ class Reading:
         self._messages = aiter(messages)
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def __anext__(self) -> Awaitable[Any]:

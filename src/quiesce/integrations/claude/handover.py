@@ -70,11 +70,11 @@ class Receiving:
         """The SDK's last words that had no room; they come after all that the stream has."""
 
     def is_ready(self) -> bool:
-        """Tell whether the SDK's generator would give a message without waiting."""
+        """Return whether the SDK's generator would give a message without waiting."""
         return bool(self._at_hand) and self._at_hand[0].get("type") in _PLAIN
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Any:

@@ -70,7 +70,7 @@ class Task:
             self._job.cancel()
 
     def done(self) -> bool:
-        """Tell whether it has ended."""
+        """Return whether it has ended."""
         return self._job is None or self._job.done()
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
@@ -114,7 +114,7 @@ class TaskGroup:
             task.cancel()
 
     async def __aenter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -160,7 +160,7 @@ class _Loop:
 
 
 def _on_trio() -> Conversation | None:
-    """Give the conversation if its SDK's tasks cannot be adopted."""
+    """Return the conversation if its SDK's tasks cannot be adopted."""
     conversation = active.get()
     if conversation is None or conversation.scope._backend.name != "trio":
         return None
@@ -290,7 +290,7 @@ def _own_tasks(transport: Any, protocol: Any) -> None:
 
 
 def _enters_a_group(query: Any) -> bool:
-    """Tell whether it is as in 0.1.50: with a task group of anyio's, entered by hand."""
+    """Return whether it is as in 0.1.50: with a task group of anyio's, entered by hand."""
     return "create_task_group" in query.start.__code__.co_names
 
 

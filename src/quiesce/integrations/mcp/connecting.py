@@ -165,7 +165,7 @@ async def _connected(
 
 
 def handover_of(node: Node | None, address: str | None) -> Handover | None:
-    """Give what makes tool calls messages of hops, if there is a node.
+    """Return what makes tool calls messages of hops, if there is a node.
 
     *Raises*: `UsageError` if that is not open.
     """
@@ -180,7 +180,7 @@ def make_session(
     frame: FrameType,
     handover: Handover | None = None,
 ) -> Session:
-    """Give a session that is not connected, with a scope of its own."""
+    """Return a session that is not connected, with a scope of its own."""
     check_restarts(backoff, restarts_max)
     own = scope.child(f"mcp {server.name}", services=_LOOPS)
     place = sites.starter(frame, own._backend.current())

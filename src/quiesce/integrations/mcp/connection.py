@@ -179,7 +179,7 @@ class Connection:
     # The loss.
 
     async def server_lost(self, what: str) -> ServerLost:
-        """Give the error for something that has no answer, with how the server has ended."""
+        """Return the error for something that has no answer, with how the server has ended."""
         if self.process is None:
             self.end()  # whoever leaves it learns the reason
             with anyio.move_on_after(_EXIT_SECONDS):

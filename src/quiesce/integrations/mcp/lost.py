@@ -36,7 +36,7 @@ def why(error: BaseException) -> str:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """Give the one error of a group: the SDK's task groups wrap what is raised in them."""
+    """Return the one error of a group: the SDK's task groups wrap what is raised in them."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         (error,) = error.exceptions
     return error

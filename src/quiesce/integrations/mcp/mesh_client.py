@@ -103,7 +103,7 @@ class Handover:
             return result
 
     def _link_of(self, connection: Connection) -> links.Link:
-        """Give the link of a connection, which ends with it."""
+        """Return the link of a connection, which ends with it."""
         link = self._link
         if link is None or connection is not self._connection:
             if link is not None:

@@ -139,7 +139,7 @@ class _Edge:
             raise _error(_REFUSED, str(error), None) from error
 
     def _answer(self, hop: Any) -> str | None:
-        """Give what the answer has to say; asked for also if nobody is there to be answered."""
+        """Return what the answer has to say; asked for also if nobody is there to be answered."""
         try:
             return self._node.answer(hop)
         except Exception:  # noqa: BLE001 - of the journal; the sender asks
@@ -210,12 +210,12 @@ class _Middleware:
 
 
 def without_envelope(params: Any) -> Any:
-    """Give a call without what the SDK has added to it."""
+    """Return a call without what the SDK has added to it."""
     return {name: value for name, value in (params or {}).items() if name != "_meta"}
 
 
 def _offering(capabilities: Any) -> dict[str, Any]:
-    """Give capabilities that say that the server takes part."""
+    """Return capabilities that say that the server takes part."""
     found = dict(capabilities or {})
     found["experimental"] = {**(found.get("experimental") or {}), links.REQUEST_KEY: _OFFER}
     return found

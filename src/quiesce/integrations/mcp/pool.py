@@ -142,7 +142,7 @@ class SessionPool:
     # Using.
 
     async def session(self, key: str, /) -> Session:
-        """Give the session with a server, connected.
+        """Return the session with a server, connected.
 
         All who ask for the same name get the same one, and it is started once for all of them. It
         connects again by itself when its server is lost; one that was closed is not given out.

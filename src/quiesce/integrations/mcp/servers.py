@@ -43,7 +43,7 @@ class Server:
     """Those of the SDK's session."""
 
     def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[Connection]:
-        """Give a new connection, to be entered and left by one task."""
+        """Return a new connection, to be entered and left by one task."""
         raise NotImplementedError
 
 
@@ -171,7 +171,7 @@ async def http_connection(server: HttpServer, on_lost: OnLost) -> AsyncIterator[
 
 
 def _unreachable(server: HttpServer, error: Exception) -> Exception:
-    """Give the error for a start that failed: that of the HTTP client does not name the server."""
+    """Return the error for a start that failed: that of the HTTP client does not name the server."""
     library = type(error).__module__.partition(".")[0]
     if library in _HTTP_LIBRARIES or isinstance(error, OSError) or versions.says_gone(error):
         message = f"MCP server {server.name!r} cannot be reached: {why(error)}"
@@ -205,7 +205,7 @@ class Noticed:
         return getattr(self._inner, "last_context", None)
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Any:
@@ -229,7 +229,7 @@ class Noticed:
         await self._inner.aclose()
 
     async def __aenter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -139,14 +139,14 @@ class Session:
     # Calling.
 
     async def initialize(self) -> Any:
-        """Give what the server has answered to the handshake, which was made already.
+        """Return what the server has answered to the handshake, which was made already.
 
         *Raises*: as a call does, if there is no connection and none can be made.
         """
         return (await self._live()).greeting
 
     def __getattr__(self, name: str) -> Any:
-        """Give a method of the SDK's session as a call, and its other attributes as they are."""
+        """Return a method of the SDK's session as a call, and its other attributes as they are."""
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(versions.ClientSession, name)  # raises what is to be raised
@@ -198,7 +198,7 @@ class Session:
             await self._live()
 
     async def _live(self) -> Connection:
-        """Give a connection that is not lost, as far as anyone can know."""
+        """Return a connection that is not lost, as far as anyone can know."""
         while True:
             connection = self._connection
             if connection is not None and not connection.lost:
@@ -263,7 +263,7 @@ class Session:
         self._histories.failed(self.name, self._scope._backend.clock())
 
     def _lost(self, connection: Connection) -> None:
-        """Know that a connection has ended by itself; called in the step that sees it."""
+        """Record that a connection has ended by itself; called in the step that sees it."""
         if connection is not self._connection:
             return  # it never was one
         self._crashes += 1

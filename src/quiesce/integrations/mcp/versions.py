@@ -45,7 +45,7 @@ _read = _reader()
 
 
 def parsed(line: bytes | str) -> Any:
-    """Give the message of a line, as the session reads it; what is wrong with it, if it is none."""
+    """Return the message of a line, as the session reads it; what is wrong with it, if it is none."""
     try:
         return SessionMessage(_read(line))
     except ValueError as error:
@@ -53,7 +53,7 @@ def parsed(line: bytes | str) -> Any:
 
 
 def written(item: Any) -> str:
-    """Give the line of a message, without its end."""
+    """Return the line of a message, without its end."""
     text: str = item.message.model_dump_json(
         by_alias=True, **({"exclude_unset": True} if SECOND else {"exclude_none": True})
     )
@@ -61,12 +61,12 @@ def written(item: Any) -> str:
 
 
 def body(item: Any) -> Any:
-    """Give what is in a message: 1.x has a wrapper around it."""
+    """Return what is in a message: 1.x has a wrapper around it."""
     return getattr(item.message, "root", item.message)
 
 
 def cancellation(request: Any, reason: str) -> Any:
-    """Give the message that tells a server that nobody waits for an answer any more."""
+    """Return the message that tells a server that nobody waits for an answer any more."""
     notice = types.JSONRPCNotification(
         jsonrpc="2.0", method=CANCELLED, params={"requestId": request, "reason": reason}
     )
@@ -74,17 +74,17 @@ def cancellation(request: Any, reason: str) -> Any:
 
 
 def code_of(error: BaseException) -> int | None:
-    """Give the code of an error that the SDK raises for an answer, or for the want of one."""
+    """Return the code of an error that the SDK raises for an answer, or for the want of one."""
     return error.error.code if isinstance(error, Error) else None
 
 
 def says_timeout(error: BaseException) -> bool:
-    """Tell whether the SDK has given up waiting for an answer."""
+    """Return whether the SDK has given up waiting for an answer."""
     return code_of(error) in _TIMED_OUT
 
 
 def says_gone(error: BaseException) -> bool:
-    """Tell whether the SDK raises this because the connection has ended, or the server's session.
+    """Return whether the SDK raises this because the connection has ended, or the server's session.
 
     The codes alone do not tell: servers use them, too.
     """

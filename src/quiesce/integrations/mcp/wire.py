@@ -109,7 +109,7 @@ class Reading:
         """Do nothing, likewise."""
 
     def __aiter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Any:
@@ -120,7 +120,7 @@ class Reading:
             raise StopAsyncIteration from None
 
     async def __aenter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,7 +144,7 @@ class Writing:
         await self._close()
 
     async def __aenter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:

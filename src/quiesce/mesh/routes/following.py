@@ -109,13 +109,13 @@ def caller() -> FrameType | None:
 
 
 def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Tell whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
+    """Return whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
     is_own = frame is not None and known.is_housekeeper(frame)
     return is_own or is_service(hop, frame, *names)
 
 
 def is_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Tell whether `Node(services=…)` declares something: by its own names, or by the code that starts it."""
+    """Return whether `Node(services=…)` declares something: by its own names, or by the code that starts it."""
     pattern = hop._model.values["_service_pattern"]
     if pattern is None:
         return False

@@ -74,7 +74,7 @@ def stack_of(coroutine: object) -> tuple[sites.Frame, ...]:
 
 
 def place_of(stack: Sequence[sites.Frame]) -> str:
-    """Give the file and line of the innermost await that is not inside an event loop's library."""
+    """Return the file and line of the innermost await that is not inside an event loop's library."""
     for frame in reversed(stack):
         if sites._plumbing_of(frame.file) is None:
             return f"{frame.file}:{frame.line}"

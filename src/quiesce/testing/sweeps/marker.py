@@ -63,7 +63,7 @@ def run_marked(item: pytest.Function, marker: pytest.Mark, replay: str | None) -
 
 
 def test_function(item: pytest.Function, marker: pytest.Mark) -> Callable[..., Any]:
-    """Give the async function that was written, whatever another plugin has made of it."""
+    """Return the async function that was written, whatever another plugin has made of it."""
     if marker.args:
         message = "@pytest.mark.sweep takes its arguments by name: sweep(depth=2)"
         raise UsageError(message)
@@ -82,7 +82,7 @@ def test_function(item: pytest.Function, marker: pytest.Mark) -> Callable[..., A
 
 
 def _own_backend(item: pytest.Function) -> str:
-    """Give the event loop that the test would run on."""
+    """Return the event loop that the test would run on."""
     given: Any = item.funcargs.get("anyio_backend")
     if given is None:
         return "asyncio" if item.get_closest_marker("trio") is None else "trio"

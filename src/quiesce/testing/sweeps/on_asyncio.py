@@ -198,7 +198,7 @@ class AsyncioRun:
         self._settling.add_done_callback(lambda _: self._loop.stop())
 
     async def _settle(self) -> None:
-        """Give what is left some time to end, and say of each thing whether it has."""
+        """Return what is left some time to end, and say of each thing whether it has."""
         if not self._run.findings:
             # What was about to run may start something still.
             for _ in range(_TURNS_AFTER):

@@ -86,11 +86,11 @@ class RealClock(trio.abc.Clock):
         """Do nothing: it runs already."""
 
     def current_time(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self._bound.check()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Give the time to wait for something to happen: not longer than the run may take."""
+        """Return the time to wait for something to happen: not longer than the run may take."""
         now = self._bound.check()
         return min(deadline, self._bound.deadline, now + self._bound.part) - now
 

@@ -73,7 +73,7 @@ def look_back(runs: Sequence[Run]) -> list[Run]:
 
 
 def _run_of(event: Event, runs: Sequence[Run]) -> Run | None:
-    """Give the run that has left something without being told of it."""
+    """Return the run that has left something without being told of it."""
     before = [run for run in runs if run.span[1] < event.seen]
     if event.born < event.seen:
         return next((run for run in before if run.span[0] < event.born <= run.span[1]), None)
@@ -102,7 +102,7 @@ class Oracle:
         self._first = self._last = self._look()
 
     async def settled(self, pause: Callable[[float], Awaitable[None]]) -> list[Finding]:
-        """Give what is left some time, and tell what has ended then from what has not."""
+        """Return what is left some time, and tell what has ended then from what has not."""
         # What was waited is counted, and no clock is asked: while a machine is held up, nothing ends. And it is
         # the loop's own time: in time that jumps, an hour would be moments.
         most = self._settings.settle_seconds
@@ -200,7 +200,7 @@ class Work(ThreadPoolExecutor):
         return future
 
     def left(self) -> Left:
-        """Give what still runs: nobody can stop it, and whoever started it has gone."""
+        """Return what still runs: nobody can stop it, and whoever started it has gone."""
         return {
             ("work", id(future)): Finding("thread", name, place and str(place), "its work goes on")
             for future, name, place in self._submitted

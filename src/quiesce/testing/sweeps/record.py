@@ -138,7 +138,7 @@ def _told(error: BaseException) -> str:
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Give what is no failure but ends the program, if that is it, or is in a group."""
+    """Return what is no failure but ends the program, if that is it, or is in a group."""
     if isinstance(error, BaseExceptionGroup):
         found = map(interruption, error.exceptions)
         return next((each for each in found if each is not None), None)

@@ -33,7 +33,7 @@ class Settings:
     allow: Sequence[str]
 
     def scenario(self) -> Coroutine[Any, Any, Any]:
-        """Give the coroutine of a new run."""
+        """Return the coroutine of a new run."""
         given: object = self.make()
         if isinstance(given, Coroutine):
             return given

@@ -177,7 +177,7 @@ class Sweeping:
         return self._result()
 
     def _over(self, cuts: Sequence[Cut]) -> bool:
-        """Tell whether to stop here, and say what is not run therefore."""
+        """Return whether to stop here, and say what is not run therefore."""
         if len(self._done) >= self._runs_max:
             why = f"runs_max={self._runs_max} was reached"
         elif self._hangs >= _HANGS_MAX:

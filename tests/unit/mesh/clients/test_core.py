@@ -28,7 +28,7 @@ ConnectError.__module__ = "httpcore"
 
 
 def pool(*steps: str, error: Exception | None = None) -> Any:
-    """Give a pool that goes so far, and then fails or hangs."""
+    """Return a pool that goes so far, and then fails or hangs."""
 
     class AsyncConnectionPool:
         async def handle_async_request(self, request: Any) -> Any:
@@ -55,7 +55,7 @@ def pool(*steps: str, error: Exception | None = None) -> Any:
 
 
 def request() -> Any:
-    """Give a request as httpcore has it."""
+    """Return a request as httpcore has it."""
     url = SimpleNamespace(scheme=b"http", host=b"peer.example", port=None, target=b"/run")
     return SimpleNamespace(method=b"POST", url=url, headers=[(b"Host", b"x")], extensions={})
 

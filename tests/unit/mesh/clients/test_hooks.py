@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def state() -> list[object]:
-    """Give what is wrapped, and what finds modules."""
+    """Return what is wrapped, and what finds modules."""
     places = (http.client.HTTPConnection, socket.socket, socket, uvloop.Loop)
     names = ["endheaders", "getresponse", "close", "connect", "connect_ex", "getaddrinfo"]
     names.append("create_connection")
@@ -68,7 +68,7 @@ async def test_a_node_that_is_dropped_keeps_nothing_wrapped() -> None:
 
 @pytest.fixture
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give the name of a module that was not imported yet."""
+    """Return the name of a module that was not imported yet."""
     (tmp_path / "quiesce_late.py").write_text("def send():\n    return 'sent'\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     yield "quiesce_late"

@@ -76,7 +76,7 @@ async def run(folder: Path, scenario: Callable[[Case], Awaitable[None]]) -> None
 
 
 async def is_open(cascade: Cascade) -> bool:
-    """Tell whether a cascade has not settled."""
+    """Return whether a cascade has not settled."""
     return isinstance(await cascade.settled(within=0), Unknown)
 
 
