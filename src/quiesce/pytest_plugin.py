@@ -120,7 +120,7 @@ def _setting(config: pytest.Config, name: str, modes: Sequence[str]) -> str:
 
 
 def _text(found: Sequence[Finding], more: str = "") -> str:
-    """Tell what was left: the first line, which pytest shows in its summary, by name."""
+    """Return what was left; the first line is what pytest shows in its summary."""
     labels = [finding.label for finding in found]
     if len(labels) > _LABELS_MAX:
         labels[_LABELS_MAX:] = [f"and {len(labels) - _LABELS_MAX} more"]
@@ -210,7 +210,7 @@ class Guarding:
             self.baseline.merge(seen)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Tell what became of the baseline, and what could not be watched."""
+        """Write what became of the baseline, and what could not be watched."""
         if self.told is not None:
             terminalreporter.write_line(f"quiesce: {self.told}")
         if watch.unknown and len(self.past):

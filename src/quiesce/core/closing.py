@@ -122,7 +122,7 @@ class Closing:
         self.bell.ring()
 
     def desert(self) -> None:
-        """Give up waiting; when nobody waits for a drain any more, there is no more grace."""
+        """Stop waiting; when no task waits for a drain any longer, there is no more grace."""
         self.patience -= 1
         if self.patience <= 0:
             self._grace_until = -math.inf

@@ -107,7 +107,7 @@ def _is_only(error: BaseException, reason: BaseException) -> bool:
 
 
 def _leaves(error: BaseException) -> set[int]:
-    """Tell single errors apart by what they are: a nursery puts them into new groups."""
+    """Return the identities of the single errors: a nursery puts them into new groups."""
     if isinstance(error, BaseExceptionGroup):
         return set().union(*(_leaves(inner) for inner in error.exceptions))
     return {id(error)}

@@ -321,7 +321,7 @@ class Node(Described):
     # Resources.
 
     def _register(self, resource: Resource) -> None:
-        """Tell a resource of the closing, as long as somebody has it."""
+        """Notify a resource of the closing, as long as code refers to it."""
         if self._resources is None:
             self._resources = WeakKeyDictionary()
         self._resources[resource] = None
@@ -419,7 +419,7 @@ class Node(Described):
             parent._ring_all()  # also those who wait for the last closer below them
 
     def _hand_over(self, parent: Node) -> int:
-        """Give everything that still runs to `parent`, which goes on holding it."""
+        """Move everything that still runs to `parent`, which goes on holding it."""
         count = 0
         for key, held in list(self._holds.items()):
             if not isinstance(held, Node):

@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def say(logger: logging.Logger, level: int, text: str, more: str = "") -> None:
-    """Tell something once: by a logger, with `more`, if it has a handler; else on standard error."""
+    """Write something once: to a logger, with `more`, if it has a handler; else to standard error."""
     if logger.hasHandlers():
         logger.log(level, "%s", f"{text}\n{more}" if more else text)
     elif sys.stderr is not None:  # it is None in programs without a console

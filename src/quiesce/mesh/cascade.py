@@ -228,7 +228,7 @@ class Cascade:
         return await frontier.look(self.name, self._node, transport, record, seconds)
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[MeshFrontier, None]:
-        """Tell again and again who is still busy, until it has settled.
+        """Yield who is still busy, again and again, until the cascade has settled.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -241,7 +241,7 @@ class Cascade:
                 await self._gate.wait()
 
     async def cancel(self) -> None:
-        """Tell all agents to end what they do for it: `settled()` returns when they have.
+        """Send all agents the request to end what they do for the cascade: `settled()` returns when they have.
 
         Each agent tells those that it has handed messages to. If one of them is dead, its sender tells those below
         it, if they are its peers and it has heard of them (`Patience.ask_every`). Others go on until the dead

@@ -180,7 +180,7 @@ class Compaction:
             self.end()
 
     def end(self) -> None:
-        """Be done with it, however it went."""
+        """End the draft, however it went."""
         self._draft.drop()
         detector = self._detector
         if detector._frozen:  # else it has aged since

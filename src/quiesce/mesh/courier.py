@@ -342,7 +342,7 @@ class Courier:
         return (to in self._asks.failing and self._asks.hasten(to, at, is_node=is_node)) or found
 
     def trouble(self, edge: bytes) -> str:
-        """Tell what is wrong where an edge's receipt is to be posted; nothing, as far as is known: empty."""
+        """Return what is wrong at the address to which an edge's receipt is posted; empty if nothing is known to be."""
         found = self._posts.find(edge)
         return "" if found is None else found.why
 

@@ -70,7 +70,7 @@ class Detector(Knowledge):
     """All hops of one node, and the edges that were sent from them."""
 
     def __init__(self, name: str, *, lasting: bool) -> None:
-        """Know nothing yet.
+        """Start with nothing known.
 
         Args:
             name: the node's, for people.
@@ -158,7 +158,7 @@ class Detector(Knowledge):
         return None
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
-        """Tell whoever has sent an edge how it stands; one that never came, never will run (3)."""
+        """Return how an edge stands, for its sender; an edge that never came never will run (3)."""
         known = self._known(edge)
         if known is None:
             if not self._is_lasting:

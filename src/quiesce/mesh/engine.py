@@ -156,7 +156,7 @@ class Engine:
         return int(by)
 
     def sent(self, edge: bytes, how: Sending, now: float) -> None:
-        """Know what became of the sending."""
+        """Record what became of the sending."""
         self.detector.sent(edge, how)
         self._absorb(now)
 
@@ -256,7 +256,7 @@ class Engine:
         return told, others
 
     def trouble(self, edge: bytes) -> str:
-        """Tell what is wrong where an edge's receipt is to be posted, if that is known; else empty."""
+        """Return what is wrong at the address to which an edge's receipt is posted, if that is known; else empty."""
         return self._courier.trouble(edge)
 
     def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:

@@ -76,7 +76,7 @@ class Exchange:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Be found by others inside of the block, and let go of connections after it."""
+        """Serve other nodes inside of the block, and close connections after it."""
         given = self._node._transport
         memory = given if isinstance(given, Memory) else None
         url = self._node.url

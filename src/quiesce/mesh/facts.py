@@ -209,7 +209,7 @@ class Stop:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Settle:
-    """Tell whoever waits for a cascade that began here."""
+    """Notify the caller that waits for a cascade which began here."""
 
     edge: bytes
     cascade: bytes

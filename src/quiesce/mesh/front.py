@@ -74,7 +74,7 @@ class CascadeFront:
         return tell
 
     def _answer(self, header: bytes, *, is_error: bool) -> bytes | None:
-        """Tell what became of a message of which the app says nothing (2)."""
+        """Send what became of a message of which the app says nothing (2)."""
         node = self._node
         try:
             edge = wire.parse_request_header(header).edge

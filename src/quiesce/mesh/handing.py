@@ -93,7 +93,7 @@ class Handing:
             self.told(told.answer, must_ask=told.must_ask)
 
     def told(self, answer: Answer, *, must_ask: bool = False) -> None:
-        """Know how the receiver has answered, where that came by other means than a header."""
+        """Record how the receiver has answered, if the answer came by other means than a header."""
         if not self._resolved:
             self._resolved = True
             how, uses = RESULTS[answer.kind], self._uses

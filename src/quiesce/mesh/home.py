@@ -34,7 +34,7 @@ class Home(Scope):
         self._unfollow = install(self._backend)
 
     def belong_to(self, node: Node) -> None:
-        """Tell a node of the end of this scope; until then, notice what leaves its hops."""
+        """Notify a node when this scope ends; until then, notice what leaves the node's hops."""
         self.node = node
         watch.opened(node)
 

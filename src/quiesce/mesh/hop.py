@@ -347,7 +347,7 @@ class Hop(LightScope):
             self._end(SHUT_DOWN if is_cut or not self._awaited else "")
 
     def _hold_unbegun(self) -> None:
-        """Be held, in a drain, if nobody has begun it: or nobody would see that it is there (4)."""
+        """Hold the hop in a drain if no task has begun it: or the drain would not see the hop (4)."""
         if not (self._holds or self._awaited or self._ended or self._unbegun):
             hold = Hold(self, "message", "not begun", NOTHING, self._code, 0, self._forsake)
             self._unbegun = hold

@@ -44,7 +44,7 @@ class Knowledge:
     """All hops of one node, and the edges that were sent from them."""
 
     def __init__(self, name: str) -> None:
-        """Know nothing yet."""
+        """Start with nothing known."""
         self.name: str = name
         self._hops: dict[bytes, Hop] = {}
         self._edges: dict[bytes, Edge] = {}

@@ -161,7 +161,7 @@ class Link:
         handing._resolve("is opaque")
 
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
-        """Know what the answer to a message has in its `_meta`; an error may have none (3)."""
+        """Record what the answer to a message has in its `_meta`; an error may have none (3)."""
         told = meta.get(RESPONSE_KEY) if isinstance(meta, dict) else None
         if not handing._uses:
             pass  # whatever it says, it was handed nothing

@@ -178,7 +178,7 @@ def hearing(node: Node, seconds: float = 30.0) -> Iterator[None]:
 
 
 async def _live_alone(receive: Receive, send: Send) -> None:
-    """Be the lifespan of an app that has none."""
+    """Serve the lifespan of an app that has none."""
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":

@@ -59,7 +59,7 @@ class Settlement:
         }
 
     def __str__(self) -> str:
-        """Tell it to people: the verdict, the counts, and the tree of hops."""
+        """Return the verdict for people: the counts, and the tree of hops."""
         verdict = _VERDICTS[type(self)]
         head = f"cascade {self.name!r}: {verdict} after {self.seconds:.2f} s, {self._counts()}"
         return "\n".join([head, *self._missing(), *_tree(self.receipt)])

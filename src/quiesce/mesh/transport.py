@@ -74,7 +74,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        """Know no node yet: each is there while it is open."""
+        """Start without nodes: each node is there while it is open."""
         self._nodes: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
 
     def join(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:

@@ -74,7 +74,7 @@ def ip_of(host: str) -> str | None:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Tell IPv6 addresses from IPv4 ones."""
+    """Return the address family of a host: IPv6 if it has a colon, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

@@ -312,7 +312,7 @@ class Channel(Lane[T], Generic[T]):
         return len(self._items)
 
     def __bool__(self) -> bool:
-        """Be true, also when empty."""
+        """Return True, also when the channel is empty."""
         return True
 
     def __repr__(self) -> str:

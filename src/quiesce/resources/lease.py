@@ -105,7 +105,7 @@ class Lease(Generic[R]):
             self._waiter.set_result(None)
 
     def _defer(self) -> None:
-        """Tell of the close at its end: work of the scope itself is cancelled before."""
+        """Report the close at its end: work of the scope itself is cancelled before."""
         self._error = self._pool._closed_error()
         self._pool._revoked.append(self)
 

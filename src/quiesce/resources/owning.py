@@ -276,7 +276,7 @@ class OwnedProcess(Described):
         self._settled.open()
 
     def _let_go(self, *, told: bool) -> None:
-        """Give up the hold. `told`: whoever has started it is about to be told how it ended."""
+        """Release the hold. `told`: the caller that started the process is about to be told how it ended."""
         node = self._node
         service = self in node._services
         if self._asked is not None:

@@ -384,7 +384,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
             self._turned_idle(slot)
 
     def _start_failed(self, slot: Slot[R], error: BaseException) -> bool:
-        """Tell those who wait; False if nobody does: the start was to be ended anyway."""
+        """Notify the tasks that wait; return False if none does: the start was to be ended anyway."""
         if slot.stage is not Stage.STARTING:
             return False
         if isinstance(error, ScopeClosed) and self._node._state is State.CLOSING:

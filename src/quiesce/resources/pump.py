@@ -158,7 +158,7 @@ class Pump(Described, Generic[T]):
             raise self._outcome()
 
     def _meet(self, task: Any) -> None:
-        """Know who has read last; a task for one `anext()` was made by somebody unknown."""
+        """Record the last reader; a task for one `anext()` was made by an unknown task."""
         self._anonymous = task is None or reads_only(task)
         self._last_reader = nobody if self._anonymous else weakref.ref(task)
 
@@ -265,7 +265,7 @@ class Pump(Described, Generic[T]):
     # The pump's side: all of it in the job.
 
     async def _run(self) -> None:
-        """Be the body of the job."""
+        """Run the body of the job."""
         self._body = self._pump()
         try:
             await self._nested.own(self._body)

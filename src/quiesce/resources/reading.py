@@ -142,7 +142,7 @@ class Unread(Items):
 
 
 def nobody() -> None:
-    """Be the reader of what nobody has read."""
+    """Return None: the weak reference to a reader that does not exist."""
 
 
 def reads_only(task: object) -> bool:

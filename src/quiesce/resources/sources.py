@@ -49,5 +49,5 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
 
 
 async def fail(error: Exception) -> Any:
-    """Be a step of an iterator that has failed before."""
+    """Raise the error of an iterator that has failed before."""
     raise error

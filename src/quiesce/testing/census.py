@@ -350,7 +350,7 @@ class Census:
 
 
 def verdict(first: Left, second: Left) -> list[Finding]:
-    """Tell what has gone between two looks from what is still there; and what has come."""
+    """Return what has gone between two looks, what is still there, and what has come."""
     found = {
         key: finding if key in second or key[0] == "event" else replace(finding, late=True)
         for key, finding in first.items()

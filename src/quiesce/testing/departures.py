@@ -101,7 +101,7 @@ class Escapes:
     """
 
     def __init__(self) -> None:
-        """Be empty."""
+        """Start empty."""
         self._found: tuple[Escape, ...] = ()
         self.result: Any = None
         """What the handler returned, of `await escapes(handler)`."""

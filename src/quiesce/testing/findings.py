@@ -57,7 +57,7 @@ class Finding:
         return f"{self.kind}:{_FLEETING.sub('*', self.name)}"
 
     def __str__(self) -> str:
-        """Tell in one line what was left, where it comes from, and whether it still is there."""
+        """Return in one line what was left, where it comes from, and whether it is still there."""
         where = "" if self.where is None else f", started at {self.where}"
         details = f" ({self.details})" if self.details else ""
         late = "; gone moments later" if self.late else ""

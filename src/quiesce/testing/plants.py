@@ -119,7 +119,7 @@ class Planted(ABC):
     # For the kinds.
 
     async def _work(self) -> None:
-        """Be busy for a while."""
+        """Run for a while."""
         with anyio.move_on_after(self._seconds):
             await self._release.wait()
 

@@ -50,7 +50,7 @@ class Trail:
         self._noted.append(escape)
 
     def follows(self, hold: Followed) -> None:
-        """Know of what the hop follows by itself."""
+        """Record what the hop follows by itself."""
         self._followed.add(hold.where)
         if self.has_returned:
             self._covered.append(_escape(hold))
@@ -100,7 +100,7 @@ class Trails:
         return len(self._all)
 
     def begun(self, hop: Hop) -> None:
-        """Know of a hop, from its first part on."""
+        """Record a hop, from its first part on."""
         if id(hop) not in self._trails:
             trail = self._trails[id(hop)] = Trail(hop)
             self._all.append(trail)

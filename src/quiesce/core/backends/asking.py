@@ -32,7 +32,7 @@ def asked(task: Task[Any], node: Node) -> None:
 
 
 def ended(task: object, node: Node, *, is_ours: bool) -> None:
-    """Tell the hop of a task that was cancelled, if that was not the hop's own doing.
+    """Record in the hop of a cancelled task that the hop did not cancel it itself.
 
     Args:
         task: The task; it has ended.

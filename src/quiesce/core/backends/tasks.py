@@ -280,7 +280,7 @@ class ForeignTask:
         self.task: Any = None
 
     def begin(self, task: Future[Any] | None) -> None:
-        """Be the hold of `task` from now on.
+        """Hold `task` from now on.
 
         Its factory gives it to us, or, if that is an eager one, it is seen running before: as
         the current task that is not the one that creates it.

@@ -120,7 +120,7 @@ class Lanes:
         self._draining.set()
 
     def _bound(self) -> None:
-        """Give up the oldest of what waits, if it is too much (4)."""
+        """Drop the oldest push that waits, if too many do (4)."""
         excess = len(self._waiting) - self._rules.pending_max
         if excess <= 0:
             return

@@ -139,7 +139,7 @@ class OwnedExecutor:
             self._tracker.refresh(entry)
 
     def cut(self) -> list[Entry]:
-        """Tell every executor that runs to stop, and refuse to begin; gives their tasks."""
+        """Cancel every executor that runs, and refuse to begin; return their tasks."""
         self.closed = True
         cut = [entry for entry in self._tracker.entries.values() if entry.busy and not entry.ended]
         for entry in cut:

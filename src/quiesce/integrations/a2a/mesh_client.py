@@ -282,7 +282,7 @@ class _Message:
         self._departure.listen(request)
 
     def heard(self, response: httpx.Response) -> None:
-        """Know the head of the answer (2, 4)."""
+        """Record the head of the answer (2, 4)."""
         handing, header = self._handing, response.headers.get(wire.RESPONSE_HEADER)
         if handing is None:
             return
@@ -325,7 +325,7 @@ async def _leaves(request: httpx.Request) -> None:
 
 
 async def _heard(response: httpx.Response) -> None:
-    """Know the head of an answer; httpx calls it, before the body is read."""
+    """Record the head of an answer; httpx calls it before the body is read."""
     message = _under_way.get(response.request.headers.get(wire.REQUEST_HEADER, ""))
     if message is not None:
         message.heard(response)

@@ -120,7 +120,7 @@ class PushEdge:
             self._handing._uses += 1
 
     def heard(self, status: int, header: str | None) -> None:
-        """Know the head of the answer."""
+        """Record the head of the answer."""
         self._answer = (status, header)
 
     def taken(self) -> None:

@@ -199,7 +199,7 @@ class MemoryOutbox:
         return list(self._pending.values())
 
     async def unfinished(self) -> list[Note]:
-        """Know of none."""
+        """Start with none."""
         return []
 
     async def forget(self, task_ids: Sequence[str]) -> None:

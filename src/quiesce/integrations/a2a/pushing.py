@@ -245,7 +245,7 @@ class Pushes:
             self._lanes = sender._lanes
 
     def recall(self, notes: Sequence[Note]) -> None:
-        """Know the receivers of tasks that a process before this one has had (4)."""
+        """Record the receivers of tasks that an earlier process had (4)."""
         self._notes |= {note.task_id: note for note in notes}
         self._whole |= {note.task_id for note in notes}
 

@@ -108,7 +108,7 @@ class _Queues:
         self._queues: dict[str, Any] = {}
 
     async def add(self, task_id: str, queue: Any) -> None:
-        """Know the queue of a task."""
+        """Record the queue of a task."""
         if task_id in self._queues:
             raise self._events.TaskQueueExists
         self._queues[task_id] = queue

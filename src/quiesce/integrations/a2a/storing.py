@@ -122,7 +122,7 @@ class TellingStore:
         return result
 
     async def _overtaken(self, entry: Entry, context: Any) -> None:
-        """Know what another server has made of a task; the SDK tries again, unless it has ended."""
+        """Record what another server has made of a task; the SDK tries again, unless the task has ended."""
         stored = await self.get(entry.task_id, context)
         if stored is not None and stored.task.status.state in versions.TERMINAL:
             self._tracker.stored(entry, stored.task.status.state, b"")

@@ -167,7 +167,7 @@ class Request:
         return self._parent
 
     def enter(self) -> None:
-        """Be the call that the running task makes."""
+        """Set this as the call that the running task makes."""
         request.set(self)
         if self._loops is not None:
             self._began = self._loops._backend.clock()
@@ -233,7 +233,7 @@ class Tracker:
         return found
 
     def stored(self, entry: Entry, state: Any, key: bytes, status: Any = None) -> None:
-        """Know what was stored; of what has ended, it is remembered for a good while (3)."""
+        """Record what was stored; of a task that has ended, for a good while (3)."""
         entry.state = state
         entry.status = key
         if state in _TERMINAL:

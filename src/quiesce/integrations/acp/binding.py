@@ -87,7 +87,7 @@ class Peer:
             self.end()
 
     def end(self) -> None:
-        """Tell those who wait for the peer's answers that there will be none."""
+        """Notify the callers that wait for the peer's answers that none will come."""
         self._ended = True
         self.respond(None)
         if self._store is not None:  # 0.8 does not do it by itself
@@ -96,7 +96,7 @@ class Peer:
     # From 0.12: a transport.
 
     async def receive(self) -> dict[str, Any] | None:
-        """Give the SDK the next response; None at the end, also if that is because we are to end."""
+        """Return the next response to the SDK; None at the end, also if the end is ours."""
         while not self._responses:
             self._wanted = asyncio.get_running_loop().create_future()
             try:
@@ -121,12 +121,12 @@ class Peer:
     # Before: a queue, a dispatcher and a sender; there is nothing to dispatch.
 
     def dispatcher(self, _queue: object, _supervisor: object, store: Any, *_runners: Any) -> Peer:
-        """Be the dispatcher."""
+        """Run as the dispatcher."""
         self._store = store
         return self
 
     def sender(self, _writer: object, _supervisor: object) -> Peer:
-        """Be the sender."""
+        """Run as the sender."""
         return self
 
     def start(self) -> None:

@@ -106,7 +106,7 @@ class Child(Described):
     _stops: ClassVar[bool] = True
 
     def __init__(self, node: Node, transport: Any, protocol: Any, program: object) -> None:
-        """Be a service of the session from this step on, until the process has exited."""
+        """Register as a service of the session from this step on, until the process has exited."""
         self._node = node
         self._transport = transport
         self._name = os.fsdecode(program) if isinstance(program, str | bytes) else str(program)

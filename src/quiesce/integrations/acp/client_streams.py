@@ -40,7 +40,7 @@ class LinePeer:
     """An agent that is sent, and sends, a message a line."""
 
     def __init__(self, *, receive_timeout: float | None, message_bytes_max: int) -> None:
-        """Know the limits.
+        """Set the limits.
 
         Args:
             receive_timeout: how many seconds the agent may be silent; None: for ever.

@@ -189,7 +189,7 @@ class Wire:
             raise self._loss() from error
 
     def _abandon(self, message: Message) -> None:
-        """Tell the agent that nobody waits for the answer any more."""
+        """Notify the agent that no caller waits for the answer any longer."""
         if "id" not in message or self._lost is not None:
             return
         self._tell({"method": CANCEL_REQUEST, "params": {"requestId": message["id"]}})
@@ -213,7 +213,7 @@ class Wire:
                 logger.debug("the agent could not be told of a cancelled request: %s", error)
 
     def stop(self, call: Call) -> None:
-        """Tell a caller that its request ends with the scope."""
+        """Notify a caller that its request ends with the scope."""
         self._interrupt(call, self._closed())
         self._end(call)
 
@@ -318,7 +318,7 @@ class Wire:
         await self._peer.close()
 
     def _observe(self, direction: StreamDirection, message: Message) -> None:
-        """Tell the observers; what they start is the connection's."""
+        """Notify the observers; what they start belongs to the connection."""
         assert self._witness is not None  # noqa: S101 - checked by whoever calls, for speed
         token = current.set(self._scope)
         try:

@@ -56,7 +56,7 @@ class MeshRequests(Requests):
     """What the peer has asked for, some of it as part of a cascade."""
 
     def __init__(self, scope: Scope, outbox: Outbox, witness: Witness | None, node: Node) -> None:
-        """Be as any, and handle edges as hops of this node."""
+        """Start as any other agent does, and handle edges as hops of this node."""
         super().__init__(scope, outbox, witness)
         self._mesh = node
         self._hops: dict[object, Hop] = {}  # by the request that has no answer so far

@@ -131,7 +131,7 @@ class MeshWire(Wire):
             del self._asked[number]
 
     def _withdraw(self, number: str) -> None:
-        """Tell the agent that nobody waits for the answer to a call."""
+        """Notify the agent that no caller waits for the answer to a call."""
         if self._lost is None:
             self._tell({"method": CANCEL_REQUEST, "params": {"requestId": number}})
 
@@ -180,7 +180,7 @@ def _strip(error: acp.RequestError) -> None:
 
 
 def _takes_part(result: object) -> bool:
-    """Tell what an agent has said in the handshake."""
+    """Return what an agent has said in the handshake."""
     capabilities = result.get("agentCapabilities") if isinstance(result, dict) else None
     meta = _meta(capabilities)
     return isinstance(meta, dict) and links.REQUEST_KEY in meta

@@ -185,7 +185,7 @@ class Outbox(Described):
         self._make_room()
 
     def _look(self) -> None:
-        """Give up if nothing was taken since the last look; until then look again."""
+        """Stop if nothing was taken since the last look; until then look again."""
         waiting = self._sending or self._queue
         if waiting and self._seen == self._batches:
             self._give_up()

@@ -23,20 +23,20 @@ class Witness:
     """What is told of the messages that do not pass through the SDK."""
 
     def __init__(self, observers: Sequence[Callable[[Any], Any]], store: Any) -> None:
-        """Tell these functions, and this store (before 0.12 of the SDK)."""
+        """Notify these functions, and this store (before 0.12 of the SDK)."""
         self._observers = list(observers)
         self._store = store
         self._records: dict[object, Any] = {}
 
     def incoming(self, message: dict[str, Any]) -> None:
-        """Tell of a request or a notification."""
+        """Notify of a request or a notification."""
         self.tell(INCOMING, message)
         if self._store is not None and "id" in message and message["id"].__hash__:
             params = message.get("params")
             self._records[message["id"]] = self._store.begin_incoming(message["method"], params)
 
     def outgoing(self, message: dict[str, Any]) -> None:
-        """Tell of an answer."""
+        """Notify of an answer."""
         self.tell(OUTGOING, message)
         record = self._records.pop(message["id"], None)
         if record is None:
@@ -47,7 +47,7 @@ class Witness:
             self._store.complete_incoming(record, message["result"])
 
     def tell(self, direction: StreamDirection, message: dict[str, Any]) -> None:
-        """Tell the functions of any message."""
+        """Notify the functions of any message."""
         event = StreamEvent(direction, copy.deepcopy(message))
         for observer in self._observers:
             try:

@@ -189,7 +189,7 @@ class Application:
         self.left_over(scope)
 
     def failed(self, job: Any, error: BaseException) -> None:
-        """Tell of a job whose failure nobody else hears of; in a drain it is in the report."""
+        """Log a job whose failure no caller receives; in a drain it is in the report."""
         logger.error("%s %s failed", job.kind, job.name, exc_info=error)
         if self._refusing:
             now = self.root._backend.clock()
@@ -329,7 +329,7 @@ class Application:
         self._told.open()
 
     def _stop_server(self, report: Report) -> None:
-        """Tell the server of the signal, now that the drain is over."""
+        """Pass the signal on to the server, now that the drain is over."""
         self._judge(report)
         if not self._signal.let_go():
             self.root.spawn(self._end_by_signal, name="end by the signal", service=True)
@@ -345,7 +345,7 @@ class Application:
         return [lost for at, lost in self._cut_by_server if at >= since]
 
     async def _hang_up(self) -> None:
-        """Tell the apps of WebSockets that it is over, before the deadline says so."""
+        """Send the apps of WebSockets their end, before the deadline does."""
         await anyio.sleep(self.settings.hang_up)
         for exchange in tuple(self.exchanges):
             exchange.hang_up()
@@ -359,7 +359,7 @@ class Application:
                 await self._vacant.wait()
 
     def tell(self, report: Report) -> None:
-        """Tell a report, and remember for the exit code whether anything was lost."""
+        """Write a report, and remember for the exit code whether anything was lost."""
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         self._judge(report)
 

@@ -308,7 +308,7 @@ class Exchange:
         return {"type": "websocket.disconnect", "code": GOING_AWAY, "reason": reason}
 
     def hang_up(self) -> None:
-        """Tell the app of a WebSocket that it is over, as if its client had left."""
+        """Send the app of a WebSocket its end, as if the client had left."""
         if self._is_websocket:
             self._hung_up = True
             for waiting in tuple(self._waiting) if self._accepted else ():

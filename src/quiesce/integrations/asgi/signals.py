@@ -78,7 +78,7 @@ class HeldSignal:
         self._on_signal()
 
     def let_go(self) -> bool:
-        """Tell the server to stop; False if it has no handler: then only its parent can tell it."""
+        """Notify the server that it is to stop; False if it has no handler: then only its parent can do so."""
         if not self.held:
             return True
         own = inspect.unwrap(self._before) if callable(self._before) else None
@@ -97,7 +97,7 @@ class HeldSignal:
         return True
 
     def end(self) -> None:
-        """Be ended by the signal, as one is that nobody handles."""
+        """End by the signal, as a process does that does not handle it."""
         self.give_back()
         signal.raise_signal(_SIGNAL)
 

@@ -390,5 +390,5 @@ class OwnedTransport:
             await self._connection.exit()
 
     def __getattr__(self, name: str) -> Any:
-        """Be like the transport in all else."""
+        """Return what the transport has under this name."""
         return getattr(self._inner, name)

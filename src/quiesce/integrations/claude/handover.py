@@ -55,7 +55,7 @@ class Sending:
             await self._inner.send(item)
 
     def __getattr__(self, name: str) -> Any:
-        """Be like anyio's in all else."""
+        """Return what anyio's stream has under this name."""
         return getattr(self._inner, name)
 
 
@@ -126,5 +126,5 @@ class Receiving:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Be like anyio's in all else."""
+        """Return what anyio's stream has under this name."""
         return getattr(self._inner, name)

@@ -61,7 +61,7 @@ class Task:
     """A job that looks like an asyncio task and like the SDK's own handle, as far as it asks."""
 
     def __init__(self, job: Job[Any] | None) -> None:
-        """Be the handle of a job; None: of one that was not started, as all is over."""
+        """Wrap the handle of a job; None stands for a job that was not started because the conversation is over."""
         self._job = job
 
     def cancel(self) -> None:
@@ -97,7 +97,7 @@ class TaskGroup:
     """A task group that may be entered and left by any task: its tasks are the scope's."""
 
     def __init__(self, conversation: Conversation) -> None:
-        """Be empty."""
+        """Start empty."""
         self._conversation = conversation
         self._tasks: set[Task] = set()
         self.cancel_scope: TaskGroup = self
@@ -183,7 +183,7 @@ class _Streams:
     """`anyio.create_memory_object_stream`, whose streams are closed along with the conversation."""
 
     def __getitem__(self, _: object) -> Self:
-        """Be the same for every type of item."""
+        """Return the same class for every type of item."""
         return self
 
     def __call__(self, *args: Any, **options: Any) -> Any:

@@ -70,7 +70,7 @@ class Connection:
     """A session of the SDK, what it runs on, and the calls that are in flight on it."""
 
     def __init__(self, name: str, on_lost: Callable[[Connection], None]) -> None:
-        """Be connected to nothing, so far."""
+        """Start without a connection."""
         self.name: str = name
         self.session: Any = None  # the SDK's
         self.greeting: Any = None
@@ -169,7 +169,7 @@ class Connection:
         return method
 
     def _abandon(self, call: Call, reason: str) -> None:
-        """Tell the server that nobody waits any more; in one step, so that nothing can stop it."""
+        """Notify the server that no caller waits any longer; in one step, so that nothing can stop it."""
         if call.request is None or call.told or self.lost:
             return
         call.told = True

@@ -149,7 +149,7 @@ class _Answer(RootModel[dict[str, Any]]):
 
 
 def _takes_part(greeting: Any) -> bool | None:
-    """Tell what a server has said in the handshake; None if that was none of the SDK's."""
+    """Return what a server has said in the handshake; None if the handshake was not the SDK's."""
     capabilities = getattr(greeting, "capabilities", None)
     if capabilities is None:
         return None

@@ -129,7 +129,7 @@ def _encoded(encoding: str, errors: str, item: Any) -> bytes:
 
 
 async def _let_exit(process: Process, seconds: float) -> None:
-    """Tell a server that its time has come, as the protocol wants it: by the end of its input."""
+    """End a server as the protocol wants it: by the end of its input."""
     if process.returncode is None:
         process.close_stdin()
         with anyio.move_on_after(seconds):
@@ -138,7 +138,7 @@ async def _let_exit(process: Process, seconds: float) -> None:
 
 @asynccontextmanager
 async def http_connection(server: HttpServer, on_lost: OnLost) -> AsyncIterator[Connection]:
-    """Be connected to a server over HTTP for as long as the context lasts."""
+    """Connect to a server over HTTP for as long as the context lasts."""
     connection = Connection(server.name, on_lost)
     node = current_scope()
     assert node is not None  # noqa: S101 - it is a context of one

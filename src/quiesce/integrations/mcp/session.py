@@ -68,7 +68,7 @@ class Session:
         restarts_max: int | None,
         handover: Handover | None = None,
     ) -> None:
-        """Be a session that connects when it is first used; `scope` is its own."""
+        """Start a session that connects when it is first used; `scope` is its own."""
         self._scope = scope
         self._server = server
         self._place = place
@@ -220,7 +220,7 @@ class Session:
         return self._histories._found.get(self.name, History())
 
     def _check_restarts(self) -> None:
-        """Give up on a server that has failed too often in a row."""
+        """Stop trying a server that has failed too often in a row."""
         history, now = self._history(), self._scope._backend.clock()
         if self._restarts_max is None or history.failures <= self._restarts_max:
             return

@@ -82,7 +82,7 @@ def place_of(stack: Sequence[sites.Frame]) -> str:
 
 
 def described(name: str, coroutine: object) -> str:
-    """Tell in one line where a task stands."""
+    """Return in one line where a task stands."""
     return f"{name} at {place_of(stack_of(coroutine))}"
 
 

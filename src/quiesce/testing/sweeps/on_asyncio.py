@@ -218,7 +218,7 @@ class AsyncioRun:
             self._wait(_PARTS)
 
     def _wait(self, parts: int) -> None:
-        """Give up after so many parts of the time, and not at once when a machine was held up for all of it."""
+        """Stop after so many parts of the time, and not at once when the machine was held up for all of it."""
         if parts:
             self._loop.call_later(self._settings.hang_seconds / _PARTS, self._wait, parts - 1)
         else:

@@ -251,7 +251,7 @@ class TrioRun(trio.abc.Instrument):
 
 
 def _is_suspended(task: trio.lowlevel.Task) -> bool:
-    """Tell a step that ends in an await from the last one; what is no native coroutine has none."""
+    """Return whether a step ends in an await; what is not a native coroutine has none."""
     return getattr(task.coro, "cr_frame", task) is not None
 
 

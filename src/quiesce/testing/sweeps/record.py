@@ -132,7 +132,7 @@ def _name(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Tell what was raised, and what it comes from."""
+    """Return what was raised, and its cause."""
     cause = error.__cause__
     return repr(error) if cause is None else f"{error!r} from {cause!r}"
 

@@ -44,7 +44,7 @@ class SweepFailure:
         return frozenset(fault.kind for fault in self.faults)
 
     def __str__(self) -> str:
-        """Tell where it was cancelled, and what came of it."""
+        """Return where the task was cancelled, and what came of it."""
         return "\n".join([*self._where_lines(), *(f"  {fault.text}" for fault in self.faults)])
 
     def _where_lines(self) -> Iterator[str]:

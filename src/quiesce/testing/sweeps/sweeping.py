@@ -238,7 +238,7 @@ class Sweeping:
 
 
 def _is_outcome(error: BaseException) -> bool:
-    """Tell pytest.skip() and the like: they say what becomes of the test, which is no failure."""
+    """Return whether an exception is that of `pytest.skip()` and the like, which is not a failure."""
     pytest = sys.modules.get("_pytest.outcomes")
     return pytest is not None and isinstance(error, pytest.OutcomeException)
 
