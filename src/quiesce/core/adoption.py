@@ -176,7 +176,7 @@ class Entrance:
     def _make_foreign(
         self, make: Callable[..., Task[Any]], adopter: Node, coro: Any, options: dict[str, Any]
     ) -> Task[Any]:
-        """Have somebody else's factory make the task; the hold is there first (invariant 1).
+        """Make the task by another library's factory; the hold is there first (invariant 1).
 
         An eager factory runs the task's first step right here: see `ForeignTask.begin`.
         """

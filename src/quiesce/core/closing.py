@@ -104,7 +104,7 @@ class Closing:
         self.bell.ring()
 
     def start(self) -> None:
-        """Have a task of its own carry it out (invariant 5), unless there is nothing to do."""
+        """Start a task of its own that carries it out (invariant 5), unless there is nothing to do."""
         scope = self._scope
         closers = scope._closers or scope._quiet
         if not (self._something_left() or closers or scope._context is not None):
@@ -231,7 +231,7 @@ class Closing:
             await self.bell.wait(None)  # bounded: each of them has the same deadline as we
 
     async def _leave(self, context: contexts.Context[object]) -> None:
-        """Have the context that this scope was made for leave, before what it started ends."""
+        """Leave the context that this scope was made for, before what it started ends."""
         context.ask_to_exit(self._scope._reason)
         scope = self._scope
         while context.host in scope._services and scope._backend.clock() < self.join_by:

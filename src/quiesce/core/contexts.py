@@ -61,7 +61,7 @@ class Context(Generic[T]):
         return thing is self._manager or (self.entered and thing is self.value)
 
     def ask_to_exit(self, reason: BaseException | None) -> None:
-        """Have the host leave the context, with `reason` as the exception that ends it."""
+        """Ask the host to leave the context, with `reason` as the exception that ends it."""
         if not self._ask.is_open:
             self._reason = reason
             self._ask.open()

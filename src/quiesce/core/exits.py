@@ -21,7 +21,7 @@ _lost = False
 
 
 def lost() -> None:
-    """Have this process exit with 1."""
+    """Make this process exit with 1."""
     global _lost  # noqa: PLW0603 - a process has one exit code
     _lost = True
 

@@ -44,7 +44,7 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
 
 
 def apply_later(scope: Scope, held: Any, error: BaseException) -> bool:
-    """Have the scope's own function called with what the collector has found; False if it cannot be.
+    """Call the scope's own function with what the collector has found; return False if that cannot be done.
 
     The collector chooses neither the thread nor the step, which may be in the middle of a change of
     ours: so the function is called in the loop's next turn, or by the closing if that is earlier.

@@ -249,7 +249,7 @@ class LightScope(Scope):
         on_stop: Callable[[], object] | None = None,
         code: CodeType | None = None,
     ) -> Stay:
-        """Have the running task work in this scope, as its current one, until `Stay.end()`.
+        """Make this scope the current one of the running task, until `Stay.end()`.
 
         Args:
             kind: What the work is called, in one word.
@@ -367,7 +367,7 @@ class LightScope(Scope):
     # Another tree.
 
     def held_by(self, outer: Node) -> None:
-        """Have a scope of another tree hold this one until it is closed.
+        """Hold this scope in a scope of another tree until it is closed.
 
         If that one is closed, what is in flight here is cancelled along with its own work; if it hands
         over what it holds, this goes along.

@@ -209,7 +209,7 @@ class Node(Described):
             self._closing.bell.ring()
 
     def _ring_all(self) -> None:
-        """Have those look who drain, here or above: what they wait for may be given up."""
+        """Wake the closing tasks of this scope and of its ancestors, so that they check again what they wait for."""
         node: Node | None = self
         while node is not None:
             node._ring()

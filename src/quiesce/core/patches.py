@@ -78,7 +78,7 @@ def _passing(made: Any, original: Any, active: list[bool]) -> Any:
 
 
 def _keep_kind(new: Any, original: Any) -> None:
-    """Have `iscoroutinefunction` say the same of a replacement as of the original, where Python has a way to say it.
+    """Mark a replacement as the coroutine function that its original is, where Python has a way to say it.
 
     Before 3.12 only `asyncio.iscoroutinefunction` can be told.
     """

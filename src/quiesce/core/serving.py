@@ -38,7 +38,7 @@ class ServerDrain(Protocol):
         """The signals that the server hears of at once: then it waits for its open requests."""
 
     def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
-        """Have `drain(grace, cleanup)` called in the drain, with its report as part of the whole.
+        """Register `drain(grace, cleanup)`: the drain calls it, and its report is part of the whole.
 
         It may be called again with a shorter time, which then counts. What `scope` has in flight is counted
         when the drain begins.

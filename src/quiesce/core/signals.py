@@ -31,7 +31,7 @@ def heard(
     *,
     sets_exit_code: bool = False,
 ) -> Iterator[None]:
-    """Have `call` called when the process is told to end; the signal's own handler hears of it as well.
+    """Call `call` when the process is told to end; the signal's own handler is called as well.
 
     Nothing is heard of a signal without a handler, nor outside of the main thread, which alone has signals.
 
@@ -59,7 +59,7 @@ def heard(
 
 
 def pass_on(handler: Any) -> None:
-    """Have those hear of a signal who would have heard it, by a handler in whose place another was put."""
+    """Notify the listeners of a replaced signal handler."""
     if isinstance(handler, _Handler):
         handler.tell()
 
@@ -86,14 +86,14 @@ class _Handler:
             self.__wrapped__(number, frame)
 
     def pay(self) -> None:
-        """Have the server's own handler see a signal that stopped it, unless the exit code has to tell of a loss."""
+        """Pass a signal that stopped the server on to its own handler, unless the exit code has to tell of a loss."""
         if self._is_owed and not any(entry[2] for entry in self.entries):
             self._is_owed = False
             if not exits.is_lost():
                 self.__wrapped__(self._number, None)
 
     def tell(self) -> None:
-        """Have all who hear it hear it."""
+        """Notify all listeners."""
         for post, call, _ in self.entries:
             post(call)
 

@@ -68,7 +68,7 @@ class NotAccepted(EdgeRefused):
 
 
 def check(node: Node, scope: MutableMapping[str, Any], header: bytes | None = None) -> None:
-    """Have the node's `accept` look at a request, if it has one; `header` is that of a message.
+    """Check a request with the node's `accept`, if it has one; `header` is that of a message.
 
     *Raises*: `NotAccepted`; `RemoteProtocolError` if the header is not of the protocol.
     """

@@ -301,7 +301,7 @@ class _Exchange(Visit):
 
 
 def leaving(node: Node, scope: Message, send: Send) -> Send:
-    """Have the connection be closed after the response, if the server was told to end.
+    """Return a `send` that closes the connection after the response, if the server was told to end.
 
     It tells those connections that it has by then. On one that was made in that moment it would wait for another
     request, for as long as clients may be silent.

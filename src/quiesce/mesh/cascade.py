@@ -100,12 +100,12 @@ class Cascade:
             self._gate.open()
 
     def __del__(self) -> None:
-        """Have the node know that nobody asks any more, in its event loop: this may be any thread."""
+        """Notify the node in its event loop that no code asks any longer: this may be any thread."""
         if self._receipt is not None and self._record is not None and not self._is_told:
             self._node._hops_scope._backend.post(self._node._dropped, self._record)
 
     def _wait_again(self) -> None:
-        """Have its end be waited for, after its node could not write for a while."""
+        """Reset the gate, so that callers wait for the end again after the node could not write for a while."""
         if self._receipt is None and self._gate is not None and self._gate.is_open:
             self._gate = Gate(self._node._hops_scope._backend)
 

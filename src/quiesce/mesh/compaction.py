@@ -132,7 +132,7 @@ class Compaction:
     # Its course.
 
     async def run(self) -> None:
-        """Have the journal be smaller.
+        """Make the journal smaller.
 
         *Cancel safety*: the journal is as before then, and nothing is left of the draft.
 
@@ -225,7 +225,7 @@ class Tidying:
         return is_due
 
     async def run(self) -> None:
-        """Have a smaller journal; if that cannot be, this one goes on until it has grown.
+        """Make the journal smaller; if that cannot be done, the journal goes on until it has grown.
 
         *Cancel safety*: as that of `Compaction.run()`.
         """

@@ -136,13 +136,13 @@ class _Errands(Generic[T]):
         return self._rounds.get(edge)
 
     def remove(self, edge: bytes) -> None:
-        """Have no errand for an edge."""
+        """Remove the errand of an edge."""
         found = self._rounds.pop(edge, None)
         if found is not None:
             del found.errands[edge]
 
     def put(self, edge: bytes, errand: T, into: _Round[T]) -> None:
-        """Have an errand for an edge, in place of the one before."""
+        """Set the errand of an edge, in place of the one before."""
         found = self._rounds.get(edge)
         if found is not None:
             del found.errands[edge]
@@ -150,7 +150,7 @@ class _Errands(Generic[T]):
         into.errands[edge] = errand
 
     def add(self, edge: bytes, errand: T, wait: float, now: float) -> None:
-        """Have an errand for an edge after a while, with others of that time."""
+        """Set an errand of an edge for later, with others of that time."""
         into = self._joined.get(wait)
         if into is None or into.is_out or now + wait - into.at > wait * _EARLY:
             into = self._joined[wait] = self.new(now + wait, now, 0)
@@ -158,14 +158,14 @@ class _Errands(Generic[T]):
         self.put(edge, errand, into)
 
     def hurry(self, edge: bytes, errand: T, before: _Round[T], now: float) -> None:
-        """Have the errand of an edge due now, with others of its round that are to hurry."""
+        """Set the errand of an edge to be due now, with others of its round that are to hurry."""
         into = before.hurried
         if into is None or into.is_out:
             into = before.hurried = self.new(now, before.heard, before.attempts)
         self.put(edge, errand, into)
 
     def hasten(self, to: str, at: float, *, is_node: bool = True) -> bool:
-        """Have what failed for a node due at a time, at the latest; tells whether anything is earlier.
+        """Set what failed for a node to be due at a time, at the latest; return whether anything is earlier.
 
         It has failed all the same: so nobody has more time than before, to be heard of.
         """
@@ -204,7 +204,7 @@ class _Errands(Generic[T]):
         return made
 
     def _pop(self) -> _Round[T]:
-        """Have the first round be out: nobody joins it any more."""
+        """Send the first round: no errand joins it any longer."""
         _, _, first = heapq.heappop(self._heap)
         first.is_out = True
         if first.to is not None and first in (waiting := self.failing.get(first.to, {})):
@@ -253,7 +253,7 @@ class Courier:
     def __init__(
         self, patience: Patience, jitter: Callable[[], float], give_up: Callable[[bytes, str], None]
     ) -> None:
-        """Have nothing to do yet.
+        """Start with nothing to do.
 
         Args:
             patience: how often, and for how long.

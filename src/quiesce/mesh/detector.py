@@ -417,7 +417,7 @@ class Detector(Knowledge):
     # Cancelling.
 
     def cancel(self, hop: Hop) -> None:
-        """Have a hop end, and all that was handed on from it; it settles as it would anyway."""
+        """Cancel a hop, and all that was handed on from it; it settles as it would anyway."""
         if hop.is_cancelled or hop.receipt is not None:
             return
         hop.is_cancelled = True

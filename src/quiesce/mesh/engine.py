@@ -142,7 +142,7 @@ class Engine:
         self._absorb(now)
 
     def cancel(self, hop: Hop, now: float) -> None:
-        """Have a hop end, and all that was handed on from it."""
+        """Cancel a hop, and all that was handed on from it."""
         self.detector.cancel(hop)
         self._absorb(now)
 

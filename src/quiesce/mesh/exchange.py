@@ -427,7 +427,7 @@ class Exchange:
             self.end_polls()
 
     def end_polls(self) -> None:
-        """Have all questions be looked at."""
+        """Wake all questions, to be looked at again."""
         for waiters in list(self._polls.values()):
             for waiter in waiters:
                 if not waiter.done():

@@ -269,7 +269,7 @@ class Hop(LightScope):
         return self.is_cancelled and isinstance(self._holds.get(waiter), Followed)
 
     def _spare_services(self) -> None:
-        """Have the node go on with the services, as it does after any other end."""
+        """Move the services to the node, as any other end does."""
         parent = self._parent
         assert parent is not None  # noqa: S101 - it is never a root
         for key, held in self._services.items():
@@ -407,7 +407,7 @@ def _has_closers(node: Tree) -> bool:
 
 
 def failed(job: Any, error: BaseException) -> None:
-    """Have the hop of a job that failed know of it."""
+    """Record in the hop of a job that the job failed."""
     node: Tree | None = job._node
     while node is not None and not isinstance(node, Hop):
         node = node._parent

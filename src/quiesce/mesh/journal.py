@@ -242,7 +242,7 @@ class Journal:
         return draft
 
     def drop_draft(self) -> None:
-        """Have no draft, and nothing left of it."""
+        """Drop the draft, and delete its file."""
         if self._draft is not None:
             self._draft.drop()
 
@@ -295,11 +295,11 @@ class Draft:
     # In the event loop.
 
     def add(self, records: Iterable[Record]) -> None:
-        """Have these records, too; they are made lines at once, and written later."""
+        """Add these records; they become lines at once, and are written later."""
         self._lines.append(lines_of(records))
 
     def follow(self, records: Iterable[Record]) -> None:
-        """Have what the journal has been given in this step, as far as it is wanted."""
+        """Add what the journal was given in this step, as far as it is wanted."""
         self.add(self._follow(records))
 
     @property

@@ -88,7 +88,7 @@ class Keeping:
     def __init__(
         self, journal: Journal, engine: Engine, mode: str, random: Callable[[int], bytes]
     ) -> None:
-        """Have nothing open yet."""
+        """Start with nothing open."""
         self._journal = journal
         self._engine = engine
         self._name = engine.detector.name

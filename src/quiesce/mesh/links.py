@@ -54,14 +54,14 @@ class Links:
     """Calls nodes over connections, and all others by another transport: HTTP, by default."""
 
     def __init__(self, inner: Transport | None, make: Callable[[], Transport]) -> None:
-        """Have no connection yet; `make` gives the transport, when it is needed, if there is none."""
+        """Start without a connection; `make` returns the transport when it is needed, if there is none."""
         self._inner = inner
         self._make = make
         self._made: Transport | None = None
         self._links: dict[str, Link] = {}
 
     def attach(self, link: Link) -> None:
-        """Have a link be found by its address (2).
+        """Register a link at its address (2).
 
         *Raises*: `UsageError` if another one is.
         """
@@ -71,7 +71,7 @@ class Links:
         self._links[link.address] = link
 
     def detach(self, link: Link) -> None:
-        """Have a link not be found any more."""
+        """Remove a link from its address."""
         if self._links.get(link.address) is link:
             del self._links[link.address]
 
@@ -119,7 +119,7 @@ class Link:
         address: str | None,
         ask: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> None:
-        """Have it be found."""
+        """Register the link with the node."""
         check_node(node)
         node._opened()
         self._node = node
@@ -183,7 +183,7 @@ class Link:
     # Calls.
 
     async def call(self, path: str, body: bytes) -> bytes:
-        """Have the agent answer a call.
+        """Send a call to the agent, and return its answer.
 
         *Cancel safety*: may be cancelled at any time.
 

@@ -150,6 +150,6 @@ class Taken(Part):
     __slots__ = ()
 
     def __del__(self) -> None:
-        """Have the hop know, in its event loop: this may be any thread."""
+        """Notify the hop in its event loop: this may be any thread."""
         if self._visit is None or not self._visit.released:
             self._hop._backend.post(self._hop._drop)

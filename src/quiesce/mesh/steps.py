@@ -318,7 +318,7 @@ class Steps:
         self._commit()
 
     def _tidy(self) -> None:
-        """Have a smaller journal made, if it has grown; not at the end, which would wait for it."""
+        """Start to make the journal smaller, if it has grown; not at the end, which would wait for it."""
         keeping = self._keeping
         if keeping is not None and not self._exchange.is_ending and keeping.tidying.is_due():
             self._exchange.service("compaction", keeping.tidying.run)

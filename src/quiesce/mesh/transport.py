@@ -78,7 +78,7 @@ class Memory:
         self._nodes: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
 
     def join(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
-        """Have a node be found at an address.
+        """Register a node at an address.
 
         *Raises*: `UsageError` if another one is.
         """
@@ -87,12 +87,12 @@ class Memory:
             raise UsageError(message)
 
     def leave(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
-        """Have a node not be found any more."""
+        """Remove a node from its address."""
         if self._nodes.get(url) == serve:
             del self._nodes[url]
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Have another node answer."""
+        """Send a call to another node, and return its answer."""
         serve = self._nodes.get(to)
         if serve is None:
             message = f"no node is at {to}"

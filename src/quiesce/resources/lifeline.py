@@ -141,7 +141,7 @@ class Watcher:
         self._failed = False
 
     def prepare(self) -> None:
-        """Have it run, before a fork: the mark is enough for it if this program is killed then."""
+        """Start it before a fork: the mark is enough for it if this program is killed then."""
         try:
             if self.table is None:
                 self.table = Table()
@@ -153,7 +153,7 @@ class Watcher:
             self._failed = True
 
     def add(self, group: int) -> str:
-        """Have it end a group; tells by which means."""
+        """Watch a group, to end it with this program; return by which means."""
         if self.table is None or self._pid is None:
             return "none"
         entered = self.table.add(group)
@@ -161,12 +161,12 @@ class Watcher:
         return " and ".join(means) or "none"
 
     def remove(self, group: int) -> None:
-        """Have it forget a group, before its number may be another's."""
+        """Forget a group, before its number may be another's."""
         if self.table is not None:
             self.table.remove(group)
 
     def forget_everything(self) -> None:
-        """Have nothing to do with the parent's watcher: in a fork of this program."""
+        """Drop the parent's watcher: in a fork of this program."""
         if self._pipe is not None:
             os.close(self._pipe)
         if self.table is not None:
@@ -329,7 +329,7 @@ def mark(environment: dict[str, str]) -> None:
 
 
 def guard(pid: int) -> str:
-    """Have the group of a process ended if this program ends; tells by which means."""
+    """Watch the group of a process, to end it if this program ends; return by which means."""
     return watcher.add(pid)
 
 

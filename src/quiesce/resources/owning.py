@@ -109,7 +109,7 @@ class OwnedProcess(Described):
     # Stopping.
 
     def _ask(self, who: str, grace: float) -> None:
-        """Have the owner stop it, or do so sooner. In one step; the owner does the rest."""
+        """Ask the owner to stop it, or to do so sooner. In one step; the owner does the rest."""
         if self._gone.is_open:
             return
         self._asked = self._asked or who
@@ -120,7 +120,7 @@ class OwnedProcess(Described):
     # The owner.
 
     def _begin(self, sink: Sink | None) -> None:
-        """Have an owner see to it, in the step of the fork."""
+        """Start an owner for it, in the step of the fork."""
         child, backend = self._child, self._backend
         self._lifeline = lifeline.guard(child.pid)
         self._outputs.begin(sink)

@@ -347,7 +347,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
             wanted -= 1
 
     def _finish(self, slot: Slot[R], error: Callable[[], BaseException] | None = None) -> None:
-        """Have a runner end, with its grace."""
+        """End a runner, with its grace."""
         self._retire(slot, error)
         slot.end(self._grace)
 

@@ -147,7 +147,7 @@ def check_shared(program: Program) -> None:
 async def runner_of(
     factory: Program | Callable[[Any], Any], key: object, scope: Scope, grace: float
 ) -> Any:
-    """Have the runner of a key started, by whatever a pool was given for that.
+    """Start the runner of a key, by whatever a pool was given for that.
 
     What the factory gives decides, not what it is: it may be any callable.
     """

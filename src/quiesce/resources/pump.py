@@ -194,7 +194,7 @@ class Pump(Described, Generic[T]):
         return StopAsyncIteration()
 
     def wake(self) -> None:
-        """Have the pump see to its queue."""
+        """Wake the pump, to see to its queue."""
         if get_ident() != self._thread:
             self.check_here()  # before anything was taken
         self._wake_from = 0
@@ -231,7 +231,7 @@ class Pump(Described, Generic[T]):
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Have the pump see that it is to close."""
+        """Wake the pump, to see that it is to close."""
         if self._parked is not None:
             self.wake()
         elif self._task is not None and self._job not in self._node._closers:

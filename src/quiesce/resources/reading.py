@@ -27,12 +27,12 @@ class Grip:
         self.holding: bool = False
 
     def take(self) -> None:
-        """Have something in hand."""
+        """Record that the reader has an item in hand."""
         self.holding = True
         self.lane._in_hand[self] = self.lane._task_of()
 
     def put_down(self) -> None:
-        """Have handled it."""
+        """Record that what was in hand is handled."""
         if self.holding:
             self.holding = False
             lane = self.lane
@@ -70,7 +70,7 @@ class Reader(Generic[T]):
         return item
 
     async def _come_back(self) -> None:
-        """Have handled what was in hand, and wait for more, which is in hand from then on."""
+        """Record that what was in hand is handled, and wait for more, which is in hand from then on."""
         lane = self._lane
         if lane._task_of() not in lane._readers:
             lane._meet()

@@ -141,13 +141,13 @@ class Slot(Generic[R]):
     # What the pool tells it; in one step.
 
     def begin(self) -> None:
-        """Have it start: there is room, and it is time."""
+        """Start it: there is room, and it is time."""
         self.stage = Stage.STARTING
         self.has_room = True
         self._wake()
 
     def end(self, grace: float) -> None:
-        """Have it end, wherever it is; or sooner, if it is being stopped already."""
+        """End it, wherever it is; or sooner, if it is being stopped already."""
         clock = self._node._backend.clock
         kill_at = clock() + grace
         was, self.stage = self.stage, Stage.STOPPING

@@ -241,7 +241,7 @@ class Stream(Generic[T]):
         await self.aclose()
 
     def __del__(self) -> None:
-        """Have it closed: nobody can read it any more.
+        """Close it: no code can read it any longer.
 
         It may be collected in any thread, and in the middle of anything, so this only posts.
         """

@@ -129,7 +129,7 @@ class Life:
             raise UsageError(message)
 
     async def stop(self) -> None:
-        """Have the app end; it is cancelled if it takes long."""
+        """End the app; it is cancelled if it takes long."""
         self._told_to_end.set()
         if self._scope is not None:
             await self._scope.drain(4 * _CLEANUP_SECONDS, cleanup=_CLEANUP_SECONDS)

@@ -186,7 +186,7 @@ class Census:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have nothing to do with what is started in this block: somebody else will end it."""
+        """Ignore what is started in this block: other code will end it."""
         begin = watch.now()
         before = self._present()
         files_before = set(watch.socket_files)

@@ -234,7 +234,7 @@ class Detectors:
         self._threads: dict[int, set[int]] = {}  # by thread: its open hops
 
     def install(self) -> None:
-        """Have them look."""
+        """Start the detectors."""
         if not self._is_audited:
             sys.addaudithook(_audit)
             self._is_audited = True

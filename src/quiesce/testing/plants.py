@@ -109,12 +109,12 @@ class Planted(ABC):
         """Put it into the event loop, owned by nobody."""
 
     def let_go(self) -> None:
-        """Have it end, in this step or soon, whatever it has to swallow for that."""
+        """End it, in this step or soon, whatever it has to swallow for that."""
         self._release.set()
 
     @abstractmethod
     async def remove(self) -> None:
-        """Have it end, and wait until it has."""
+        """End it, and wait until it has ended."""
 
     # For the kinds.
 

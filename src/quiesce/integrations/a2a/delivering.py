@@ -64,7 +64,7 @@ class Slots:
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncIterator[None]:
-        """Have one, for a receiver."""
+        """Wait for a free place of a receiver, and for one of all, and hold both inside of the block."""
         own = self._each.get(name)
         if own is None:
             own = self._each[name] = asyncio.Semaphore(self._part)

@@ -253,7 +253,7 @@ class _Message:
         return client._begin(self, request, options, hop)
 
     def take_edge(self, hop: Hop, to: str) -> str:
-        """Have an edge, or another one (5); gives what it is sent with."""
+        """Begin an edge, or another one (5); return what it is sent with."""
         if self._handing is not None:
             _under_way.pop(self._handing._header, None)
         self._hop, self._departure = hop, Departure()

@@ -321,7 +321,7 @@ class HopExecutor:
 
 
 def _bind(hop: Hop, scope: Scope) -> None:
-    """Have the scope of what executors start hold a hop in which something was left running."""
+    """Hold a hop in which something was left running, in the scope of what executors start."""
     plain = (held for held in list(hop._holds.values()) if type(held) is not Hold)
     left = [held for held in plain if not isinstance(held, Stay)]
     if left and not hop._ended:

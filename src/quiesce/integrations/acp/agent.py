@@ -267,7 +267,7 @@ class AgentSession:
             self._end()
 
     async def _respond(self, connection: Any) -> None:
-        """Have the SDK take in the responses."""
+        """Pass the responses to the SDK."""
         try:
             await connection.listen()
         except Exception as error:  # noqa: BLE001 - it is raised by run()

@@ -160,10 +160,10 @@ class _Nowhere(asyncio.StreamWriter):
     """A writer that nobody writes to, for an SDK that wants a writer."""
 
     def __init__(self) -> None:
-        """Have no transport."""
+        """Start without a transport."""
 
     def __del__(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def connect(agent: Any, peer: Peer, options: dict[str, Any]) -> tuple[Any, Router]:

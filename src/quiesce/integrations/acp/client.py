@@ -194,7 +194,7 @@ def _message_peer(transport: Any) -> Peer:
 
 @contextmanager
 def _inside(scope: Scope) -> Iterator[None]:
-    """Have the tasks that are started in the block belong to the scope."""
+    """Make a scope the current one inside of the block, so that tasks of the block belong to it."""
     token = current.set(scope)
     try:
         yield

@@ -226,7 +226,7 @@ class Wire:
                     self._interrupt(call, self._loss())
 
     def _interrupt(self, call: Call, error: Exception) -> None:
-        """Have a caller raise `error`, unless its answer is on the way to it."""
+        """Raise `error` in a caller, unless its answer is on the way to it."""
         if call.answer.done():
             return
         call.answer.set_exception(error)

@@ -72,7 +72,7 @@ class MeshRequests(Requests):
                 call.cancel()
 
     def take(self, message: dict[str, Any]) -> bool:
-        """Have a message handled; see `Requests`."""
+        """Start to handle a message; see `Requests`."""
         method = message.get("method")
         if method == _CANCEL_METHOD:
             self._cancel_call(message.get("params"))

@@ -107,7 +107,7 @@ class MeshWire(Wire):
     # Calls (2).
 
     async def _ask(self, method: str, body: dict[str, Any]) -> Any:
-        """Have the agent answer a call.
+        """Send a call to the agent, and return its answer.
 
         *Cancel safety*: may be cancelled at any time; the agent is told of it.
         """
@@ -173,7 +173,7 @@ def _meta(found: object) -> object:
 
 
 def _strip(error: acp.RequestError) -> None:
-    """Have the caller see the error as the agent has raised it."""
+    """Remove our metadata from an error, so that the caller sees it as the agent raised it."""
     data = links.without_meta(error.data, links.RESPONSE_KEY)
     if data is not error.data:
         error.data = data or None

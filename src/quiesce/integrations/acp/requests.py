@@ -90,11 +90,11 @@ class Requests:
         self._clock = scope._backend.clock
 
     def serve(self, router: Router) -> None:
-        """Have requests handled by this router of the SDK."""
+        """Set the router of the SDK that handles requests."""
         self._router = router
 
     def take(self, message: dict[str, Any]) -> bool:
-        """Have a message handled; False if it is a response, which is the SDK's to handle."""
+        """Start to handle a message; return False if it is a response, which the SDK handles."""
         method = message.get("method")
         if method is None:
             return False
@@ -177,7 +177,7 @@ class Requests:
             logger.exception("the handler of %s failed", method)
 
     def _route(self, method: str, params: Any, *, notified: bool) -> Awaitable[Any]:
-        """Have the SDK's router call the agent."""
+        """Call the agent by the SDK's router."""
         assert self._router is not None  # noqa: S101 - nothing is read before
         if _TRACED:
             return _traced(self._router, method, params, notified=notified)
@@ -214,7 +214,7 @@ def _ended(task: Incoming) -> None:
 
 
 async def _traced(router: Router, method: str, params: Any, *, notified: bool) -> Any:
-    """Have the SDK's telemetry see it."""
+    """Call the router inside of a span of the SDK's telemetry."""
     what = "acp.notification" if notified else "acp.request"
     with telemetry.span_context(what, attributes={"method": method}):
         return await router(method, params, notified)

@@ -109,7 +109,7 @@ class Exchange:
         return self._service
 
     async def run(self) -> None:
-        """Have the app handle it.
+        """Call the app with the request.
 
         *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
 
@@ -150,7 +150,7 @@ class Exchange:
                 app.left(self)
 
     def _be_held(self) -> None:
-        """Have the scope that the request is in, if it is in one, wait for all that it starts."""
+        """Hold all that the request starts in the scope that the request is in, if it is in one."""
         self._outer = outer = self._app.outer()
         if outer is not None:
             try:

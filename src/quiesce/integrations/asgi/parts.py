@@ -42,7 +42,7 @@ class Parts:
         return bool(self._drains)
 
     def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
-        """Have something drain itself when the app is drained."""
+        """Register something that drains itself when the app is drained."""
         self._drains[name if name not in self._drains else f"{name} {len(self._drains)}"] = drain
         if scope is not None:
             self._scopes.append((f"{name} task", scope))
@@ -69,7 +69,7 @@ class Parts:
         return found
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
-        """Have all of them drain themselves at the same time, and keep their reports."""
+        """Drain all of them at the same time, and keep their reports."""
         jobs = {
             name: root.spawn(_drained, drain, grace, cleanup, name=f"drain of {name}", service=True)
             for name, drain in self._drains.items()

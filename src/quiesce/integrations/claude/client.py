@@ -159,7 +159,7 @@ class ClaudeSDKClient:
         await self.disconnect()
 
     def __del__(self) -> None:
-        """Have it disconnected: nobody can use it any more.
+        """Disconnect: no code refers to it any longer.
 
         It may be collected in any thread, and in the middle of anything, so this only posts.
         """

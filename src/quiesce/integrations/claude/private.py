@@ -278,7 +278,7 @@ def install() -> None:
 
 
 def _own_tasks(transport: Any, protocol: Any) -> None:
-    """Have the SDK's tasks started by the conversation, where its scope cannot adopt them."""
+    """Start the SDK's tasks in the conversation, where its scope cannot adopt them."""
     if hasattr(protocol, "spawn_detached"):
         for module in (transport, protocol, *map(_optional, _SPAWNING)):
             if hasattr(module, "spawn_detached"):
@@ -295,7 +295,7 @@ def _enters_a_group(query: Any) -> bool:
 
 
 def _own_transport(transport: Any) -> None:
-    """Have the SDK's transport connected and closed by a task of the conversation."""
+    """Connect and close the SDK's transport in a task of the conversation."""
     for name in ("connect", "close", "read_messages"):
         _has(transport, name)
     bare_connect, bare_close, bare_read = (

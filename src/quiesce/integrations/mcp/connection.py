@@ -33,7 +33,7 @@ class Call:
     __slots__ = ("cancel_scope", "cut", "label", "lost", "request", "told")
 
     def __init__(self, label: str) -> None:
-        """Have nothing sent so far."""
+        """Start with nothing sent."""
         self.label: str = label
         self.cancel_scope: anyio.CancelScope = anyio.CancelScope()
         self.request: Any = None  # the id of the last request that was sent for it
@@ -96,7 +96,7 @@ class Connection:
     # Coming and going.
 
     async def shake_hands(self, handshake: Callable[[Any], Awaitable[Any]], within: float) -> None:
-        """Have the session initialized.
+        """Initialize the session.
 
         *Raises*: `NotReady` at the deadline; `ServerLost` if the server is gone before; what the
         handshake raises.

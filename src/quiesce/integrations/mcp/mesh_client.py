@@ -122,7 +122,7 @@ class _Asking:
         self._connection = connection
 
     async def __call__(self, method: str, body: dict[str, Any]) -> Any:
-        """Have the server answer a call.
+        """Send a call to the server, and return its answer.
 
         *Cancel safety*: may be cancelled at any time.
         """

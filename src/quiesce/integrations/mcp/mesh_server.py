@@ -55,7 +55,7 @@ _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
 def take_part(server: Any, node: Node) -> None:
-    """Have a server take part in a mesh: tool calls that hand over an edge are hops of the node.
+    """Make a server part of a mesh: tool calls that hand over an edge are hops of the node.
 
     The node has to be open while the server runs. It is yours to open, and to close after the server.
 
@@ -91,7 +91,7 @@ class _Edge:
         self._header = header
 
     async def run(self, handle: Callable[[], Awaitable[Any]]) -> tuple[Any, str | None]:
-        """Have it handled as a hop; gives the result, and what the answer has to say of the edge.
+        """Handle it as a hop; return the result, and what the answer has to say of the edge.
 
         *Raises*: what the handler does, and the SDK's own error for what is refused; an error of the
         SDK says how the edge stands.

@@ -131,7 +131,7 @@ class Writing:
     """What the session writes: the SDK's `WriteStream`, before which somebody sees each message."""
 
     def __init__(self, send: Callable[[Any], Any], close: Callable[[], Any]) -> None:
-        """Have an async function send, and another close."""
+        """Wrap an async function that sends, and another that closes."""
         self._send = send
         self._close = close
 

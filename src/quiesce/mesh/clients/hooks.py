@@ -82,7 +82,7 @@ class Hooks:
         return None
 
     def _listen(self, name: str, loader: Any) -> None:
-        """Have a loader tell when it has loaded a module: each module has its own."""
+        """Watch a loader, to hear when it has loaded a module: each module has its own."""
         load = getattr(loader, "exec_module", None)
         if load is None:
             return

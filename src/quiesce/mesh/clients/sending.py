@@ -116,7 +116,7 @@ class Sending:
 
 
 def notice(hop: Hop, route: str = "") -> None:
-    """Have a hop record that something leaves it."""
+    """Record in a hop that something leaves it."""
     client, place = where()
     hop.untracked(route or f"plain {client}", place)
 

@@ -132,7 +132,7 @@ class Belt:
     # Taking.
 
     def took(self, item: object, key: object, frame: FrameType | None) -> bool:
-        """Have a taker work for the hop of an item that it took. Return False if no hop has put it.
+        """Start the work of a taker for the hop of an item that it took. Return False if no hop has put it.
 
         The taker is what runs, or a task for which another one has taken the item.
         """
@@ -248,7 +248,7 @@ class Belt:
         )
 
     def joined(self, key: object) -> None:
-        """Have a worker that is woken work for all hops that have woken it, as may others that are woken."""
+        """Start the work of a woken worker for all hops that have woken it; other workers may be woken, too."""
         for waiting in self.waiting():
             taker = takers.get(key)
             hold = waiting.hold

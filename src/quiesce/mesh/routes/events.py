@@ -148,7 +148,7 @@ def _has(value: Any, event: Any, depth: int) -> bool:
 
 
 def _woken(event: Any) -> None:
-    """Have the worker work for the hops that have woken it."""
+    """Start the work of the worker for the hops that have woken it."""
     belt = belts.get(id(event)) if belts else None
     if belt is not None:
         belt.joined(running())

@@ -106,7 +106,7 @@ class Taker:
         return found | self.hops()
 
     def work(self) -> None:
-        """Have the running code, which is the taker's or in its context, work for whom it has to."""
+        """Set the scope of the running code, which is the taker's or in its context, to that of its newest item."""
         if not self.is_at_work:
             self.outer = current.get()
         outer = None if self.outer is None else self.outer._errand
@@ -218,7 +218,7 @@ def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
 
 
 def work_elsewhere(taker: Taker) -> None:
-    """Have a task that waits work for whom it has to, by what another task has taken for it."""
+    """Set the scope of a task that waits, by what another task has taken for it."""
     get_context: Callable[[], Any] | None = getattr(taker.key, "get_context", None)  # since 3.12
     if get_context is not None:
         with suppress(

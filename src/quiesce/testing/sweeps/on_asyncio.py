@@ -147,7 +147,7 @@ class AsyncioRun:
             await drive(self._subject, self._points)
 
     def _stop_counting(self) -> None:
-        """Have nothing to do with what comes now."""
+        """Ignore what comes now."""
         self._run.points, self._run.others = self._points.count, self._points.others
         self._points.due = 0
         self._loop.on_suspension = None

@@ -183,7 +183,7 @@ class TrioRun(trio.abc.Instrument):
         run.findings = await self._oracle.settled(trio.sleep)
 
     def _stop_counting(self) -> None:
-        """Have nothing to do with what comes now."""
+        """Ignore what comes now."""
         self._run.points, self._run.others = self._points.count, self._points.others
         self._points.due, self._watching = 0, False
 
