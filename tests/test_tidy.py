@@ -84,6 +84,7 @@ def test_nobody_sleeps() -> None:
         tidy.unreasoned_ignores,
         tidy.machine_paths,
         tidy.prints,
+        tidy.old_openings,
     ],
 )
 def test_the_tree_keeps(check: Callable[[Path], list[str]]) -> None:
@@ -338,3 +339,13 @@ def test_every_extra_has_code_that_needs_it() -> None:
         and not re.search(rf"import {name}\b|\"{name}\"", source)
     ]
     assert unused == []
+
+
+@pytest.mark.parametrize("word", ["Give", "Tell", "Have"])
+def test_an_old_opening_is_found(tmp_path: Path, word: str) -> None:
+    """In a function, a method, a class or a module of the package."""
+    text = f'"""{word} it."""\n\n\nclass A:\n    """Return it."""\n\n    def b(self):\n        """{word} it."""\n'
+    write(tmp_path, "src/a.py", text)
+    first, second = tidy.old_openings(tmp_path)
+    assert first.startswith("src/a.py:1: ")
+    assert second.startswith("src/a.py:7: ")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE_LINES_MAX = 500
+OLD_OPENINGS = frozenset({"Be", "Give", "Gives", "Have", "Know", "Tell", "Tells"})
 FUNCTION_LINES_MAX = 70
 
 CODE_FOLDERS = ("src", "tests", "examples", "benchmarks", "tools")
@@ -227,3 +228,19 @@ def prints(root: Path) -> list[str]:
                         f"{name_of(path, root)}:{node.lineno}: a library does not print"
                     )
     return findings
+
+
+def old_openings(root: Path) -> list[str]:
+    """Return each docstring of the package that opens with a word that a reader has to decode."""
+    found = []
+    for path in python_files(root, "src"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | Function):
+                text = ast.get_docstring(node, clean=False) or ""
+                first, _, _ = text.partition(" ")
+                if first in OLD_OPENINGS:
+                    line = getattr(node, "lineno", 1)
+                    found.append(
+                        f"{name_of(path, root)}:{line}: opens with {first!r}: say what it does"
+                    )
+    return found
