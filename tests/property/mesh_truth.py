@@ -255,7 +255,7 @@ class Node:
     sent: set[bytes] = field(default_factory=set)
     """Edges that were sent in this life."""
     aging: set[bytes] = field(default_factory=set)
-    """Edges to this node, when it aged the last time in this life."""
+    """Edges to this node, when it aged the last time; without a journal, in this life."""
 
     def __post_init__(self) -> None:
         """Start."""
@@ -331,7 +331,9 @@ class Node:
             if fact.sender == self.name:
                 fact.known_taken = False
         self.works, self.sending, self.watched, self.posts = {}, {}, {}, {}
-        self.sent, self.untold, self.aging = set(), set(), set()
+        self.sent, self.untold = set(), set()
+        if not self.lasting:
+            self.aging = set()  # with a journal, the next process goes on with forgetting
 
     def _forget(self, edge: bytes) -> None:
         fact = self.truth.facts[edge]

@@ -199,6 +199,8 @@ class _Exchange(Visit):
 
     async def fail(self, failure: BaseException, scope: Message) -> None:
         """End, when the app has failed, or was cancelled; raises what is left to raise."""
+        if self._started and isinstance(failure, Exception):
+            self._hop._fail_unheard(failure, self)  # a background task: no answer tells of it
         left = self.leave(failure)
         if scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
             # Servers close a connection on which an app has failed, without a word if it has answered:

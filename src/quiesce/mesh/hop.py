@@ -226,6 +226,8 @@ class Hop(LightScope):
 
     def _fail_unheard(self, error: BaseException, work: Any) -> None:
         """Record that work failed for which nobody waits: in a drain, the report names it."""
+        if self._state is State.CLOSED:
+            return  # it was stuck, and is in the report as that
         self._fail(error)
         home = self._home_in_drain()
         if home is not None and not self.is_cancelled:
@@ -238,7 +240,7 @@ class Hop(LightScope):
 
     def _cut_unheard(self, why: str = SHUT_DOWN) -> None:
         """Record that other code cancels what is in flight here: in a drain, the report names the hop."""
-        if self._status == "done":
+        if self._status == "done" and self._state is not State.CLOSED:
             self._status, self._why = "cancelled", why
             home = self._home_in_drain()
             if home is not None and self._mesh._hops_scope._state is not State.CLOSING:

@@ -112,7 +112,9 @@ class Life:
     def _told_to_end(self) -> None:
         """Count the grace from the signal: the server waits for its open requests first."""
         node, home = self._node, self._home
-        if home is not None and self._cut_at is None and node._scope is home:
+        if home is not None and self._is_told:
+            home._close(grace=0.0, cleanup=self._cleanup)  # a second signal
+        elif home is not None and self._cut_at is None and node._scope is home:
             self._is_told = True
             self._begin("told to stop", home)
             node._exchange.told_to_end(self._grace + self._cleanup)  # it is closed by then

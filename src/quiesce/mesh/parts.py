@@ -22,11 +22,12 @@ __all__: list[str] = []
 class Visit(Stay):
     """The work on a hop, or on a part of it, by a task that is not the hop's own."""
 
-    __slots__ = ("_body", "_hop")
+    __slots__ = ("_body", "_hop", "_is_cut")
 
     def __init__(self, hop: Hop, kind: str, name: str) -> None:
         """Begin; the hop has not ended."""
         self._hop = hop
+        self._is_cut = False
         backend = hop._backend
         self._body: Body | None = None if backend.late_body is not None else backend.body()
         Stay.__init__(self, hop, kind, name, NOTHING, hop._code, None)
@@ -36,6 +37,7 @@ class Visit(Stay):
         if self._body is None and late_body is not None and not self.released:
             self._body = late_body(self._task)
         if self._body is not None:
+            self._is_cut = True
             self._body.interrupt()
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
@@ -45,12 +47,14 @@ class Visit(Stay):
         if exc is not None:
             if left is None:  # it was this hop that was told to end
                 left = CascadeCancelled(f"{hop.name} was told to end")
-                if hop._status == "done":
-                    hop._status, hop._why = "cancelled", SHUT_DOWN
             elif isinstance(left, Exception):
                 hop._fail(left)
             elif hop._status == "done":
                 hop._status, hop._why = "cancelled", ""
+        if self._is_cut and hop._status == "done":  # also if the handler has swallowed that
+            hop._status, hop._why = "cancelled", SHUT_DOWN
+            if not hop.is_cancelled:
+                hop._job_cancelled(self, service=False)
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop._part_ended()
@@ -122,7 +126,7 @@ class Promised(Part):
         super().__init__(hop, kind, name)
         self._hold: Hold | None = None
         if not (hop._ended or hop._state is State.CLOSED):
-            self._hold = Hold(hop, kind, name, NOTHING, hop._code, 0, self._forsake)
+            self._hold = Hold(hop, kind, name, NOTHING, hop._code, 0, self._cut)
             hop._insert(self._hold, self._hold)
 
     def enter(self) -> Hop:
@@ -131,6 +135,12 @@ class Promised(Part):
             return super().enter()
         finally:
             self._forsake()
+
+    def _cut(self) -> None:
+        """Record that the part will not be done: the hop is told to end, and no task has begun the part."""
+        if self._hold is not None and not self._hold.released:
+            self._hop._job_cancelled(self._hold, service=False)
+        self._forsake()
 
     def _forsake(self) -> None:
         hold, self._hold = self._hold, None

@@ -23,6 +23,8 @@ from tests.unit.mesh.serving import Exchange, Life, answers
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quiesce.mesh import Hop
+
 
 async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:
     """Have a life."""
@@ -412,3 +414,31 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
         gate.set()
         await until(asking.done)
         assert node._exchange._waiting == 0
+
+
+async def test_a_second_signal_cuts_a_node_alone_at_once() -> None:
+    """As with `Quiesce`: the first one counts the grace, the second one ends it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        async with World() as world, Scope("server") as server:
+            root, node = await world.add("a"), world.make("b")
+            life = Life(node.asgi(with_lifespan, grace=1000.0))
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+
+            async def handler(hop: Hop) -> None:
+                hop.spawn(anyio.sleep_forever)
+
+            async with root.cascade("c") as cascade:
+                await world.hand("b", handler)
+            signal.raise_signal(signal.SIGTERM)
+            await turns(5)
+            life.ask("shutdown")
+            await turns(5)
+            signal.raise_signal(signal.SIGTERM)
+            with anyio.fail_after(100):
+                await job
+            assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)

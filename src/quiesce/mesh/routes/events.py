@@ -34,20 +34,14 @@ _AROUND = frozenset({
 })  # fmt: skip
 
 
-def has_workers() -> bool:
-    """Return whether workers have waited for events that still exist."""
-    return bool(_of_workers)
-
-
-def first_worker() -> None:
-    """Follow who sets events; replaced by the module that does so."""
-
-
 def by_set(signal: Callable[..., None]) -> Callable[..., None]:
     """Return the replacement of `Event.set` and `Condition.notify`."""
 
     def setting(self: Any, *args: Any, **options: Any) -> None:
-        hop = hop_now() if id(self) in _of_workers else None
+        if id(self) not in _of_workers:  # as nearly all are
+            signal(self, *args, **options)
+            return
+        hop = hop_now()
         if hop is not None:
             around = _getframe().f_back
             is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
@@ -116,7 +110,6 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
         _forget(belt)
     if id(event) not in _of_workers:
         _of_workers.add(id(event))
-        first_worker()
         finalize(event, _of_workers.discard, id(event)).atexit = False
     return True
 

@@ -41,7 +41,7 @@ def hop_of(node: Node | None) -> Hop | None:
 class Followed(Hold):
     """Work for a hop that runs elsewhere. A drain that cannot end it reports it as stuck."""
 
-    __slots__ = ("_declared_as", "_key", "thing")
+    __slots__ = ("_declared_as", "_key", "hop", "thing")
 
     _fate: ClassVar[Fate] = "stuck"
 
@@ -59,6 +59,8 @@ class Followed(Hold):
         """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares it."""
         code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
+        self.hop: Hop = hop
+        """The hop that it is work for; it may be held by another scope after the hop was closed."""
         self._key: object = self
         self._declared_as: str | None = target or (None if frame is None else names_of(frame)[0])
         self.thing: object = thing
@@ -66,11 +68,6 @@ class Followed(Hold):
             hop._insert(self, self)
         else:
             hop._backend.post(hop._insert, self, self)
-
-    @property
-    def hop(self) -> Hop:
-        """The hop that it is work for."""
-        return self._node  # type: ignore[return-value]  # where it was made, or its parent after that was closed
 
     @property
     def released(self) -> bool:
@@ -83,6 +80,11 @@ class Followed(Hold):
         if task is not None and task not in holds and self._key in holds:
             holds[task] = holds.pop(self._key)
             self._key = task
+
+    def _stop(self, *, force: bool = False) -> None:
+        if self._on_stop is not None and not self.released:
+            self._node._job_cancelled(self, service=False)  # it will not be done
+        super()._stop(force=force)
 
     def release(self) -> None:
         """End it. Idempotent, and safe to call from any thread."""

@@ -81,9 +81,13 @@ def _everywhere() -> list[Patch]:
         _patch(Lane, "batch", partial(queues.by_get, gives_list=True)),
         _patch(Reader, "__anext__", queues.by_get),
         _patch(BatchReader, "__anext__", partial(queues.by_get, gives_list=True)),
+        _patch(asyncio.Event, "set", events.by_set),
         _patch(asyncio.Event, "wait", events.by_wait),
+        _patch(asyncio.Condition, "notify", events.by_set),
         _patch(asyncio.Condition, "wait", events.by_wait),
+        _patch(threading.Event, "set", events.by_set),
         _patch(threading.Event, "wait", events.by_thread_wait),
+        _patch(threading.Condition, "notify", events.by_set),
         _patch(threading.Condition, "wait", events.by_thread_wait),
     ]
     if sys.version_info >= (3, 13):
@@ -95,25 +99,6 @@ def _everywhere() -> list[Patch]:
             _patch(module, "wait_for", queues.by_wait_for) for module in (asyncio.tasks, asyncio)
         ]
     return made
-
-
-def _of_events() -> list[Patch]:
-    return [
-        _patch(asyncio.Event, "set", events.by_set),
-        _patch(asyncio.Condition, "notify", events.by_set),
-        _patch(threading.Event, "set", events.by_set),
-        _patch(threading.Condition, "notify", events.by_set),
-    ]
-
-
-def _follow_events() -> None:
-    """Follow who sets events, as soon as a worker waits for one: servers set them for every request."""
-    with _lock:
-        if None in _installed and _EVENTS not in _installed:
-            _installed[_EVENTS] = (1, _of_events())
-
-
-events.first_worker = _follow_events
 
 
 def _in_loop(loop: Any) -> list[Patch]:
@@ -128,7 +113,6 @@ def _in_loop(loop: Any) -> list[Patch]:
 
 
 _hooks = Hooks({**dict.fromkeys(handovers.MODULES, handovers.wrap), "uvloop": loops.wrap_uvloop})
-_EVENTS = "events"
 _lock = threading.RLock()  # nodes of several threads, each with an event loop of its own
 _installed: dict[object, tuple[int, list[Patch]]] = {}
 
@@ -144,8 +128,6 @@ def install(backend: Backend) -> Callable[[], None]:
                 _everywhere() if key is None else _in_loop(key),
             )
             _installed[key] = (users + 1, made)
-        if events.has_workers():
-            _follow_events()
         _hooks.fit(is_wanted=True)
     return partial(_release, keys)
 
@@ -159,9 +141,6 @@ def _release(keys: tuple[object, ...]) -> None:
             else:
                 for one in reversed(made):
                     one.remove()
-        if None not in _installed:
-            for one in _installed.pop(_EVENTS, (0, []))[1]:
-                one.remove()
         if not _installed:
             _hooks.fit(is_wanted=False)
             loops.restore()

@@ -85,6 +85,8 @@ def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -
     belt = belt_of(queue)
     for item in items:
         is_work = belt is not None and belt.took(item, key, frame)
+        if is_work:
+            _gives_back(_state(queue), item)  # if it is put back, that is to try it again
         if is_work or key is None:
             continue
         if type(item).__weakrefoffset__ or type(item) is int:

@@ -162,27 +162,32 @@ def _finished(key: object) -> None:
     for parcel in () if taker is None else taker.parcels:
         if parcel.hold is None:
             continue
-        _tell_end(key, parcel.hold.hop)
-        if _has_returned(key, parcel.item):
-            place = f"from {parcel.belt.kind}, by a task that returned it. Take items in the task that works on them"
-            parcel.hold.hop.untracked("item", place)
+        if not parcel.hold.released:  # or its hop was closed before
+            _tell_end(key, parcel)
         parcel.hold.release()
 
 
-def _tell_end(key: object, hop: Hop) -> None:
-    """Record in a hop that its item was not done, if the taker was cancelled, or has failed."""
-    if not isinstance(key, asyncio.Task):
+def _tell_end(key: object, parcel: Parcel) -> None:
+    """Record in the hop of an item how its taker has ended: the item may not be done, or not yet."""
+    if not isinstance(key, asyncio.Task) or parcel.hold is None:
         return
+    hop, kind = parcel.hold.hop, parcel.belt.kind
     if key.cancelled():
         hop._cut_unheard()
     elif key._exception is not None:
         hop._fail_unheard(key._exception, hop)
+    elif _is_in(key.result(), parcel.item):
+        place = (
+            f"from {kind}, by a task that returned it. Take items in the task that works on them"
+        )
+        hop.untracked("item", place)
+    elif key.result() is not None and not parcel.is_done:
+        hop.assume(
+            f"assumes that task {key.get_name()} was done with an item from {kind} when it returned a result"
+        )
 
 
-def _has_returned(key: object, item: object) -> bool:
-    if not isinstance(key, asyncio.Task) or key.cancelled() or key._exception is not None:
-        return False
-    result = key.result()
+def _is_in(result: object, item: object) -> bool:
     return result is item or (
         isinstance(result, list | tuple | set | deque | dict)
         and any(one is item for one in (result.values() if isinstance(result, dict) else result))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, here, until
-from tests.unit.mesh.routes.queueing import Case, run
+from tests.unit.mesh.routes.queueing import Case, is_open, run
 from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
@@ -199,3 +199,87 @@ async def test_a_receipt_that_rides_on_the_answer_names_what_is_assumed(tmp_path
         found = await cascade.settled(5, require="participants")
         assert found.ok
         assert found.assumptions == ("b assumes that all is well",)
+
+
+async def test_a_task_that_returns_something_made_of_an_item_is_taken_to_be_done(
+    tmp_path: Path,
+) -> None:
+    """The task that awaits it may go on with that: the verdict says so."""
+    jobs: asyncio.Queue[Any] = asyncio.Queue()
+    seen: list[Any] = []
+
+    async def next_job() -> list[int]:
+        return [*(await jobs.get())]
+
+    async def worker() -> None:
+        (done,), _ = await asyncio.wait([asyncio.create_task(next_job())])
+        seen.append(done.result())
+        await asyncio.Event().wait()
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(worker, service=True)
+        await turns(2)
+        cascade = await case.cascade(lambda: jobs.put_nowait((1, 2)))
+        await until(lambda: seen)
+        verdict = await cascade.settled(5)
+        assert verdict.ok, str(verdict)
+        (told,) = verdict.assumptions
+        assert "when it returned a result" in told
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_setter_that_was_kept_before_the_worker_waited_is_followed(tmp_path: Path) -> None:
+    """`self.kick = self.event.set`, in the constructor of a service."""
+    wake, gate = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    async def worker() -> None:
+        while True:
+            await wake.wait()
+            wake.clear()
+            await gate.wait()
+            seen.append(1)
+
+    async def scenario(case: Case) -> None:
+        kick = wake.set
+        case.app.spawn(worker, service=True)
+        await turns(2)
+        cascade = await case.cascade(kick)
+        assert await is_open(cascade)
+        gate.set()
+        assert (await cascade.settled(5)).ok
+        assert seen
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_job_that_was_once_taken_outside_of_hops_is_followed_when_it_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    """The same number was in the queue before: putting it back is not a pool's connection that comes home."""
+    jobs: asyncio.Queue[int] = asyncio.Queue()
+    gate = asyncio.Event()
+    tries: list[int] = []
+
+    async def worker() -> None:
+        while True:
+            job = await jobs.get()
+            tries.append(job)
+            if len(tries) == 2:
+                jobs.put_nowait(job)  # it has failed
+            elif len(tries) == 3:
+                await gate.wait()
+            jobs.task_done()
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(worker, service=True)
+        jobs.put_nowait(7)
+        await until(lambda: tries)
+        cascade = await case.cascade(lambda: jobs.put_nowait(7))
+        await until(lambda: len(tries) == 3)
+        assert await is_open(cascade)
+        gate.set()
+        assert (await cascade.settled(5)).ok
+
+    await run(tmp_path, scenario)
