@@ -8,7 +8,6 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light import Stay
 from quiesce.core.node import State
 from quiesce.errors import CascadeCancelled, UsageError
-from quiesce.mesh.hop import SHUT_DOWN
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,10 +50,8 @@ class Visit(Stay):
                 hop._fail(left)
             elif hop._status == "done":
                 hop._status, hop._why = "cancelled", ""
-        if self._is_cut and hop._status == "done":  # also if the handler has swallowed that
-            hop._status, hop._why = "cancelled", SHUT_DOWN
-            if not hop.is_cancelled:
-                hop._job_cancelled(self, service=False)
+        if self._is_cut and hop._status == "done" and not hop.is_cancelled:
+            hop._job_cancelled(self, service=False)  # also if the handler has swallowed that
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop._part_ended()

@@ -13,7 +13,7 @@ from quiesce import Scope
 from quiesce.errors import CascadeCancelled, UsageError
 from tests.stress import CANCELLED, turns
 from tests.unit.mesh.meshing import World, here, until
-from tests.unit.mesh.serving import Exchange
+from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
     from quiesce.mesh import Hop
@@ -151,3 +151,32 @@ async def test_a_worker_that_is_cancelled_after_its_hop_was_given_up_fails_nothi
         await asyncio.wait([working])
         await turns(3)
         assert [one.kind for one in report.stuck] == ["item"]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_the_answer_of_a_handler_that_is_cut_does_not_say_done(*, swallows: bool) -> None:
+    """Also if the handler catches its cancellation, and answers as if nothing had happened."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await anyio.sleep_forever()
+        except CANCELLED:
+            if not swallows:
+                raise
+        with anyio.CancelScope(shield=True):
+            await answers(scope, receive, send)
+
+    async with World() as world:
+        root, node = await world.add("a"), await world.add("b")
+        async with root.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                header = (b"cascade", handing.header.encode())
+                made = Exchange(node.asgi(app), "POST", "/", headers=[header])
+                world._servers.spawn(made.run)
+                await until(lambda: node._hops)
+        report = await node.drain(0.05, cleanup=1)
+        await until(lambda: made.sent)
+        handing.answered(made.told)
+        assert [one.kind for one in report.cancelled] == ["handler"]
+        notes = (await cascade.settled(5, require="participants")).receipt.notes
+        assert [one.status for one in notes if one.name == "b"] == ["cancelled"]
