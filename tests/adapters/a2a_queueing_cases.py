@@ -14,7 +14,7 @@ import pytest
 from a2a.server import events
 from a2a.server.tasks import InMemoryTaskStore
 
-from quiesce.integrations.a2a import queueing, tracing
+from quiesce.integrations.a2a import executing, queueing, tracing
 from tests.adapters import a2a_house as pushing
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_cases import House
@@ -63,6 +63,27 @@ async def taken(queue: Any) -> Any:
     event = await read(queue)
     queue.task_done()
     return event
+
+
+@old_only
+@both
+@pytest.mark.parametrize("times", [1, 2, 3, 5])
+async def test_a_close_that_is_cancelled_again_and_again_closes_those_that_tap(
+    whose: str, times: int
+) -> None:
+    """A client that follows the task would wait for ever."""
+    queue = await made(whose)
+    child = queue.tap()
+    await queue.enqueue_event("first")
+    reading = asyncio.create_task(taken(child))
+    closing = asyncio.create_task(executing.close(queue))
+    for _ in range(times):
+        await asyncio.sleep(0)
+        closing.cancel()
+    await asyncio.wait([closing, reading])
+    assert closing.cancelled()
+    assert queue.is_closed()
+    assert child.is_closed()
 
 
 @old_only

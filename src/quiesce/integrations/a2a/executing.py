@@ -113,7 +113,7 @@ class OwnedExecutor:
         except asyncio.CancelledError:
             if not entry.cut or entry.ended:
                 if not versions.FIRST:
-                    await _close(queue)  # 0.3 does not, and the one who stores polls it for ever
+                    await close(queue)  # 0.3 does not, and the one who stores polls it for ever
                 raise
             # Ours: its clients are told by the event that this is, like any other, and stored by.
             if entry.runner is not None:
@@ -161,8 +161,24 @@ class OwnedExecutor:
         return getattr(self._executor, name)
 
 
-async def _close(queue: Any) -> None:
-    """Close a queue of 0.3, when what is in it was read; or soon, if nobody reads."""
+async def close(queue: Any) -> None:
+    """Close a queue of 0.3, when what is in it was read; or soon, if nobody reads.
+
+    *Cancel safety*: the queue is closed, and those that tap it, before the cancellation is passed on.
+    """
+    with detached():
+        closing = asyncio.create_task(_close_in_time(queue))
+    cancelled: asyncio.CancelledError | None = None
+    while not closing.done():
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _close_in_time(queue: Any) -> None:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await queue.close()
