@@ -68,7 +68,7 @@ def _made(way: str, folder: Path) -> dict[str, Any]:
 
 @asynccontextmanager
 async def handling(way: str, folder: Path) -> AsyncIterator[Any]:
-    """Have a handler of a way in this process."""
+    """Open a handler of a way in this process."""
     logging.disable(logging.CRITICAL)
     if way != BARE:
         async with QuiescentRequestHandler(**_made(way, folder), grace=1.0) as handler:
@@ -95,14 +95,14 @@ def application(way: str, folder: Path) -> Starlette:
 
 
 async def _cpu(_: object) -> JSONResponse:
-    """Tell what the process has used so far, with no garbage left from before."""
+    """Return what the process has used so far, with no garbage left from before."""
     gc.collect()
     return JSONResponse(time.process_time())
 
 
 @contextmanager
 def served(way: str, backend: str) -> Iterator[int]:
-    """Have a server of a way; gives its port."""
+    """Start a server of a way for the block, and yield its port."""
     with tempfile.TemporaryDirectory(prefix="quiesce-bench-") as folder:
         # With its protocol, which create_server() leaves out: asyncio only then turns off Nagle's
         # algorithm, and an answer in two pieces would wait 40 ms for the client's acknowledgement.
@@ -146,7 +146,7 @@ class Connection:
     """One connection to a server, kept open."""
 
     def __init__(self, port: int) -> None:
-        """Know where; `open` connects."""
+        """Record the port; `open` connects."""
         self._port = port
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter

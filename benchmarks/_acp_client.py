@@ -61,11 +61,11 @@ class AnsweringStream(asyncio.Transport):
             self._reader.feed_data(json.dumps(answer).encode() + b"\n")
 
     def get_write_buffer_size(self) -> int:
-        """Have all read at once."""
+        """Return 0: all was read at once."""
         return 0
 
     def is_closing(self) -> bool:
-        """Be open."""
+        """Return False: it is open."""
         return False
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class AnsweringTransport:
     """A transport as the SDK has it from 0.12 on, with the agent at its other end."""
 
     def __init__(self) -> None:
-        """Have nothing to receive yet."""
+        """Start with nothing to receive."""
         self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     async def send(self, message: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class Agent:
     """An agent that answers at its next turn."""
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Give back what came."""
+        """Return what came."""
         del method
         await asyncio.sleep(0)
         return params
@@ -81,10 +81,10 @@ class MemoryStream(asyncio.Transport):
         self.peer.more(bytes(data).count(b"\n"))
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Have no buffer."""
+        """Do nothing: there is no buffer."""
 
     def is_closing(self) -> bool:
-        """Be open."""
+        """Return False: it is open."""
         return False
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class MemoryTransport:
     """A transport as the SDK has it from 0.12 on, with the peer at its other end."""
 
     def __init__(self, count: int) -> None:
-        """Have nothing to receive yet."""
+        """Start with nothing to receive."""
         self._inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.peer = Peer(count, self._request)
 

@@ -52,7 +52,7 @@ async def _pass_on(request: object, call_next: Callable[[object], Awaitable[obje
 
 
 async def _in_a_task(scope: AsgiScope, receive: Receive, send: Send) -> None:
-    """Have the app in a task of its own, as whoever is to survive it must."""
+    """Run the app in a task of its own, as a server must that is to survive it."""
     await asyncio.create_task(app(scope, receive, send))
 
 

@@ -44,7 +44,7 @@ class Agent:
     """What one process serves."""
 
     def __init__(self, node: Node | None, after: str) -> None:
-        """Know whom to hand on to, if to anybody."""
+        """Record the agent to hand on to, if there is one."""
         self._node = node
         self._after = after
         self._client: Any = None if node is None else node.client(trust_env=False)
@@ -53,7 +53,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def cpu(self, _: Request) -> Response:
-        """Tell the processor time."""
+        """Return the processor time."""
         return PlainTextResponse(str(time.process_time()))
 
     async def work(self, request: Request) -> Response:
@@ -88,7 +88,7 @@ class Agent:
         return JSONResponse([time.monotonic(), settlement.receipt.hops])
 
     async def trip(self, request: Request) -> Response:
-        """Tell how long a call takes, there and back, in seconds."""
+        """Return how long a call takes, there and back, in seconds."""
         found = []
         for _ in range(TRIPS):
             began = time.perf_counter()

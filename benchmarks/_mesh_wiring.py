@@ -39,7 +39,7 @@ class Mesh:
     """Two nodes that hand everything to each other; the first begins."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Make both nodes; nothing has begun."""
         self.engines = {name: new_engine(name) for name in NAMES}
         self.first, self.second = self.engines.values()
         self.ids = 0
@@ -64,7 +64,7 @@ class Mesh:
         return edge
 
     def take(self, edge: bytes, parent: str, by: str, reply: str) -> Hop:
-        """Have an edge arrive; its hop runs."""
+        """Deliver an edge; return its hop, which runs."""
         engine = self.engines[by]
         assert engine.detector.arrive(edge, CASCADE, parent, reply).kind == "run"
         engine.take_writes()
@@ -105,7 +105,7 @@ class Mesh:
 
 
 def timed(work: Callable[[Mesh, int], None], count: int) -> float:
-    """Have work done by a mesh of its own; gives processor seconds a hop."""
+    """Run work in a mesh of its own; return processor seconds for each hop."""
     mesh = Mesh()
     gc.collect()
     begin = time.process_time()
@@ -114,7 +114,7 @@ def timed(work: Callable[[Mesh, int], None], count: int) -> float:
 
 
 def tree(mesh: Mesh, hops: int) -> None:
-    """Have every hop hand on to ten, first come, first served, until there are so many.
+    """Hand on from every hop to ten, first come, first served, until there are so many.
 
     A hop that hands nothing on ends before its message is answered: its receipt is on the answer.
     """
@@ -137,7 +137,7 @@ def tree(mesh: Mesh, hops: int) -> None:
 
 
 def star(mesh: Mesh, hops: int) -> None:
-    """Have one hop hand out all the others, which are open all at once."""
+    """Hand out all other hops from one, so that they are open all at once."""
     root = mesh.begin()
     parent, (home, to) = mark(root.edge), NAMES
     children = []
@@ -152,7 +152,7 @@ def star(mesh: Mesh, hops: int) -> None:
 
 
 def chain(mesh: Mesh, hops: int) -> None:
-    """Have every hop hand on to one, and all of them wait for the last."""
+    """Hand on from every hop to one, so that all of them wait for the last."""
     hop, name = mesh.begin(), NAMES[0]
     for _ in range(hops - 1):
         engine, to = mesh.engines[name], NAMES[name == NAMES[0]]
@@ -169,7 +169,7 @@ HOPS_A_CASCADE = 3
 
 
 def cascades(mesh: Mesh, hops: int) -> None:
-    """Have many small cascades, all open at once: a root and two that it hands on to."""
+    """Run many small cascades, all open at once: a root and two that it hands on to."""
     home, to = NAMES
     begun = [mesh.begin() for _ in range(hops // HOPS_A_CASCADE)]
     children = []

@@ -49,7 +49,7 @@ async def start_with_preexec(wiring: Wiring) -> int:
 
 @contextmanager
 def grown(megabytes: int) -> Iterator[None]:
-    """Have that much more memory, all of it touched, and in small pages as a Python program's."""
+    """Hold that much more memory, all of it touched, and in small pages as a Python program's."""
     if not megabytes:
         yield
         return

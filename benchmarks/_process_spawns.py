@@ -121,7 +121,7 @@ class Ticker:
             self.lag_seconds = max(self.lag_seconds, wall() - begin - TICK_SECONDS)
 
     def stop(self) -> None:
-        """Have it look for the last time."""
+        """Stop after the next look."""
         self._over = True
 
 

@@ -102,7 +102,7 @@ async def queue_peer(peer: QueuePeer, maxsize: int, count: int) -> float:
 
 
 async def generate(count: int) -> AsyncIterator[object]:
-    """Be the generator that is read; it never waits."""
+    """Yield the items that are read; the generator never waits."""
     for _ in range(count):
         yield ITEM
 

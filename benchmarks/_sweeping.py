@@ -33,7 +33,7 @@ WATCHED = 'driven, all tasks watched (where="all")'
 
 
 async def suspending(count: int) -> None:
-    """Give up control so many times, and do nothing else."""
+    """Suspend so many times, and do nothing else."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -76,7 +76,7 @@ class Worker:
         self._program: subprocess.Popen[str] | None = None
 
     def run(self, by: str, at: Sequence[int]) -> Seen:
-        """Have one run done."""
+        """Run the program once, and return what was seen."""
         self._runs += 1
         if self._program is None:
             self._program = self._start()

@@ -109,7 +109,7 @@ class Webhook(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Be quiet."""
+        """Log nothing."""
 
 
 async def send(client: httpx.AsyncClient, url: str, count: int, webhook: str) -> str:
@@ -124,7 +124,7 @@ async def send(client: httpx.AsyncClient, url: str, count: int, webhook: str) ->
 
 
 async def main(folder: Path) -> None:
-    """Have two tasks in flight, and end the server."""
+    """Start two tasks, and end the server while they are in flight."""
     receiver = HTTPServer(("127.0.0.1", 0), Webhook)
     Webhook.names = {}
     threading.Thread(target=receiver.serve_forever, daemon=True).start()

@@ -60,7 +60,7 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where 
     """Says that it is done, and then hands on the rest of what it was told, in a task of its own."""
 
     def __init__(self, node: Node, urls: dict[str, str]) -> None:
-        """Know the others."""
+        """Record the other agents."""
         self.node = node
         self.urls = urls
         self.running: set[asyncio.Task[None]] = set()

@@ -29,7 +29,7 @@ class Novelist:
     """An agent that takes its time, has a process, and answers “cancelled” when it is stopped."""
 
     def __init__(self) -> None:
-        """Have begun nothing."""
+        """Start with nothing begun."""
         self.writing = asyncio.Event()
         self.finish = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None

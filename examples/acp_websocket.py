@@ -80,7 +80,7 @@ class Client:
 
 
 async def visit(name: str, url: str, text: str = "") -> None:
-    """Be a client: connect, and ask for something or only stay."""
+    """Run as a client: connect, and ask for something or only stay."""
     try:
         socket = await connect(url, additional_headers=HEADERS)
     except InvalidStatus as refusal:
@@ -99,7 +99,7 @@ async def visit(name: str, url: str, text: str = "") -> None:
 
 
 async def play(url: str) -> None:
-    """Be two clients, the operator who stops the bridge, and one client more."""
+    """Play two clients, the operator who stops the bridge, and one client more."""
     async with quiesce.Scope("clients") as scope:
         scope.spawn(visit, "idle client", url)
         scope.spawn(visit, "busy client", url, "hi")

@@ -37,7 +37,7 @@ class Connection:
 
 
 async def main() -> None:
-    """Have two requests handled, and lose neither."""
+    """Let two requests be handled, and lose neither."""
     async with quiesce.Scope("peer", adopt=True, services=["sdk.*"]) as scope:
         connection = Connection()
         connection.receive("request 1")

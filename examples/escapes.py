@@ -31,7 +31,7 @@ class Shop:
         await send({"type": "http.response.body", "body": b"accepted"})
 
     async def live(self, receive: Receive, send: Send) -> None:
-        """Have the workers run from the startup to the shutdown."""
+        """Run the workers from the startup to the shutdown."""
         self.orders: asyncio.Queue[str] = asyncio.Queue()
         self.refunds: list[str] = []
         self.has_refunds = asyncio.Semaphore(0)

@@ -28,7 +28,7 @@ class Careless:
     """A worker that cancels its tasks at the end, and does not wait for them."""
 
     def __init__(self) -> None:
-        """Have no tasks yet."""
+        """Start without tasks."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -86,7 +86,7 @@ class Careful:
 
 
 async def use_guarded(use: Work) -> None:
-    """Have the guard look when a worker was used."""
+    """Use a worker, and let the guard look for what is left."""
     try:
         async with guard():
             await use()

@@ -39,7 +39,7 @@ async def out_of_order(scope: quiesce.Scope) -> None:
 
 
 async def abandoned(pool: SessionPool, told: anyio.Event) -> None:
-    """Give up on a call: the server is told, and stops."""
+    """Abandon a call: the server is told, and stops."""
     session = await pool.session("notes")
     with anyio.move_on_after(0.5):
         await session.call_tool("think")
@@ -50,7 +50,7 @@ async def abandoned(pool: SessionPool, told: anyio.Event) -> None:
 
 
 async def crashed(pool: SessionPool) -> None:
-    """Have the server crash: the call says how it ended, and the next one has a new server."""
+    """Make the server crash: the call says how it ended, and the next one has a new server."""
     session = await pool.session("notes")
     try:
         await session.call_tool("crash")

@@ -18,7 +18,7 @@ import quiesce
 
 
 def runner(path: str) -> None:
-    """Be a runner: count the messages of one conversation."""
+    """Run as a runner: count the messages of one conversation."""
     conversation = os.environ["QUIESCE_RUNNER_KEY"]
     count = 0
     with socket.socket(socket.AF_UNIX) as server:
@@ -55,7 +55,7 @@ class Harness:
         return sorted(path.name for path in self.folder.iterdir())
 
     def program(self, conversation: str) -> quiesce.Program:
-        """Tell how to start the runner of a conversation."""
+        """Return how to start the runner of a conversation."""
         path = self.path(conversation)
         return quiesce.Program([sys.executable, __file__, path], ready=quiesce.UnixSocket(path))
 

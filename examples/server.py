@@ -55,7 +55,7 @@ async def visit(port: int, name: str, arrived: asyncio.Event) -> None:
 
 
 async def play(port: int, visitors: int) -> None:
-    """Be the visitors, the operator who stops the server, and one visitor more."""
+    """Play the visitors, the operator who stops the server, and one visitor more."""
     async with quiesce.Scope("visitors") as scope:
         for number in range(1, visitors + 1):
             arrived = asyncio.Event()

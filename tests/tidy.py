@@ -231,9 +231,9 @@ def prints(root: Path) -> list[str]:
 
 
 def old_openings(root: Path) -> list[str]:
-    """Return each docstring of the package that opens with a word that a reader has to decode."""
+    """Return each docstring that opens with a word that a reader has to decode."""
     found = []
-    for path in python_files(root, "src"):
+    for path in python_files(root, *CODE_FOLDERS):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | Function):
                 text = ast.get_docstring(node, clean=False) or ""

@@ -62,7 +62,7 @@ def replay(name: str, seed: int, number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Tell whoever waits."""
+    """Write a line for the user, on stderr."""
     sys.stderr.write(text + "\n")
 
 

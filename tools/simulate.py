@@ -32,7 +32,7 @@ def replay(kind: str, seed: int, mutant: str | None) -> str:
 
 
 class Progress:
-    """Tell from time to time how far it is, so that nobody thinks that it hangs."""
+    """Report from time to time how far the run is, so that it does not seem to hang."""
 
     def __init__(self, total: int) -> None:
         """Begin now."""

@@ -100,7 +100,7 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
 
 
 def tell(screen: Screen, outcome: Outcome) -> None:
-    """Tell what an act has shown."""
+    """Print what an act has shown."""
     screen.say(f"  → {outcome.verdict}, after {outcome.seconds:.1f} s")
     for fact in outcome.facts:
         screen.say(f"    {fact}")

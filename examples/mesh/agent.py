@@ -55,7 +55,7 @@ class Worker(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where
     def __init__(
         self, truth: Truth, client: httpx.AsyncClient, urls: dict[str, str], own: str
     ) -> None:
-        """Know the others, and how to reach them."""
+        """Record the other agents, and how to reach them."""
         self._truth = truth
         self._client = client
         self._urls = urls

@@ -32,7 +32,7 @@ class Stage:
     """Five agents, from start to end."""
 
     def __init__(self, folder: Path) -> None:
-        """Have an address for each."""
+        """Choose an address for each agent."""
         self._folder = folder
         self._listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in NAMES}
         self.urls = {
@@ -85,7 +85,7 @@ class Stage:
         self._killed.append((process.pid, time.monotonic()))
 
     def terminate(self, name: str) -> None:
-        """Tell one agent to end."""
+        """Send one agent the signal to end."""
         self._processes[name].send_signal(signal.SIGTERM)
 
     def wait(self, name: str) -> int:

@@ -72,7 +72,7 @@ class House:
         return kit.state_of(await self.stored(task_id))
 
     async def busy(self, text: str = "wait k complete") -> Any:
-        """Have a task whose executor waits for `k`."""
+        """Start a task whose executor waits for `k`."""
         task = await self.send(text, blocking=False)
         await self.agent.waits("k")
         while await self.state(task.id) == "submitted":  # noqa: ASYNC110 - nobody tells

@@ -43,7 +43,7 @@ class Lines:
     """Lanes, and what has come out of them."""
 
     def __init__(self, lanes: Lanes, outbox: Outbox, scope: Scope) -> None:
-        """Have sent nothing."""
+        """Record the lanes, their outbox and their scope; nothing was sent."""
         self.lanes = lanes
         self.outbox = outbox
         self.scope = scope
@@ -62,7 +62,7 @@ class Lines:
 async def sending(
     deliver: Callable[[Push], Awaitable[None]], outbox: Outbox | None = None, **rules: Any
 ) -> AsyncIterator[Lines]:
-    """Have lanes."""
+    """Open lanes for the block."""
     chosen: dict[str, Any] = {"backoff": NEVER} | RULES | rules
     outbox = outbox or MemoryOutbox()
     async with Scope("server") as scope:

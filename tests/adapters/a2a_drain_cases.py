@@ -33,7 +33,7 @@ class Leaving(kit.Agent):
     """Leaves a task running, which takes some turns of the loop to clean up."""
 
     def __init__(self) -> None:
-        """Have left nothing."""
+        """Start with nothing left running."""
         super().__init__()
         self.left: asyncio.Task[None] | None = None
         self.cleaned = False

@@ -102,7 +102,7 @@ class Subject:
             )
 
     async def open(self) -> None:
-        """Have a task that has ended."""
+        """Make a task that has ended."""
         task = await self.handler.on_message_send(kit.request("complete"), kit.call_context())
         assert kit.state_of(task) == "completed"
         self.task_id = task.id

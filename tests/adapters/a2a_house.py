@@ -60,7 +60,7 @@ class House:
 
 
 def authenticate(params: Any, scheme: str, credentials: str) -> None:
-    """Have the pushes of a message authenticated."""
+    """Set how the pushes of a message are authenticated."""
     if kit.FIRST:
         config = params.configuration.task_push_notification_config
         config.authentication.scheme = scheme

@@ -149,7 +149,7 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types here
     """
 
     def __init__(self) -> None:
-        """Know no keys."""
+        """Start without keys."""
         self._keys: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {}
         self.executed = 0

@@ -67,7 +67,7 @@ class Nodes:
 
 @asynccontextmanager
 async def listening(count: int) -> AsyncIterator[Nodes]:
-    """Have so many nodes that hang, and one that does not."""
+    """Start so many nodes that hang, and one that does not."""
     nodes = Nodes()
     kinds = [*[nodes.hang] * count, nodes.answer]
     servers = [await asyncio.start_server(kind, "127.0.0.1", 0) for kind in kinds]
@@ -133,11 +133,11 @@ class Body(httpx.AsyncByteStream):  # type: ignore[misc]  # no types of it are i
     """The body of an answer, whose connection is let go when it is closed."""
 
     def __init__(self) -> None:
-        """Be open."""
+        """Start open."""
         self.is_closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Have one part."""
+        """Yield one part."""
         yield b"fine"
 
     async def aclose(self) -> None:

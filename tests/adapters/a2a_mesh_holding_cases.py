@@ -22,7 +22,7 @@ pytestmark = mesh.MARKS
 
 
 def in_scope(place: Any) -> Any:
-    """Have every request be handled in a scope of somebody else's, as a server does that is run in one."""
+    """Return an app that handles every request in a scope of its own, as a server does that is run in one."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

@@ -51,7 +51,7 @@ class Worker(kit.Agent):
     """
 
     def __init__(self) -> None:
-        """Know nobody."""
+        """Start without a node, and without other agents."""
         super().__init__()
         self.node: Node | None = None
         self.others: dict[str, str] = {}
@@ -213,12 +213,12 @@ def failing(place: Place) -> Any:
 
 
 def polling(**options: Any) -> Any:
-    """Have a send return at once."""
+    """Return a configuration with which a send returns at once."""
     return ClientConfig(streaming=False, polling=True, **options)
 
 
 def blocking(**options: Any) -> Any:
-    """Have a send return when its task has ended."""
+    """Return a configuration with which a send returns when its task has ended."""
     return ClientConfig(streaming=False, **options)
 
 
@@ -256,7 +256,7 @@ class Ending:
 
 @contextlib.contextmanager
 def told_by_signal() -> Iterator[Ending]:
-    """Have SIGTERM end a server."""
+    """Let SIGTERM end a server during the block."""
     ending = Ending()
     before = signal.signal(signal.SIGTERM, ending.handle)
     try:
@@ -269,7 +269,7 @@ class Town:
     """Agents that know each other, each behind a socket of its own."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
-        """Have nobody in it."""
+        """Start without agents."""
         self._folder = folder
         self._stack = stack
         self.places: dict[str, Place] = {}
@@ -278,7 +278,7 @@ class Town:
         self._sockets: dict[str, socket.socket] = {}
 
     def plan(self, *names: str, port: int = 0) -> None:
-        """Know where agents will be, before any of them is."""
+        """Choose where agents will be, before any of them is started."""
         for name in names:
             if name not in self.urls:
                 sock = self._sockets[name] = socket.create_server(("127.0.0.1", port))
@@ -331,7 +331,7 @@ class Town:
 
 @asynccontextmanager
 async def town(folder: Path) -> AsyncIterator[Town]:
-    """Have agents; at the end, each is shut down as its server does it."""
+    """Open a town of agents for the block; at the end, each is shut down as its server does it."""
     async with AsyncExitStack() as stack:
         built = Town(folder, stack)
         stack.callback(built.close)
@@ -373,14 +373,14 @@ async def serving(
 
 @asynccontextmanager
 async def script(**options: Any) -> AsyncIterator[Node]:
-    """Have a program that nobody reaches."""
+    """Open the node of a program that no agent can reach."""
     async with Node("script", patience=QUICK, **options) as node:
         yield node
 
 
 @asynccontextmanager
 async def one(folder: Path, config: Any) -> AsyncIterator[tuple[Place, Node, Any]]:
-    """Have one agent that takes part, a program that nobody reaches, and its client."""
+    """Open one agent that takes part, a program that no agent can reach, and its client."""
     async with town(folder) as built, script() as node:
         place = await built.build("a")
         async with await quiesce_client(node, place.url, config=config) as client:
@@ -407,7 +407,7 @@ class Dropping(httpx.AsyncHTTPTransport):  # type: ignore[misc]  # no types here
     """A way to an agent on which headers get lost that are not known there."""
 
     def __init__(self) -> None:
-        """Have lost nothing."""
+        """Start with nothing lost."""
         super().__init__()
         self.bodies: list[bytes] = []
 

@@ -80,7 +80,7 @@ def sending_to(url: str) -> Any:
 
 
 async def received(town: mesh.Town, folder: Path, around: Any = None) -> Receiver:
-    """Have a receiver that takes part."""
+    """Start a receiver that takes part."""
     town.plan("r")
     receiver = Receiver(folder, town.urls["r"], town.urls.values())
     await town.serve("r", around(receiver) if around else receiver.app)
@@ -226,7 +226,7 @@ class OwnSender:
     """Sends pushes as nobody knows."""
 
     def __init__(self) -> None:
-        """Have sent nothing."""
+        """Start with nothing sent."""
         self.go = asyncio.Event()
         self.asked = asyncio.Event()
         self.count = 0

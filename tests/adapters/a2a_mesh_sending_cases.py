@@ -55,7 +55,7 @@ class Retrying(httpx.AsyncHTTPTransport):  # type: ignore[misc]  # no types here
 
 
 def asking(app: Any, *below: str) -> Any:
-    """Have an app ask for credentials, but for what is below some paths."""
+    """Make an app ask for credentials, except for what is below some paths."""
 
     async def ask(scope: Any, receive: Any, send: Any) -> None:
         known = any(name == b"authorization" for name, _ in scope.get("headers", ()))
@@ -80,7 +80,7 @@ class Busy:
     """An app that answers at once, or not at all, and is at work until it is told to end."""
 
     def __init__(self, path: str = "/run") -> None:
-        """Have nothing to do."""
+        """Start with nothing to do."""
         self.app = Starlette(routes=[Route(path, self.run, methods=["POST"])])
         self.end = asyncio.Event()
         self.works: list[asyncio.Task[bool]] = []
@@ -93,7 +93,7 @@ class Busy:
         return PlainTextResponse("begun")
 
     async def is_awaited(self, cascade: Any, require: Any = "participants") -> Any:
-        """Have the cascade wait for the one piece of work; gives what is said when that has ended."""
+        """Check that the cascade waits for the one piece of work; return what is said when that has ended."""
         assert len(self.works) == 1
         assert isinstance(await cascade.settled(mesh.SOON, require=require), Unknown)
         self.end.set()
@@ -102,7 +102,7 @@ class Busy:
 
 @asynccontextmanager
 async def two(folder: Path, busy: Busy, around: Any = None) -> AsyncIterator[tuple[Any, Node, str]]:
-    """Have a program, and an agent that is busy; gives where others may be, and where that is."""
+    """Open a program, and an agent that is busy; yield the town, the program's node, and the agent's address."""
     async with mesh.town(folder) as town, mesh.script() as node:
         town.plan("x")
         url = town.urls["x"]

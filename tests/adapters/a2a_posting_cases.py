@@ -46,7 +46,7 @@ def _quiet() -> Iterator[None]:
 
 @asynccontextmanager
 async def posting(allow: Any = (), seconds: float = 5.0) -> AsyncIterator[Poster]:
-    """Have what posts."""
+    """Open a poster for the block."""
     poster = Poster(Policy(allow), seconds=seconds, bytes_max=1000, connections=4)
     try:
         yield poster
@@ -287,7 +287,7 @@ async def test_a_unix_socket_is_never_connected_to() -> None:
 
 @asynccontextmanager
 async def answering(*parts: bytes, for_ever: bytes = b"") -> AsyncIterator[str]:
-    """Have a receiver that answers anything with some bytes, and then for ever with others."""
+    """Start a receiver that answers anything with some bytes, and then for ever with others."""
     tasks: set[Any] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

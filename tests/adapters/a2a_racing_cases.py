@@ -51,7 +51,7 @@ class Meanwhile(SimpleRequestContextBuilder):  # type: ignore[misc]  # the SDK h
         self.store = store
 
     async def build(self, *args: Any, **options: Any) -> Any:
-        """Be in the midst of a request."""
+        """End the task in the midst of a request."""
         task = task_in("completed", options["task_id"])
         await self.store.save(task, kit.call_context())
         return await super().build(*args, **options)

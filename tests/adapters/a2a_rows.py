@@ -43,14 +43,14 @@ _ANSWERS = 300  # of a server that could have done something else in the meantim
 
 @asynccontextmanager
 async def folder() -> AsyncIterator[Path]:
-    """Have a folder for a while."""
+    """Make a folder for the block."""
     with tempfile.TemporaryDirectory(prefix="quiesce-a2a-") as path:
         yield Path(path)
 
 
 @asynccontextmanager
 async def served(way: Way, *options: str) -> AsyncIterator[tuple[Server, Webhook]]:
-    """Have a server, and a webhook."""
+    """Start a server and a webhook for the block."""
     async with folder() as place, webhook() as hook, serving(way, place, *options) as server:
         yield server, hook
 
@@ -326,7 +326,7 @@ class SlowStore(InMemoryTaskStore):  # type: ignore[misc]  # the SDK has no type
     """Takes its time over a state until it may go on."""
 
     def __init__(self) -> None:
-        """Be quick so far."""
+        """Start with nothing saved."""
         super().__init__()
         self.gate = asyncio.Event()
         self.reached = asyncio.Event()

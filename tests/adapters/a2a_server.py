@@ -190,7 +190,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[Any, None]:
 
 @asynccontextmanager
 async def serving(way: str, folder: Path, *options: str) -> AsyncIterator[Server]:
-    """Have a server; it is killed at the end, if it still runs."""
+    """Start a server for the block; it is killed at the end, if it still runs."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     reader, writer = socket.socketpair()
     with reader, writer:
@@ -221,7 +221,7 @@ class Webhook:
     """Who is told by pushes: an HTTP server on loopback that remembers them."""
 
     def __init__(self) -> None:
-        """Have heard nothing."""
+        """Start with nothing heard."""
         self.heard: list[dict[str, Any]] = []
         self.places: list[int] = []  # of what was heard: the how-manieth request it was
         self.headers: list[dict[str, str]] = []
@@ -309,7 +309,7 @@ def told_in(payload: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def webhook() -> AsyncIterator[Webhook]:
-    """Have a receiver of pushes."""
+    """Start a receiver of pushes for the block."""
     hook = Webhook()
     tasks: set[Any] = set()
 

@@ -69,7 +69,7 @@ class Receiver:
 
 @asynccontextmanager
 async def receiving(takes: Callable[[dict[str, str], bytes], bool]) -> AsyncIterator[Receiver]:
-    """Have a receiver, over real HTTP."""
+    """Start a receiver for the block, over real HTTP."""
     receiver = Receiver(takes)
     tasks: set[Any] = set()
 

@@ -190,7 +190,7 @@ class Soak:
     # Servers.
 
     async def run(self) -> None:
-        """Have servers, one after the other, until enough was accepted; then one that settles it."""
+        """Run servers, one after the other, until enough was accepted; then one that settles it."""
         sending = asyncio.gather(*(self.client() for _ in range(self.plan.clients)))
         signals = self._signals()
         while True:

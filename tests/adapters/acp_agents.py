@@ -66,7 +66,7 @@ class Agent:
             self.ended.set()
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Give back what came."""
+        """Return what came."""
         return {"method": method, **params}
 
     async def update(self, text: str = "…") -> None:
@@ -75,12 +75,12 @@ class Agent:
 
 
 async def forever(_: Agent) -> None:
-    """Be a prompt that takes its time."""
+    """Wait for ever, as a prompt that takes its time."""
     await asyncio.Event().wait()
 
 
 def waiting(released: asyncio.Event) -> Callable[[Agent], Awaitable[Any]]:
-    """Be a prompt that ends when the test says so."""
+    """Return a prompt that ends when the test says so."""
 
     async def wait(_: Agent) -> None:
         await released.wait()
@@ -131,7 +131,7 @@ class Peer:
 
 
 async def busy(seconds: float) -> None:
-    """Be a handler that has something to do for a while."""
+    """Wait, as a handler that has something to do for a while."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
@@ -181,7 +181,7 @@ class MemoryStream(asyncio.Transport):
         self.written += data
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Have no buffer."""
+        """Do nothing: there is no buffer."""
 
     def is_closing(self) -> bool:
         """Return whether it is closed."""

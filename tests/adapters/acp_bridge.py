@@ -28,7 +28,7 @@ class Agent:
     """An agent whose prompts wait for an event, and which notes what becomes of them."""
 
     def __init__(self) -> None:
-        """Have nothing to do."""
+        """Start with nothing to do."""
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
         self.outcome = "none"

@@ -18,7 +18,7 @@ class Asking:
     """An agent whose prompts depend on the client."""
 
     def __init__(self, connection: Any) -> None:
-        """Know whom to ask."""
+        """Record the connection over which the agent asks its client."""
         self._connection = connection
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:

@@ -55,7 +55,7 @@ def stay() -> None:
 
 
 def main() -> None:
-    """Be the agent that was asked for."""
+    """Run the agent that was asked for."""
     what = sys.argv[1]
     if what == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -98,7 +98,7 @@ async def grandchild(way: Way) -> str | None:
 
 @rows("a request that times out goes on at the agent")
 async def timed_out(way: Way) -> str | None:
-    """Give up on a prompt, and ask the agent what it was told."""
+    """Stop waiting for a prompt, and ask the agent what it was told."""
     async with spawn(way, sys.executable, AGENT, "plain") as (connection, _):
         await connection.initialize(protocol_version=1)
         with suppress(TimeoutError):

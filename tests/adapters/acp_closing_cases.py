@@ -95,7 +95,7 @@ async def test_a_handler_that_cannot_be_stopped_is_reported_as_stuck() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have peers that take nothing, and processes that do not end, given up sooner."""
+    """Shorten the time after which peers that take nothing, and processes that do not end, are given up."""
     monkeypatch.setattr(outbox, "_FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(children, "_TERM_SECONDS", 0.05)
 
@@ -131,7 +131,7 @@ class SlowTransport:
     decoded: ClassVar[bool] = False
 
     def __init__(self, *messages: dict[str, Any]) -> None:
-        """Have these to receive, and no end."""
+        """Record the messages to receive; the transport never ends."""
         self.inbox = [json.dumps({"jsonrpc": "2.0", **message}).encode() for message in messages]
         self.sending = asyncio.Event()
         self.allowed = asyncio.Event()

@@ -65,7 +65,7 @@ class Client:
     """A client that notes what it is told."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Start without updates or a connection."""
         self.updates: list[str] = []
         self.updated = asyncio.Event()
         self.connection: Any = None
@@ -89,7 +89,7 @@ class Memory:
     """A message transport, as the SDK has them from 0.12 on."""
 
     def __init__(self, *, close_hangs: bool = False, error: Exception | None = None) -> None:
-        """Have two queues."""
+        """Make two queues."""
         self._error = error
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.coming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

@@ -249,7 +249,7 @@ async def test_an_answer_that_says_nothing_leaves_its_edge_in_doubt(
 
 
 async def asked_for(agent: FakeAgent, connection: Any, node: Node) -> tuple[Cascade, Any]:
-    """Have a prompt answered without a word of its edge; gives the question that comes of it."""
+    """Answer a prompt without a word of its edge; return the question that comes of it."""
     async with node.cascade("work") as cascade:
         asking = asyncio.create_task(connection.prompt(prompt=TEXT, session_id="s"))
         request = await agent.hear()

@@ -28,11 +28,11 @@ OFFER = {"agentCapabilities": {"_meta": {REQUEST_KEY: {"version": 0}}}, "protoco
 
 
 async def nothing(_: Agent) -> None:
-    """Be a prompt that has nothing to do."""
+    """Return at once, as a prompt that has nothing to do."""
 
 
 def leaving(gate: asyncio.Event) -> Callable[[Agent], Awaitable[None]]:
-    """Be a prompt that ends, and leaves work until the test says so."""
+    """Return a prompt that ends, and leaves work until the test says so."""
 
     async def prompt(_: Agent) -> None:
         asyncio.get_running_loop().create_task(gate.wait())
@@ -52,7 +52,7 @@ class House:
     peer: Peer
 
     async def prompt(self, **meta: Any) -> Any:
-        """Have the client prompt its agent."""
+        """Send a prompt from the client to its agent."""
         return await self.connection.prompt(prompt=TEXT, session_id="one", **meta)
 
 
@@ -60,7 +60,7 @@ class House:
 async def house(
     folder: Path, prompt: Prompt | Agent, editor: dict[str, Any] | None = None, **coder: Any
 ) -> AsyncIterator[House]:
-    """Have a client, whose node is `editor`, and its agent, whose node is `coder`, both with journals."""
+    """Open a client, whose node is `editor`, and its agent, whose node is `coder`, both with journals."""
     options: Any = {"journal": folder / "editor", **(editor or {})}
     coder = {"journal": folder / "coder", **coder}
     async with (
@@ -90,7 +90,7 @@ class LoneAgent(Agent):
 async def lone_agent(
     folder: Path, prompt: Prompt | LoneAgent, **coder: Any
 ) -> AsyncIterator[tuple[Peer, LoneAgent, Node]]:
-    """Have an agent that takes part, and a client that the test plays."""
+    """Open an agent that takes part, and a client that the test plays."""
     async with (
         streams() as (writer, reader, peer),
         Node("coder", **{"journal": folder / "coder", **coder}) as node,
@@ -115,7 +115,7 @@ async def lone_client(
     patience: Patience | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[FakeAgent, Any, Node]]:
-    """Have a client that takes part, and an agent that the test plays; None: they shake no hands."""
+    """Open a client that takes part, and an agent that the test plays; without a greeting, they shake no hands."""
     async with (
         asyncio.timeout(10),
         FakeAgent() as agent,
@@ -138,7 +138,7 @@ class Told:
     """A message as a sender makes it, by hand, and what it is told of it."""
 
     def __init__(self) -> None:
-        """Have an edge of its own."""
+        """Make an edge of its own."""
         self.edge = os.urandom(12)
         handed = wire.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
         self.header = wire.request_header(handed)
@@ -166,7 +166,7 @@ class _End(asyncio.Transport):
     """One end of a wire that is in this process: what is written is at once at the other."""
 
     def __init__(self) -> None:
-        """Have a reader of its own, and no other end so far."""
+        """Make a reader of its own; there is no other end so far."""
         super().__init__()
         loop = asyncio.get_running_loop()
         self.reader = asyncio.StreamReader(loop=loop)
@@ -175,11 +175,11 @@ class _End(asyncio.Transport):
         self._closed = False
 
     def to(self, other: _End) -> None:
-        """Have the other end."""
+        """Set the other end."""
         self._other = other
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Have the other end read it."""
+        """Feed the data to the reader of the other end."""
         if not self._other._closed and not self._closed:
             self._other.reader.feed_data(data)
 
@@ -188,10 +188,10 @@ class _End(asyncio.Transport):
         return self._closed
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Have no buffer."""
+        """Do nothing: there is no buffer."""
 
     def close(self) -> None:
-        """Have the other end see it."""
+        """Close this end, and let the other end see it."""
         if not self._closed:
             self._closed = True
             if not self._other._closed:

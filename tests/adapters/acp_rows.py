@@ -38,7 +38,7 @@ SLOW_SECONDS = 0.15  # that a slow cleanup takes: less than what the adapter all
 
 
 async def converting(_: Agent) -> str:
-    """Be a prompt that turns its cancellation into an answer."""
+    """Turn the cancellation of a prompt into an answer."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -271,7 +271,7 @@ async def half_dead(way: Way) -> str | None:
 
 @rows("`wait_for` and `timeout` around `run_agent`", seconds=SECONDS)
 async def swallowing(way: Way) -> str | None:
-    """Have it run into two sorts of deadlines."""
+    """Run the agent into two sorts of deadlines."""
     raised = []
     for limit in ("wait_for", "timeout"):
         async with wire() as (writer, reader, _):
@@ -289,7 +289,7 @@ async def swallowing(way: Way) -> str | None:
 
 @rows("`close()` from inside a handler", backends=LOOPS, seconds=SECONDS)
 async def closing(way: Way) -> str | None:
-    """Have a handler close its own connection."""
+    """Close a connection from a handler of its own."""
     seen: list[BaseException] = []
 
     async def close(agent: Agent) -> None:
@@ -313,7 +313,7 @@ class Memory:
     """A transport of 0.12: what is sent after its close is an error, as with the SDK's own."""
 
     def __init__(self) -> None:
-        """Have nothing to receive yet."""
+        """Start with nothing to receive."""
         self.inbox: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.closed = False
 

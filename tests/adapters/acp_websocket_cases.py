@@ -253,7 +253,7 @@ async def test_a_health_checker_leaves_nothing(backend: str) -> None:
 
 
 async def forget_timers() -> None:
-    """Have asyncio forget cancelled timers, and their contexts: it does when there are many."""
+    """Make asyncio forget cancelled timers, and their contexts: it does when there are many."""
     loop = asyncio.get_running_loop()
     for _ in range(1000):
         loop.call_later(1000, print).cancel()

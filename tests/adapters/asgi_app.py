@@ -24,13 +24,13 @@ if "ASGI_NO_LOGS" not in os.environ:
 
 
 def note(text: str) -> None:
-    """Tell the test that something has happened."""
+    """Report to the test that something has happened."""
     with open(os.environ["ASGI_NOTES"], "ab", buffering=0) as pipe:  # noqa: PTH123 - no buffer
         pipe.write(f"{text}\n".encode())
 
 
 async def stage(name: str) -> None:
-    """Tell the test that some work has begun, and wait for its word."""
+    """Report to the test that some work has begun, and wait for its word."""
     async with await anyio.connect_unix(os.environ["ASGI_STAGE"]) as stream:
         await stream.send(name.encode())
         await stream.receive()
@@ -129,7 +129,7 @@ async def _lifespan(receive: Any, send: Any) -> None:
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Be the app."""
+    """Serve the lifespan, the websockets and the requests."""
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
     elif scope["type"] == "websocket":

@@ -50,7 +50,7 @@ async def dependency(given: str = needed) -> str:
 
 
 async def tasks(later: BackgroundTasks, given: str = needed) -> str:
-    """Have something done after the response, in the loop and in a thread."""
+    """Schedule work for after the response, in the loop and in a thread."""
     later.add_task(stage, "task")
     later.add_task(note, "task in a thread done")
     return given

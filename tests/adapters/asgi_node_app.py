@@ -43,7 +43,7 @@ async def worker() -> None:
 
 
 async def lifespan(scope: Any, receive: Any, send: Any) -> None:
-    """Have the client and the worker live as long as the app."""
+    """Run the client and the worker as long as the app lives."""
     tasks: list[asyncio.Task[None]] = []
 
     async def tell(message: Any) -> None:

@@ -308,7 +308,7 @@ async def permit(name: str, given: Any, context: Any) -> Any:
 
 
 async def add(given: Any) -> Any:
-    """Be the tool."""
+    """Answer with the sum, as the tool."""
     return {"content": [{"type": "text", "text": str(given["a"] + given["b"])}]}
 
 

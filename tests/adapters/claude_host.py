@@ -130,7 +130,7 @@ class Custom:
             raise self.failure
 
     def is_ready(self) -> bool:
-        """Be ready."""
+        """Return that it is ready."""
         return True
 
     async def end_input(self) -> None:

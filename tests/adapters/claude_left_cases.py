@@ -27,7 +27,7 @@ GRACE_SECONDS = 0.3
 
 
 async def cancel(way: Any, *flags: str) -> None:
-    """Have a reader cancelled while the CLI thinks; look at the CLI in an open scope, at once."""
+    """Cancel a reader while the CLI thinks; look at the CLI in an open scope, at once."""
     with uncollected(), hosted(*CLI, *flags) as host:
         async with Scope("test") as scope:
             messages = query(prompt="x", options=host.options(), grace=GRACE_SECONDS)

@@ -277,7 +277,7 @@ class Slow:
         self.ended = False
 
     async def __call__(self, *_: object) -> Any:
-        """Be in flight until it is cancelled."""
+        """Wait in flight until it is cancelled."""
         self.begun.set()
         try:
             await anyio.sleep_forever()

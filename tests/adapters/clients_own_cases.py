@@ -36,7 +36,7 @@ def client_of(node: Node, library: Any) -> Any:
 
 
 async def serve(node: Node) -> None:
-    """Have a node work on a message, so that its process is one that serves."""
+    """Let a node work on a message, so that its process is one that serves."""
     ids = (os.urandom(16), os.urandom(12), "0" * 12)
     async with node.handle(wire.Handed(*ids, int(time.time() + 60), None)):
         pass

@@ -107,7 +107,7 @@ class FakeClaude:
         )
 
     def ask_all(self) -> None:
-        """Have the SDK call what its user has given it."""
+        """Ask the SDK to call what its user has given it."""
         settings = self.settings
         if settings.hook:
             self.ask(
@@ -149,7 +149,7 @@ class FakeClaude:
             os._exit(128 + signal.SIGTERM)
 
     def note(self, event: object) -> None:
-        """Tell the test."""
+        """Write an event to the journal, for the test."""
         with open(self.settings.journal, "a", encoding="utf-8") as file:  # noqa: PTH123 - likewise
             file.write(f"{event}\n")
 
@@ -169,7 +169,7 @@ def read() -> Any:
 
 
 def say(*, flush: bool = True, **message: Any) -> None:
-    """Tell the SDK, which may have stopped listening."""
+    """Send a message to the SDK, which may have stopped listening."""
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(message), flush=flush)  # noqa: T201 - the protocol is spoken on stdout
 

@@ -31,7 +31,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def receiving() -> Iterator[str]:
-    """Have a server, and be told its address."""
+    """Start a server for the block, and yield its address."""
     program = [sys.executable, "-m", "tests.adapters.http_receiver"]
     with subprocess.Popen(
         program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -43,7 +43,7 @@ class Client:
     """Callbacks of a client, and what they were called with."""
 
     def __init__(self) -> None:
-        """Have seen nothing."""
+        """Start with nothing seen."""
         self.seen: list[str] = []
 
     def options(self) -> dict[str, Any]:
@@ -56,18 +56,18 @@ class Client:
         }
 
     async def sample(self, _: Any, params: Any) -> Any:
-        """Be a model."""
+        """Answer as a model."""
         self.seen.append(f"sampled {params.messages[0].content.text}")
         content = mcp.types.TextContent(type="text", text="something")
         return mcp.types.CreateMessageResult(role="assistant", content=content, model="none")
 
     async def elicit(self, _: Any, params: Any) -> Any:
-        """Be a user."""
+        """Answer as a user."""
         self.seen.append(f"elicited {params.message}")
         return mcp.types.ElicitResult(action="accept", content={"colour": "blue"})
 
     async def roots(self, _: Any) -> Any:
-        """Have a root."""
+        """Answer with one root."""
         return mcp.types.ListRootsResult(
             roots=[mcp.types.Root.model_validate({"uri": "file:///a"})]
         )

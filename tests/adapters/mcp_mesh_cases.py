@@ -446,7 +446,7 @@ async def _use() -> None:
 
 
 async def _serve() -> None:
-    """Have a tool called, and ask for its end."""
+    """Call a tool, and ask for its end."""
     async with Node("tools") as node, served(low_server(), node) as there:
         await there.greet()
         told = Told()

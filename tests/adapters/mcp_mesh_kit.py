@@ -60,7 +60,7 @@ class Client:
     """A client that takes part, of the small server."""
 
     def __init__(self, node: Node, scope: quiesce.Scope, session: Session, seen: Notes) -> None:
-        """Have what it is made of."""
+        """Record what the client is made of."""
         self.node, self.scope, self.session, self.seen = node, scope, session, seen
 
     async def heard(self, method: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Client:
 
 @asynccontextmanager
 async def client(folder: Path, *options: str, **more: Any) -> AsyncIterator[Client]:
-    """Have a client that takes part, of a small server."""
+    """Open a client that takes part, of a small server, for the block."""
     with notes() as seen:
         async with (
             Node("host", journal=folder / "host") as node,
@@ -165,7 +165,7 @@ class Told:
     """A message as a sender makes it, by hand, and what it is told of it."""
 
     def __init__(self) -> None:
-        """Have an edge of its own."""
+        """Make an edge of its own."""
         self.edge = os.urandom(12)
         handed = wire.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
         self.header = wire.request_header(handed)

@@ -50,7 +50,7 @@ async def never() -> str:
 
 
 async def where() -> str:
-    """Tell which cascade it is called for."""
+    """Return which cascade the tool is called for."""
     hop = current_hop()
     return "none" if hop is None else hop.cascade
 

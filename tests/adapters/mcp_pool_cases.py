@@ -233,7 +233,7 @@ class Pretended(Server):
         connection.leave()
 
     async def send_ping(self) -> str:
-        """Be a call."""
+        """Answer a call."""
         return "pong"
 
 

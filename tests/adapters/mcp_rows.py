@@ -33,7 +33,7 @@ class Subject:
     """Sessions of either way: opened here, and closed when and where a row wants it."""
 
     def __init__(self, way: Way, scope: quiesce.Scope | None, errlog: Any) -> None:
-        """Have none so far."""
+        """Start without sessions."""
         self._way = way
         self._scope = scope
         self._errlog = errlog

@@ -64,14 +64,14 @@ async def wait() -> str:
 
 
 async def progress(ctx: Context) -> str:
-    """Tell how it goes."""
+    """Report the progress of the call."""
     for step in (1, 2, 3):
         await ctx.report_progress(step, 3, f"step {step}")
     return "done"
 
 
 async def ask_model(ctx: Context) -> str:
-    """Have the client's model say something."""
+    """Ask the client's model to say something."""
     content = mcp.types.TextContent(type="text", text="say something")
     asked = mcp.types.SamplingMessage(role="user", content=content)
     found = await ctx.session.create_message(messages=[asked], max_tokens=10)

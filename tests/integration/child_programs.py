@@ -19,7 +19,7 @@ def await_go() -> None:
 
 
 def stay() -> None:
-    """Tell that it is done, and stay until the test ends."""
+    """Print that the program is done, and stay until the test ends."""
     print("done", flush=True)  # noqa: T201 - that is how it is told
     sys.stdin.read()
 
@@ -92,7 +92,7 @@ def notify(*messages: str) -> None:
 
 
 def brief(message: str) -> None:
-    """Have a command below this one send a message; it is gone before this one goes on."""
+    """Run a command below this one that sends a message; it has exited before this one goes on."""
     await_go()
     program = [sys.executable, __file__, "notify", message]
     nothing = subprocess.DEVNULL

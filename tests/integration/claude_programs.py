@@ -33,7 +33,7 @@ BACKENDS = ("asyncio", "trio")
 
 
 def say(line: str) -> None:
-    """Tell the test."""
+    """Print a line for the test."""
     print(line, flush=True)  # noqa: T201 - that is how it is told
 
 
@@ -184,7 +184,7 @@ async def run(host: Host, scenario: Callable[[Host], Awaitable[None]]) -> None:
 
 
 def start(folder: Path, name: str) -> None:
-    """Be one program, with its output in files."""
+    """Run one program, with its output in files."""
     for fd, output in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / output, os.O_WRONLY | os.O_CREAT), fd)
     scenario, backend, mode = name.split(":")

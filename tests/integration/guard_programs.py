@@ -39,7 +39,7 @@ def run(scenario: Scenario, form: str, backend: str) -> None:
 
 
 def outcome(scenario: Scenario, form: str, backend: str) -> dict[str, object]:
-    """Tell what the guard found; if the program failed by itself, that is in the notes."""
+    """Return what the guard found; if the program failed by itself, that is in the notes."""
     try:
         run(scenario, form, backend)
     except LeakError as leak:

@@ -26,11 +26,11 @@ kept: list[Any] = []
 
 
 def work() -> None:
-    """Be what is handed over."""
+    """Do nothing; this function is what is handed over."""
 
 
 def declared_job() -> None:
-    """Be declared as a service."""
+    """Do nothing; this function is declared as a service."""
 
 
 def _celery() -> Any:
@@ -116,7 +116,7 @@ async def taskiq(_: str) -> None:
             yield b""
 
     async def send_invoice() -> None:
-        """Be what is handed over; the library renames it."""
+        """Do nothing; this function is what is handed over, and the library renames it."""
 
     await Broker().task(task_name="send_invoice")(send_invoice).kiq()
 

@@ -35,14 +35,14 @@ exec sleep 60
 
 
 async def tell(*processes: Process, helper: int = 0) -> None:
-    """Have the test know of the processes, and wait to be killed."""
+    """Print the process ids for the test, and wait to be killed."""
     sys.stdout.write(f"{helper} {' '.join(str(process.pid) for process in processes)}\n")
     sys.stdout.flush()
     await anyio.sleep(30)
 
 
 async def before_ready() -> None:
-    """Be killed while a process is starting."""
+    """Wait to be killed while a process is starting."""
 
     async def never(process: Process) -> None:
         await process.lines.line_matching("ready")
@@ -52,14 +52,14 @@ async def before_ready() -> None:
 
 
 async def after_ready() -> None:
-    """Be killed while processes run."""
+    """Wait to be killed while processes run."""
     first = await start_process(["sh", "-c", FAMILY], ready=Line("ready"))
     second = await start_process(["sleep", "60"])
     await tell(first, second)
 
 
 async def during_drain() -> None:
-    """Be killed while processes are being stopped."""
+    """Wait to be killed while processes are being stopped."""
     async with Scope("inner") as scope:
         first = await start_process(["sh", "-c", FAMILY], ready=Line("ready"), grace=30)
         scope.spawn(first.stop, name="stop")
@@ -69,7 +69,7 @@ async def during_drain() -> None:
 
 
 async def during_drain_of_many() -> None:
-    """Be killed while a scope waits for the grace of several."""
+    """Wait to be killed while a scope waits for the grace of several."""
     outer = current_scope()
     assert outer is not None
     async with Scope("inner") as scope:
@@ -84,7 +84,7 @@ async def during_drain_of_many() -> None:
 
 
 async def in_the_first_fork() -> None:
-    """Be killed after the fork of the very first process, before anything else was done."""
+    """Stop after the fork of the very first process, before anything else was done, and wait to be killed."""
     spawn = spawning.spawn
 
     def fork_and_stop(*args: Any, **options: Any) -> spawning.Child:
@@ -99,7 +99,7 @@ async def in_the_first_fork() -> None:
 
 
 async def by_kinds() -> None:
-    """Have children of every kind, with some of the means to end them out of order, and be killed."""
+    """Start children of every kind, with some of the means to end them out of order, and wait to be killed."""
     means = sys.argv[3]
     if means == "table alone":
         scan = "return any("
@@ -133,7 +133,7 @@ async def limited(process: Process, number: int) -> AsyncIterator[str]:
 
 
 async def after_a_fork() -> None:
-    """Be killed while a fork of this very program, which has its files, lives on."""
+    """Wait to be killed while a fork of this very program, which has its files, lives on."""
     first = await start_process(["sh", "-c", FAMILY], ready=Line("ready"))
     fork = os.fork()
     if fork == 0:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def say(line: object) -> None:
-    """Tell the test how far we are."""
+    """Print how far the program is, for the test."""
     print(line, flush=True)  # noqa: T201 - that is how it is told
 
 
@@ -55,7 +55,7 @@ async def swallow() -> None:
 
 
 async def swallow_in_main() -> None:
-    """Be stubborn as main itself."""
+    """Run the stubborn code as main itself."""
     say("ready")
     await swallow()
 
@@ -64,7 +64,7 @@ in_thread = threading.Event()
 
 
 def wait_for_ever() -> None:
-    """Have begun, and never end."""
+    """Record that the thread has begun, and never return."""
     in_thread.set()
     threading.Event().wait()
 
@@ -143,7 +143,7 @@ async def hold() -> None:
 
 
 async def tell_itself() -> None:
-    """Tell of the drain on stdout, for there is no stderr."""
+    """Report the drain on stdout, for there is no stderr."""
     scope().spawn(swallow)
     await anyio.sleep(0.01)
     say("ready")

@@ -122,7 +122,7 @@ class Bridge:
         self.seen.answers.append(json.loads(line) if line else None)
 
     async def prompt(self) -> None:
-        """Have the agent's handler be in the middle of a prompt."""
+        """Send a prompt, and wait until the agent's handler is in the middle of it."""
         text = [{"type": "text", "text": "hello"}]
         self.send("session/prompt", {"sessionId": "s", "prompt": text})
         async with asyncio.timeout(PATIENCE_SECONDS):

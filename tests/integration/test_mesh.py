@@ -110,23 +110,23 @@ def end(t: float, of: dict[str, Any], **facts: Any) -> dict[str, Any]:
 
 
 def unsent(why: str) -> dict[str, Any]:
-    """Have a message be not answered."""
+    """Return a line which says that a message was not answered."""
     return {"t": 2, "is": "unanswered", "cascade": "x", "hop": "0.1", "why": why}
 
 
 def verdict(t: float, full: str = "Settled", lenient: str = "") -> dict[str, Any]:
-    """Tell a verdict."""
+    """Return a line with a verdict."""
     said = {"full": full, "participants": lenient or full, "counts": {}, "missing": []}
     return {"t": t, "is": "verdict", "at": t, "id": "1", **said}
 
 
 def died(t: float, pid: int = 5) -> dict[str, Any]:
-    """Have a process die."""
+    """Return a line which says that a process has died."""
     return {"t": t, "is": "died", "of": pid}
 
 
 def fault(t: float, until: float, kind: str = "kill", **facts: Any) -> dict[str, Any]:
-    """Have a fault."""
+    """Return a line about a fault."""
     about = {"agent": "a", "pair": None, "hop": ""} | facts
     return {"t": until, "is": "fault", "from": t, "to": until, "kind": kind, **about}
 

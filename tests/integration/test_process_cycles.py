@@ -79,7 +79,7 @@ def traced() -> int:
 
 @pytest.fixture
 def diligent() -> Iterator[None]:
-    """Have the garbage collector look at what this test makes, not at what those before have left."""
+    """Limit the garbage collector to the objects of this test, without those that earlier tests have left."""
     gc.collect()
     gc.freeze()
     yield

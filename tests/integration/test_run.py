@@ -350,7 +350,7 @@ def test_run_inside_an_event_loop_is_a_clear_error(backend: Any, around: Any) ->
 
 
 def sync_main() -> int:
-    """Be no async function."""
+    """Return a number; this is no async function."""
     return 7
 
 

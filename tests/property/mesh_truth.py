@@ -315,12 +315,12 @@ class Node:
         self.works[edge] = Work(hop)
 
     def stop_running(self, edge: bytes) -> None:
-        """Have the work of a hop end."""
+        """End the work of a hop."""
         self.works[edge].is_running = False
         self.truth.ends(edge)
 
     def crash(self) -> None:
-        """Be gone."""
+        """Crash: all that runs here ends."""
         self.is_up, self.fuse = False, None
         for edge, work in self.works.items():
             if work.is_running:
@@ -342,7 +342,7 @@ class Node:
         cascade.home_lost = cascade.home_lost or fact.is_root
 
     def restart(self) -> None:
-        """Be another process."""
+        """Start again as another process."""
         self.is_up = True
         self.life += 1
         self.detector = Detector(self.name, lasting=self.lasting)

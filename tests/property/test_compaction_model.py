@@ -155,7 +155,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=which)
     def cancel(self, number: int) -> None:
-        """Have a hop end, with all that was handed on from it."""
+        """Cancel a hop, with all that was handed on from it."""
         hop = self.pick(number, HopState.RUNNING, HopState.WAITING)
         if hop is not None:
             self.detector.cancel(hop)
@@ -182,7 +182,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=which, status=statuses, rides=st.booleans())
     def end(self, number: int, status: Any, *, rides: bool) -> None:
-        """Have a hop's own work end, and answer."""
+        """End a hop's own work, and answer."""
         hop = self.pick(number, HopState.RUNNING)
         if hop is not None:
             if rides and status == "done" and self.detector.finish(hop, 250_000):
@@ -196,7 +196,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=which, rides=st.booleans())
     def be_rid_of(self, number: int, *, rides: bool) -> None:
-        """Have a receipt taken: as an answer, of which nothing is written, or by a call."""
+        """Let a receipt be taken: as an answer, of which nothing is written, or by a call."""
         hop = self.pick(number, HopState.CLOSED)
         if hop is not None:
             (self.detector.ride if rides and not hop.is_root else self.detector.taken)(hop.edge)

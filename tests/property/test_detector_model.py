@@ -119,7 +119,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: self.works("running"))
     @rule(number=which, status=statuses, rides=st.booleans())
     def end(self, number: int, status: Status, *, rides: bool) -> None:
-        """Have the work of a hop end; what it is sending is in doubt."""
+        """End the work of a hop; what it is sending is in doubt."""
         self.step(self._end, *pick(self.works("running"), number), status, rides)
 
     def _end(self, node: Node, edge: bytes, status: Status, rides: bool = False) -> None:  # noqa: FBT001, FBT002 - as `step` gives it
@@ -139,7 +139,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: self.works("running"))
     @rule(number=which)
     def cancel(self, number: int) -> None:
-        """Have a hop end, and all below it."""
+        """Cancel a hop, and all below it."""
         node, edge = pick(self.works("running"), number)
         node.detector.cancel(node.works[edge].hop)
         self.step(node.commit)
@@ -176,7 +176,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: self.each("sending"))
     @rule(number=which, again=st.booleans())
     def wait_no_more(self, number: int, *, again: bool) -> None:
-        """Have no answer to a message: send it again, or be in doubt."""
+        """Stop waiting for the answer to a message: send it again, or record the doubt."""
         node, edge = pick(self.each("sending"), number)
         if again and edge in self.history:
             self.network.append(replace(self.history[edge], life=node.life))
@@ -186,7 +186,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: self.works("not answered"))
     @rule(number=which)
     def answer(self, number: int) -> None:
-        """Have a handler return, so that the message is answered."""
+        """Let a handler return, so that the message is answered."""
         self.step(self._answer, *pick(self.works("not answered"), number))
 
     def _answer(self, node: Node, edge: bytes) -> None:
@@ -312,7 +312,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: self.each("untold"))
     @rule(number=which)
     def tell(self, number: int) -> None:
-        """Tell whoever waits for a cascade."""
+        """Report the verdict of a cascade to those that wait for it."""
         self._tell(*pick(self.each("untold"), number))
 
     def _tell(self, node: Node, edge: bytes) -> None:
@@ -365,7 +365,7 @@ class Mesh(RuleBasedStateMachine):
     @precondition(lambda self: len(self.up()) < len(self.nodes))
     @rule(number=which)
     def restart(self, number: int) -> None:
-        """Be there again."""
+        """Restart a node that is down."""
         down = [node for node in self.nodes.values() if not node.is_up]
         self.step(pick(down, number).restart)
 

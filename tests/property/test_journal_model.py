@@ -120,7 +120,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_open)
     @rule(durability=st.sampled_from(["process", "process", "power"]))
     def open(self, durability: str) -> None:
-        """Be the next process: all is there that was written."""
+        """Open the journal as the next process: all that was written is there."""
         self.journal = Journal(self.path, durability=durability)
         assert self.journal.open() == self.model
         assert not self.path.with_name("node.journal.new").exists()
@@ -152,7 +152,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule(batch=batches, room=places, error=st.sampled_from([errno.ENOSPC, errno.EIO]))
     def write_and_fail(self, batch: list[Record], room: int, error: int) -> None:
-        """Have no more room in the midst of it: nothing of it is there."""
+        """Write until the disk is full in the midst of it: nothing of the batch is there."""
         disk = Disk(room % 300, OSError(error, os.strerror(error)))
         with mock.patch.object(os, "write", disk.write):
             try:
@@ -173,7 +173,7 @@ class Life(RuleBasedStateMachine):
         self.die()
 
     def die(self) -> None:
-        """Be gone: the system closes what was open, and a draft stays where it is."""
+        """Die: the system closes what was open, and a draft stays where it is."""
         with dead():
             self.journal.close()
         self.is_open = False
@@ -192,7 +192,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.draft is not None)
     @rule(batch=batches)
     def add(self, batch: list[Record]) -> None:
-        """Have more in it; the journal has not."""
+        """Add records to the draft; the journal does not contain them."""
         assert self.draft is not None
         self.draft.add(batch)
         self.drafted += batch
@@ -216,7 +216,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.draft is not None)
     @rule()
     def replace(self) -> None:
-        """Have only what is in it, in place of all before."""
+        """Replace all records of the journal by those of the draft."""
         assert self.draft is not None
         self.draft.replace()
         self.draft, self.model = None, list(self.drafted)
@@ -224,7 +224,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.draft is not None)
     @rule(room=places, is_last=st.booleans())
     def fail_at_the_draft(self, room: int, *, is_last: bool) -> None:
-        """Have no room for it: all before is there, and nothing lies about."""
+        """Run out of room for the draft: all before is there, and nothing lies about."""
         assert self.draft is not None
         disk = Disk(room % 300, OSError(errno.ENOSPC, "No space left on device"))
         with mock.patch.object(os, "write", disk.write):
@@ -275,7 +275,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule()
     def open_twice(self) -> None:
-        """Be another process, or be confused: the one that has it keeps it."""
+        """Open the journal again, as another process or by confusion: the one that has it keeps it."""
         for _ in range(2):
             other = Journal(self.path)
             with pytest.raises(JournalInUse):

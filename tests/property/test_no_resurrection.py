@@ -78,7 +78,7 @@ class Round:
             self.refused += 1
 
     async def work(self, depth: int, service: bool = False) -> None:  # noqa: FBT001, FBT002 - spawn passes no keywords
-        """Be a job: short, long, with work of its own, or with a cleanup that wants to spawn."""
+        """Run as a job: short, long, with work of its own, or with a cleanup that wants to spawn."""
         self.see_open("a job began")
         kind = self.rng.choice(("short", "short", "long", "parent", "late"))
         try:
@@ -185,7 +185,7 @@ class Stranger:
 
 @pytest.fixture
 def strangers() -> Iterator[list[Stranger]]:
-    """Have some threads, and end them."""
+    """Start some threads, and end them."""
     made = [Stranger() for _ in range(3)]
     threads = [Thread(target=stranger.run) for stranger in made]
     for thread in threads:

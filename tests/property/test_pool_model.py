@@ -34,7 +34,7 @@ class ModelRunner(FakeRunner):
     model: Program
 
     async def stop(self, grace: float) -> None:
-        """Be stopped, but not while somebody has leased it for good reason."""
+        """Check that no user has leased the runner for good reason, and stop it."""
         self.model.check_stop(self)
         await super().stop(grace)
 
@@ -127,7 +127,7 @@ class Program(World):
             assert all(runner.returncode is not None for runner in before)
 
     def crash(self) -> None:
-        """Have some runner end by itself."""
+        """Let some runner end by itself."""
         alive = [runner for runner in self.runners if runner.returncode is None]
         if alive:
             runner = self.random.choice(alive)

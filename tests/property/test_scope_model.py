@@ -52,7 +52,7 @@ class Thing:
         self._to_fail = False
 
     async def run(self) -> None:
-        """Be the job: wait to be told how to end, and be cancelled in one's own manner."""
+        """Run as the job: wait for the order to end, and react to a cancellation in its own manner."""
         while not self._told.is_set():
             try:
                 with anyio.CancelScope(shield=self.manner == "deaf"):
@@ -68,7 +68,7 @@ class Thing:
             raise LookupError(self.name)
 
     def tell(self, *, to_fail: bool = False) -> None:
-        """Tell the job to end."""
+        """Send the job the order to end."""
         self._to_fail = to_fail
         self._told.set()
 

@@ -99,10 +99,10 @@ async def fixed() -> None:
 
 
 async def swept_buggy() -> None:
-    """Be right, unless somebody cancels it."""
+    """Run the buggy version, which is right unless it is cancelled."""
     await conversation(run_buggy)
 
 
 async def swept_fixed() -> None:
-    """Be right, also if somebody cancels it."""
+    """Run the fixed version, which is right also if it is cancelled."""
     await conversation(run_fixed)

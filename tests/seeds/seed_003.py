@@ -95,7 +95,7 @@ async def buggy_late() -> None:
 
 
 async def fixed_late() -> None:
-    """Be refused while the close waits."""
+    """Start something while the close waits; the registry refuses it."""
     registry = Registry()
     await registry.start_fixed("producer")
     await asyncio.sleep(0)

@@ -126,12 +126,12 @@ def programs(
         await delete(pool, pool.spawn_fixed)
 
     async def swept_buggy() -> None:
-        """Be right, unless somebody cancels it."""
+        """Run the buggy version, which is right unless it is cancelled."""
         pool = make(QUICK)
         await turn(pool, pool.spawn_buggy)
 
     async def swept_fixed() -> None:
-        """Be right, also if somebody cancels it."""
+        """Run the fixed version, which is right also if it is cancelled."""
         pool = make(QUICK)
         await turn(pool, pool.spawn_fixed)
 

@@ -56,7 +56,7 @@ class Task:
     """A hop at work."""
 
     def __init__(self, hop: Hop | None, plan: Plan, work: Work) -> None:
-        """Have begun."""
+        """Begin the task."""
         self.hop = hop
         self.plan = plan
         self.work = work
@@ -223,7 +223,7 @@ class Agent:
         return reply
 
     def saying(self, edge: bytes, answer: Answer | None) -> None:
-        """Have the world know which edges are denied by one who cannot know better."""
+        """Record in the world which edges are denied by an agent that cannot know better."""
         if answer is not None and answer.kind == "never":
             ran = any(work.edge == edge and work.agent is self for work in self.world.works)
             if self.loses or not ran:
@@ -284,7 +284,7 @@ class Agent:
             self.later(at, self.cancel, hop)
 
     def cancel(self, hop: Hop) -> None:
-        """Have the cascade end."""
+        """Cancel the cascade."""
         if hop.receipt is None:
             self.world.cancelled_at = self.world.now
         self.engine.cancel(hop, self.world.now)
@@ -352,7 +352,7 @@ class Agent:
         return Plan(handler, background * world.faults.background, sends, status)
 
     def busy(self, task: Task, seconds: float) -> None:
-        """Be at work for a while."""
+        """Work for a while."""
         task.busy += 1
         self.later(seconds, self.idle, task)
 
@@ -374,7 +374,7 @@ class Agent:
         self.end(task)
 
     def end(self, task: Task) -> None:
-        """Have no more to do for a hop."""
+        """End the work of a hop."""
         task.is_over = True
         task.work.end = self.world.now
         if task.hop is not None:
@@ -433,7 +433,7 @@ class Agent:
         return fate.uniform(usual, LONG) if patient and fate.random() < patient else usual
 
     def resolve(self, edge: bytes, how: Sending, answer: Answer | None = None) -> None:
-        """Know what became of a message, the first time."""
+        """Record what became of a message, the first time."""
         now = self.world.now
         task = self._sends.pop(edge, None)
         if task is None:
@@ -457,7 +457,7 @@ class Agent:
     # The end of the process, and the next.
 
     def crash(self) -> None:
-        """Be gone, from one step to the next."""
+        """Crash, from one step to the next."""
         if not self.is_up:
             return
         self.is_up = False
@@ -475,11 +475,11 @@ class Agent:
             self.world.after(down, self.restart)
 
     def sleep(self, seconds: float) -> None:
-        """Be suspended: do nothing for a while, and then all that has come to be due."""
+        """Pause, as a suspended process: do nothing for a while, and then all that has come to be due."""
         self.asleep_until = self.world.now + seconds
 
     def restart(self) -> None:
-        """Be there again, as another process."""
+        """Start again, as another process."""
         self.is_up = True
         if self.loses and self.world.fate.random() < LOST:
             self.journal = []

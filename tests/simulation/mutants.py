@@ -33,12 +33,12 @@ class ReceiptAtReturn(Agent):
             self.later(seconds, self.say_done, task)
 
     def say_done(self, task: Task) -> None:
-        """Be done, it is said."""
+        """Report the work as done."""
         if task.hop is not None and task.hop.state is HopState.RUNNING:
             self.engine.end(task.hop, "done", self.world.now)
 
     def end(self, task: Task) -> None:
-        """Be done in truth."""
+        """End the work in truth."""
         if task.hop is not None and task.hop.state is HopState.RUNNING:
             super().end(task)
         task.is_over = True
@@ -183,7 +183,7 @@ class OverAndForgotten(Detector):
     """Once its receipt was taken, an edge is forgotten, and a copy of it is taken later."""
 
     def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
-        """Know nothing of it."""
+        """Forget that the edge is over."""
         if self._over.get(edge) is None:
             self._over.pop(edge, None)
         return super().arrive(edge, cascade, parent, reply)
@@ -213,7 +213,7 @@ class CancelledAlone(Detector):
     """Who is cancelled ends, and tells nobody whom it has handed work to."""
 
     def cancel(self, hop: Hop) -> None:
-        """Tell nobody."""
+        """Cancel the hop, without a word to the receivers of its work."""
         super().cancel(hop)
         self.acts = [act for act in self.acts if not (isinstance(act, Watch) and act.cancel)]
 
@@ -233,7 +233,7 @@ class OpaqueIsDone(Detector):
     """An agent that takes no part has done its work when it answers."""
 
     def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
-        """Be content."""
+        """Record an opaque message as not sent."""
         super().sent(edge, "is not sent" if how == "is opaque" else how, why)
 
 
@@ -241,7 +241,7 @@ class DeniedIsLost(Detector):
     """Who says that an edge never will run is believed, also if it was taken."""
 
     def told(self, edge: bytes, answer: Answer) -> None:
-        """Know nothing of that."""
+        """Forget that the edge was taken."""
         if edge in self._edges:
             self._edges[edge].is_taken = False
         super().told(edge, answer)
@@ -297,7 +297,7 @@ class SilenceIsDone(Detector):
     """A node that is not heard of any more has done its work."""
 
     def give_up(self, edge: bytes, why: str) -> None:
-        """Be content."""
+        """Record a lost edge as done."""
         del why
         self.receive(edge, Receipt("done"))
 
@@ -306,7 +306,7 @@ class DoubtIsUnsent(Detector):
     """A message without an answer was not sent."""
 
     def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
-        """Have no doubt."""
+        """Record a doubtful message as not sent."""
         super().sent(edge, "is not sent" if how == "is in doubt" else how, why)
 
 
@@ -380,7 +380,7 @@ class PromisesNothing(Horizon):
     """What the process before this one has promised to remember is forgotten as its own."""
 
     def open(self, now: float) -> None:
-        """Know nothing of it."""
+        """Open without what the process before has promised to keep."""
         self._detector.keep = 0.0
         super().open(now)
 

@@ -111,7 +111,7 @@ class World:
     """All of it."""
 
     def __init__(self, seed: int, faults: Faults, sizes: Sizes = Sizes()) -> None:  # noqa: B008 - frozen
-        """Be empty; agents are added by whoever builds the world."""
+        """Start empty; the builder of the world adds the agents."""
         self.random = random.Random(seed)  # noqa: S311 - nothing to guess
         # What newer kinds of misfortune draw from: a seed gives the same world of an older kind for ever.
         self.fate = random.Random(f"fate {seed}")  # noqa: S311 - the same
@@ -153,7 +153,7 @@ class World:
         return self.ids.to_bytes(size, "big")
 
     def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
-        """Have something happen later."""
+        """Schedule a call for later."""
         self._number += 1
         heapq.heappush(self._due, _Due(self.now + delay, self._number, call, args))
 

@@ -34,11 +34,11 @@ class Executor(AgentExecutor):  # type: ignore[misc]  # the SDK has no types her
     """Does what the plan in a message tells it."""
 
     def __init__(self, agent: Agent) -> None:
-        """Be part of an agent."""
+        """Record the agent that this is a part of."""
         self._agent = agent
 
     async def execute(self, context: Any, event_queue: Any) -> None:
-        """Have a task, do the work, complete the task; and go on for a while."""
+        """Make a task, do the work, complete the task; and go on for a while."""
         asked = json.loads(kit.text_of(context.message))
         plan, cascade = Plan.from_json(asked["plan"]), asked["cascade"]
         updater = TaskUpdater(event_queue, context.task_id, context.context_id)
@@ -103,7 +103,7 @@ class Clients:
     """The clients of an agent, one for each that it sends to, and way of sending."""
 
     def __init__(self, agent: Agent, seconds: float) -> None:
-        """Know nobody yet."""
+        """Make the HTTP client; no client of an agent exists yet."""
         self._agent = agent
         headers = {"X-From": agent.config.name} | ({"A2A-Version": "1.0"} if kit.FIRST else {})
         hooks = {"request": [_mark], "response": []}
@@ -147,7 +147,7 @@ class Clients:
 
 
 def _pushing(config: Any, url: str) -> Any:
-    """Have the agent push what becomes of a task."""
+    """Add to a configuration that the agent pushes what becomes of a task."""
     if kit.FIRST:
         from a2a.types import TaskPushNotificationConfig  # noqa: PLC0415 - not in 0.3
 

@@ -106,7 +106,7 @@ def rows(truth: Truth, cascades: dict[str, Casc], calm: set[str], scale: float) 
 
 
 def table(made: list[Row], scale: float) -> str:
-    """Tell it to people, in Markdown."""
+    """Format the rows as a Markdown table."""
     lines = [
         f"One second here stands for {scale:g}; seconds are those that were measured.",
         "",

@@ -266,7 +266,7 @@ def _mark_plain(cascade: Casc, course: Course, *, is_full: bool) -> None:
 
 
 def _outside(name: str, cascade: Casc, course: Course) -> Iterable[Finding]:
-    """Know by the plan which work is part of a cascade, and find what was done outside of it.
+    """Set by the plan which work is part of a cascade, and yield what was done outside of it.
 
     A push is sent outside of it by an agent that was started anew, if its receiver has said that it
     never will take it.

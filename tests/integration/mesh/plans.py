@@ -221,7 +221,7 @@ class Mix:
         )
 
     def _vary(self, plan: Plan, parent: Plan, rng: random.Random) -> None:
-        """Have a message worked on, or sent, in one of the patterns."""
+        """Choose a pattern in which a message is worked on, or sent."""
         if not self.patterns or plan.agent in self.odd:
             return
         if rng.random() < self.untracked_share:
@@ -277,7 +277,7 @@ class Mix:
                 return Fault(kind, 0.0, rng.uniform(0.0, 2.0), hop=where, detail=detail)
 
     def _trouble(self, kind: FaultKind, at: float, cascade: Casc, rng: random.Random) -> Fault:
-        """Have an agent that takes part be in trouble of its own."""
+        """Make a fault for an agent that takes part in a cascade."""
         agent = rng.choice(sorted(cascade.agents - {*self.odd, "hook"}))
         lasts, amount = rng.uniform(0.1, 1.5), 0.0
         if kind == "stop" and rng.random() < self.long_share:

@@ -58,7 +58,7 @@ class Network:
     """All proxies, and what is wrong with them."""
 
     def __init__(self, wrote_copy: Callable[[str, int], None]) -> None:
-        """Be well.
+        """Start without a rule: everything is passed on.
 
         Args:
             wrote_copy: is told of every message that was sent again, and the status of the answer.
@@ -83,13 +83,13 @@ class Network:
         return next((rule for rule in self.rules if rule.pair == {one, other}), None)
 
     def begin(self, rule: Rule) -> None:
-        """Have a rule hold; lines that are there are cut off, if it says so."""
+        """Begin to apply a rule; connections that exist are cut off, if it says so."""
         self.rules.append(rule)
         if rule.way == "cut":
             self._abort(rule.pair)
 
     def end(self, rule: Rule) -> None:
-        """Have a rule hold no more."""
+        """Stop applying a rule."""
         self.rules.remove(rule)
         if rule.way == "hang" and not rule.late:
             self._abort(rule.pair)

@@ -114,7 +114,7 @@ class Process:
             self.ready.set_exception(RuntimeError(f"{self.name} did not start:\n{tail}"))
 
     def order(self, do: str, **facts: Any) -> asyncio.Future[None]:
-        """Tell it to do something; what is returned is there when it has done it."""
+        """Send an order to the process; return a future that is done when the order was carried out."""
         done = asyncio.get_running_loop().create_future()
         if self.process is not None:
             assert self.process.stdin is not None
@@ -131,7 +131,7 @@ class Process:
             self.process.stdin.write(line.encode())
 
     async def obeys(self, do: str, **facts: Any) -> None:
-        """Tell it to do something, and wait until it has."""
+        """Send an order to the process, and wait until it was carried out."""
         try:
             async with asyncio.timeout(_ORDER_SECONDS):
                 await self.order(do, **facts)
@@ -211,7 +211,7 @@ class Rig:
     # Agents.
 
     def add(self, name: str, kind: str = "http", subject: str = SUBJECT) -> None:
-        """Have an agent."""
+        """Add an agent."""
         self.agents[name] = Process(self, name, kind, Proxy(self.network, name), subject)
 
     @contextlib.asynccontextmanager
@@ -237,7 +237,7 @@ class Rig:
             self.log.close()
 
     def heard(self, line: dict[str, Any]) -> None:
-        """Know what an agent says."""
+        """Take in a line that an agent has written."""
         if line["is"] == "start":
             self.ids[line["id"]] = line["cascade"]
         elif line["is"] == "verdict":
@@ -247,12 +247,12 @@ class Rig:
                 self.tell_all(name)
 
     def tell_all(self, name: str) -> None:
-        """Have the daemon threads of a cascade end, which has its verdict."""
+        """End the daemon threads of a cascade, which has its verdict."""
         for agent in self.agents.values():
             agent.tell(name)
 
     def recovered(self, starter: str, ids: list[str]) -> None:
-        """Know which cascades a beginner that was started anew knows of."""
+        """Stop waiting for the cascades that a beginner no longer has after its restart."""
         known = {self.ids[one] for one in ids if one in self.ids}
         for name, done in self.waiting.items():
             mine = self.cascades[name].plan.agent == starter
@@ -336,7 +336,7 @@ class Rig:
         self.log.write("fault", **facts)
 
     async def _trouble(self, fault: Fault, told: asyncio.Event) -> float:
-        """Have an agent be in trouble for a while; returns since when."""
+        """Cause trouble for an agent for a while; return since when."""
         agent = self.agents[fault.agent]
         journal = self.folder / f"{agent.name}.journal"
         begin, copy = time.monotonic(), b""

@@ -122,7 +122,7 @@ def _progress(text: str) -> None:
 
 
 def table(made: Judgement) -> str:
-    """Tell it to people."""
+    """Format a judgement as text."""
     told = made.to_json()
     findings = told.pop("findings")
     lines = [f"{name.replace('_', ' '):24} {value}" for name, value in told.items()]

@@ -217,7 +217,7 @@ class _Reader:
                     work.end, work.cut = line["t"], True
 
     def other(self, line: dict[str, Any]) -> None:
-        """Know something else."""
+        """Take in a line of any other kind."""
         match line["is"]:
             case "start":
                 self.names[line["id"]] = line["cascade"]

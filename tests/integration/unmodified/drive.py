@@ -53,7 +53,7 @@ class Process:
         self.told: dict[str, Any] = json.loads(self._process.stdout.readline() or "{}")
 
     def end(self, *, by_signal: bool = True) -> dict[str, Any]:
-        """Tell it to end, by SIGTERM or by the end of its input; returns its exit code, what it told, and its log."""
+        """Stop the agent by SIGTERM or the end of its input; return its exit code, what it printed, and its log."""
         process, began = self._process, time.monotonic()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -82,7 +82,7 @@ class Driver:
     """The beginner of cascades."""
 
     def __init__(self, folder: Path) -> None:
-        """Have no agents yet."""
+        """Start without agents."""
         self.folder = folder
         self.processes: list[Process] = []
         self.outcomes: list[dict[str, Any]] = []
@@ -99,7 +99,7 @@ class Driver:
 
     @asynccontextmanager
     async def open(self, *peers: str) -> AsyncIterator[None]:
-        """Have a node, once the agents are there."""
+        """Open a node, once the agents are reachable."""
         journal = self.folder / "driver.journal"
         async with AsyncExitStack() as stack:
             self.node = await stack.enter_async_context(
@@ -206,7 +206,7 @@ async def mcp(driver: Driver, kind: str = "mcp") -> None:
 
 
 async def fasta2a(driver: Driver) -> None:
-    """Have two messages wait for the worker at a time."""
+    """Send two messages that wait for the worker at the same time."""
     url = driver.start("fasta2a_agent")
 
     def sends(name: str) -> Send:
@@ -231,7 +231,7 @@ async def fasta2a(driver: Driver) -> None:
 
 
 async def adk(driver: Driver) -> None:
-    """Have three agents call each other."""
+    """Run three agents that call each other."""
     ports = {name: _free_port() for name in "abc"}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     following = {"a": urls["b"], "b": urls["c"], "c": ""}

@@ -20,7 +20,7 @@ from tests.integration.unmodified.letting import listen, serve, work
 
 
 async def answer(messages: list[Any], _: Any) -> Any:
-    """Be the model: call the tool first, then answer."""
+    """Answer as the model: call the tool first, then answer."""
     if len(messages) == 1:
         return ModelResponse([ToolCallPart("work", {"name": messages[0].parts[-1].content})])
     return ModelResponse([TextPart("done")])

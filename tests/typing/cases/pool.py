@@ -11,7 +11,7 @@ class Session:
 
     @property
     def returncode(self) -> int | None:
-        """Tell how it ended."""
+        """Return how the runner ended."""
 
     async def wait(self) -> int:
         """Wait for its end."""

@@ -34,7 +34,7 @@ class NamedFuture(asyncio.Future[None]):
     """The least that asyncio asks of what a factory gives."""
 
     def set_name(self, _: object) -> None:
-        """Have no name."""
+        """Ignore the name."""
 
 
 class Recorder:

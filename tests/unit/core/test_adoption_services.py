@@ -57,7 +57,7 @@ class Pool:
                 self.task.set_name(self._renamed)
 
     async def is_alive(self) -> bool:
-        """Have the housekeeper do a turn."""
+        """Return whether the housekeeper does a turn when it is asked to."""
         assert self.task is not None
         self.turned = anyio.Event()
         self.turn.set()

@@ -40,12 +40,12 @@ async def work() -> None:
 
 
 async def many() -> AsyncIterator[int]:
-    """Be an async generator, by mistake."""
+    """Yield a number: an async generator, by mistake."""
     yield 1
 
 
 def plain() -> int:
-    """Be a plain function, by mistake."""
+    """Return a number: a plain function, by mistake."""
     return 1
 
 

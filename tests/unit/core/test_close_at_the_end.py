@@ -40,32 +40,32 @@ async def nothing(_: Scope) -> None:
 
 
 async def a_job(scope: Scope) -> None:
-    """Have a job in it."""
+    """Start a job in the scope."""
     scope.spawn(anyio.sleep_forever)
 
 
 async def a_service(scope: Scope) -> None:
-    """Have a service in it."""
+    """Start a service in the scope."""
     scope.spawn(anyio.sleep_forever, service=True)
 
 
 async def a_child(scope: Scope) -> None:
-    """Have an empty child scope."""
+    """Open an empty child scope."""
     scope.child("child")
 
 
 async def a_busy_grandchild(scope: Scope) -> None:
-    """Have a job two levels down."""
+    """Start a job two levels down."""
     scope.child("child").child("grandchild").spawn(anyio.sleep_forever)
 
 
 async def a_context(scope: Scope) -> None:
-    """Have a context entered."""
+    """Enter a context in the scope."""
     await scope.enter(Resource())
 
 
 async def a_task_group(scope: Scope) -> None:
-    """Have a task group entered, with a task in it."""
+    """Enter a task group in the scope, with a task in it."""
     group = await scope.enter(anyio.create_task_group())
     group.start_soon(anyio.sleep_forever)
 

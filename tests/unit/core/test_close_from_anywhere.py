@@ -307,7 +307,7 @@ async def test_a_job_closes_its_own_scope_through_a_task_group() -> None:
 
 
 async def close_through(way: Callable[[Coroutine[Any, Any, Report]], Awaitable[None]]) -> None:
-    """Have a job close its own scope by way of another task."""
+    """Start a job that closes its own scope by way of another task."""
 
     async def closer() -> None:
         await way(scope.aclose(within=4))

@@ -29,7 +29,7 @@ async def careful() -> None:
 
 
 async def fill(scope: Scope) -> None:
-    """Have one of each kind in flight."""
+    """Start one of each kind in the scope."""
     scope.spawn(careful)
     scope.spawn(careful, service=True)
     scope.child("child").spawn(careful)
@@ -118,7 +118,7 @@ async def failing_soon() -> None:
 
 
 async def interrupted() -> None:
-    """Have a failing job interrupt the block: one cancellation is the scope's own."""
+    """Let a failing job interrupt the block: one cancellation is the scope's own."""
     with suppress_group(KeyError):
         async with Scope("a", on_error="cancel") as scope:
             scope.spawn(careful)
@@ -137,7 +137,7 @@ def suppress_group(kind: type[Exception]) -> Iterator[None]:
 
 
 async def closed_by_its_own_job() -> None:
-    """Have a job of the scope close it while the block ends."""
+    """Let a job of the scope close it while the block ends."""
 
     async def closer() -> None:
         await turns(2)

@@ -42,7 +42,7 @@ class Counted:
 
 
 async def let_others_run() -> None:
-    """Give everything that is ready many turns."""
+    """Pause for many turns, so that everything that is ready runs."""
     for _ in range(20):
         await anyio.lowlevel.checkpoint()
 

@@ -36,7 +36,7 @@ async def fail() -> None:
 
 @asynccontextmanager
 async def manager() -> AsyncIterator[None]:
-    """Be entered."""
+    """Yield once, as a context to enter."""
     yield
 
 

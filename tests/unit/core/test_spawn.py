@@ -25,7 +25,7 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def _greedy_collector() -> Iterator[None]:
-    """Have the collector run at nearly every allocation, so that it strikes at any time."""
+    """Run the collector at nearly every allocation, so that it strikes at any time."""
     before = gc.get_threshold()
     gc.set_threshold(1)
     yield

@@ -138,7 +138,7 @@ async def test_a_job_that_swallows_and_waits_for_another_task_is_asked_again(
 
 
 async def closers(scope: Scope) -> None:
-    """Have many call for the close, one turn of the loop after the other."""
+    """Start many tasks that call for the close, one turn of the loop after the other."""
 
     async def closer() -> None:
         await scope.aclose(within=1)
@@ -150,7 +150,7 @@ async def closers(scope: Scope) -> None:
 
 
 async def children(scope: Scope) -> None:
-    """Have many child scopes end, one turn of the loop after the other."""
+    """Open many child scopes that end, one turn of the loop after the other."""
     for number in range(200):
         scope.child(f"child {number}").spawn(ending_after, number)
     await turns(1)
@@ -158,7 +158,7 @@ async def children(scope: Scope) -> None:
 
 
 async def services(scope: Scope) -> None:
-    """Have many services end, one turn of the loop after the other."""
+    """Start many services that end, one turn of the loop after the other."""
     for number in range(200):
         scope.spawn(ending_after, number, service=True)
     await turns(1)

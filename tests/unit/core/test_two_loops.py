@@ -35,7 +35,7 @@ class Elsewhere:
             self.opened.set()
 
     async def main(self) -> None:
-        """Be the program of that loop."""
+        """Open a scope as the program of that loop, and keep it open until the test ends it."""
         async with Scope("elsewhere"):
             self.opened.set()
             self.end.wait()

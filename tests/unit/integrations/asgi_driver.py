@@ -49,13 +49,13 @@ class Lifespan:
         self.started.set()
 
     def shut_down(self) -> None:
-        """Tell the app of the shutdown."""
+        """Send the app the shutdown."""
         self._shutdown.set()
 
 
 @asynccontextmanager
 async def living(app: Any) -> AsyncIterator[Lifespan]:
-    """Have an app live for the length of a block, and shut it down in the end."""
+    """Run an app for the length of a block, and shut it down in the end."""
     life = Lifespan(app)
     async with anyio.create_task_group() as group:
         group.start_soon(life.run)

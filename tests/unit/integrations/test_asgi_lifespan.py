@@ -38,7 +38,7 @@ class Noting:
         self._answers = answers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Be the app."""
+        """Serve the lifespan and the requests."""
         if scope["type"] != "lifespan":
             self.notes.append("request begins")
             if scope["path"] == "/long":

@@ -54,7 +54,7 @@ def far_around(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
 
 
 def fronted(node: Node, app: Any, **options: Any) -> tuple[Quiesce, Any]:
-    """Have the mesh's own front outside."""
+    """Wrap the app with the mesh's own front outside."""
     made = Quiesce(node.asgi(app), **QUICK | options)
     return made, CascadeFront(node, made)
 

@@ -26,7 +26,7 @@ class Outside:
         self.scopes: list[Scope] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Have a scope around the request; its end is somebody else's to see to."""
+        """Open a scope around the request; the code outside of it sees to its end."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -298,7 +298,7 @@ TARGETS: dict[str, Target] = {
 
 
 def fault(target: Target, data: bytes) -> str | None:
-    """Tell what is wrong with what a parser does; None if nothing is; empty if it takes it."""
+    """Return what is wrong with what a parser does; None if nothing is; empty if it takes the data."""
     try:
         value = target.parse(data)
     except target.refusal as error:

@@ -41,14 +41,14 @@ class Lines(Memory):
     """The network between the nodes: it counts the calls, and may be cut."""
 
     def __init__(self) -> None:
-        """Be whole."""
+        """Start with no line cut."""
         super().__init__()
         self.cut: set[str] = set()
         self.calls: list[tuple[str, str, bytes]] = []
         self.replies: list[bytes] = []
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Have a node answer, unless the line to it is cut."""
+        """Return the answer of a node, unless the line to it is cut."""
         self.calls.append((to, path, body))
         if to in self.cut:
             message = f"the line to {to} is cut"
@@ -64,7 +64,7 @@ class NoRoom:
     is_refusing = True
 
     def __init__(self, node: Node) -> None:
-        """Be that of a node, in place of its own."""
+        """Replace the keeping of a node's journal by this one."""
         self._own = node._keeping
         self.error = OSError(errno.ENOSPC, "No space left on device")
         node._keeping = self  # type: ignore[assignment]  # as far as it is used
@@ -96,7 +96,7 @@ class World:
     """Some nodes in one process, each with a server that runs handlers in tasks of its own."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Have no nodes yet.
+        """Start without nodes.
 
         Args:
             folder: where the nodes have their journals; None: they have none.
@@ -136,7 +136,7 @@ class World:
         return made
 
     async def __aenter__(self) -> Self:
-        """Have the servers run."""
+        """Open the scope in which the servers run."""
         self._servers = await Scope.open("servers")
         return self
 
@@ -161,7 +161,7 @@ class World:
             handing.answered(await self.deliver(to, handing.header, handler))
 
     async def deliver(self, to: str, header: str, handler: Handler) -> str:
-        """Have a node's server run a handler; gives what the answer says, when it is there."""
+        """Run a handler in a node's server; return what the answer says, when it has come."""
         with detached():  # as if it were in a process of its own
             job = self._servers.spawn(self.serve, to, header, handler)
         return await job
@@ -188,7 +188,7 @@ class World:
 
 
 async def nothing(_: Hop) -> None:
-    """Have a message done at once."""
+    """Return at once: the message is done."""
 
 
 async def fails(_: Hop) -> None:
@@ -197,7 +197,7 @@ async def fails(_: Hop) -> None:
 
 
 async def hangs(_: Hop) -> None:
-    """Be at it until the end of time."""
+    """Work until the end of time."""
     await anyio.sleep_forever()
 
 

@@ -32,7 +32,7 @@ class Exchange:
         } | options  # fmt: skip
 
     async def run(self) -> None:
-        """Have the app answer."""
+        """Run the app, which answers the request."""
         await self._app(self.scope, self._receive, self._send)
 
     async def _receive(self) -> Any:
@@ -95,7 +95,7 @@ class Life:
         self.message = ""
 
     def ask(self, what: str) -> None:
-        """Tell the app to start up, or to shut down."""
+        """Send the app the order to start up, or to shut down."""
         self._asked.append(f"lifespan.{what}")
         self._news.set()
 

@@ -31,7 +31,7 @@ class Two:
     """A node that sends, and one behind a server."""
 
     def __init__(self, world: World, node: Node, other: Node) -> None:
-        """Know both."""
+        """Record the world and both nodes."""
         self.world = world
         self.node = node
         self.other = other
@@ -58,13 +58,13 @@ _folder: list[Path | None] = [None]
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["forgetful", "journal"])
 def _journals(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Have all of it with and without journals: what has one ends in a shorter way."""
+    """Run each test with and without journals: a node that has one ends in a shorter way."""
     _folder[0] = tmp_path if request.param else None
 
 
 @asynccontextmanager
 async def two() -> AsyncIterator[Two]:
-    """Have two nodes."""
+    """Open two nodes for the block."""
     async with World(_folder[0]) as world:
         yield Two(world, await world.add("a"), await world.add("b"))
 

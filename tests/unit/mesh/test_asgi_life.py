@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:
-    """Have a life."""
+    """Answer both events of the lifespan."""
     assert scope["type"] == "lifespan"
     for what in ("startup", "shutdown"):
         assert (await receive())["type"] == f"lifespan.{what}"
@@ -35,7 +35,7 @@ async def with_lifespan(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def without_lifespan(scope: Any, _: Any, __: Any) -> None:
-    """Know nothing of it."""
+    """Fail for a lifespan: the app serves only HTTP."""
     assert scope["type"] == "http", "only http"
 
 

@@ -51,7 +51,7 @@ def detector() -> Detector:
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Have all done in the loop, so that time may be virtual; gives what was to be done in threads."""
+    """Run everything in the loop, so that time may be virtual; return what was to be done in threads."""
     done: list[Callable[[], None]] = []
 
     async def in_thread(put: Callable[[], None]) -> None:

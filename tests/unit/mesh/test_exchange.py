@@ -59,7 +59,7 @@ class Deaf:
         return self._reply
 
     async def aclose(self) -> None:
-        """Have nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 @pytest.mark.parametrize(

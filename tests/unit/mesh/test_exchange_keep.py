@@ -26,20 +26,20 @@ class Late:
     """A message of which the receiver was asked before it came."""
 
     def __init__(self, world: World) -> None:
-        """Know its world."""
+        """Record the world."""
         self._world = world
         self.ran: list[str] = []
         self.header = ""
 
     async def begin(self, node: Node) -> Settlement:
-        """Have it be under way, and give what is said of it meanwhile."""
+        """Begin to hand over the message, and return what is said of it meanwhile."""
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 self.header = handing.header
         return await cascade.settled(5)
 
     async def arrive(self) -> None:
-        """Have it come, at last."""
+        """Deliver the message, at last."""
         await self._world.deliver("b", self.header, self.handle)
 
     async def handle(self, hop: Hop) -> None:

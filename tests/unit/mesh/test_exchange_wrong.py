@@ -30,14 +30,14 @@ class Elsewhere(Lines):
     """Lines, at the end of some of which there is no node."""
 
     def __init__(self) -> None:
-        """Be as they should."""
+        """Start with every receiver in order."""
         super().__init__()
         self.wrong: set[str] = set()
         self.is_page = False
         self.tries = 0
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Have a node answer, or whatever is there."""
+        """Return the answer of a node, or of what is in its place."""
         if to in self.wrong:
             self.tries += path == RECEIPTS
             await anyio.lowlevel.checkpoint()

@@ -28,7 +28,7 @@ DONE = Receipt("done", notes=(Note("0" * 12, "", "b", "done"),))
 
 
 def says(answer: Answer) -> Callable[[Handing], None]:
-    """Have the receiver answer this, in the header."""
+    """Return a function by which the receiver gives this answer, in the header."""
     return lambda handing: handing.answered(wire.response_header(handing._edge, answer))
 
 

@@ -289,7 +289,7 @@ async def leaves_a_failing_job(hop: Hop) -> None:
 
 
 async def cancels_itself(_: Hop) -> None:
-    """Be cancelled by somebody else than the cascade."""
+    """Cancel itself, so that the cancellation is not one of the cascade."""
     with anyio.CancelScope() as scope:
         scope.cancel()
         await anyio.sleep_forever()

@@ -23,7 +23,7 @@ class Own(asyncio.SelectorEventLoop):
     """A loop that has its callbacks elsewhere, as those of GUI toolkits do."""
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # any will do
-        """Have it called as a timer."""
+        """Schedule the callback as a timer."""
         return self.call_later(0, callback, *args, context=context)
 
 
@@ -70,7 +70,7 @@ async def _step() -> None:
 
 
 def _of_callback(start: Callable[..., object], turns: int = 6) -> None:
-    """Have it called some turns later: more than a hop waits for where it cannot know."""
+    """Call `start` some turns later: more than a hop waits for where it cannot know."""
     if turns:
         asyncio.get_running_loop().call_soon(_of_callback, start, turns - 1)
     else:

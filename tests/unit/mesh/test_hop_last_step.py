@@ -28,7 +28,7 @@ async def by_callbacks(work: Work) -> object:
 
 
 async def by_gather_callback(work: Work) -> object:
-    """Have it started when two others have ended."""
+    """Start the work when two other awaitables have ended."""
     kept: list[object] = []
 
     async def nothing() -> None: ...

@@ -152,7 +152,7 @@ class Taken:
     """A message that an agent has taken, and not begun."""
 
     def __init__(self, world: World) -> None:
-        """Know its world."""
+        """Record the world."""
         self._world = world
         self.parts: list[Part] = []
 
@@ -259,13 +259,13 @@ class InDrain:
     """A hop whose job waits for a word in the drain of its agent."""
 
     def __init__(self, world: World) -> None:
-        """Know its world."""
+        """Record the world."""
         self._world = world
         self.gate = anyio.Event()
         self.job: Any = None
 
     async def begin(self, work: Any) -> Cascade:
-        """Have it at work."""
+        """Start the work in a hop of a cascade, and return the cascade."""
         root, self.node = await self._world.add("a"), await self._world.add("b")
 
         async def handler(hop: Hop) -> None:

@@ -89,7 +89,7 @@ async def waits_for(_: Hop) -> None:
 
 
 async def groups(_: Hop) -> None:
-    """Have a failure in a task group end the others of it."""
+    """Let a failure in a task group end the other tasks of it."""
 
     async def fails() -> None:
         raise ValueError
@@ -144,7 +144,7 @@ async def raises_it() -> None:
 
 
 async def times_out_first() -> None:
-    """Be cancelled by a timeout of one's own, go on, and wait."""
+    """Run into a timeout of its own, go on, and wait."""
     with anyio.move_on_after(0.01):
         await anyio.sleep_forever()
     left.append("timed out")

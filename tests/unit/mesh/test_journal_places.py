@@ -31,7 +31,7 @@ def begun(edge: bytes) -> Begun:
 
 
 def compact(journal: Journal, edges: list[bytes]) -> None:
-    """Have a smaller journal with these, in one go."""
+    """Replace the journal by a smaller one with these edges, in one go."""
     draft = journal.draft(lambda records: records)
     draft.add(map(begun, edges))
     draft.put(draft.take(), sync=False)

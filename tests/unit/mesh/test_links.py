@@ -37,7 +37,7 @@ class Plain:
     """A transport that notes who is called."""
 
     def __init__(self) -> None:
-        """Have called nobody."""
+        """Start without calls."""
         self.called: list[str] = []
         self.closed = 0
 
@@ -52,12 +52,12 @@ class Plain:
 
 
 async def never(_method: str, _body: dict[str, Any]) -> Any:
-    """Be an agent that does not answer."""
+    """Wait for ever, as an agent that does not answer."""
     await anyio.Event().wait()
 
 
 def over(node: Node) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
-    """Be a connection to a node of this process."""
+    """Return a connection to a node of this process."""
 
     async def ask(method: str, body: dict[str, Any]) -> Any:
         return await serve(node, method, body)

@@ -286,7 +286,7 @@ async def test_a_journal_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 async def three(world: World, ran: list[str]) -> Any:
-    """Have a cascade over three nodes, whose second may break; gives the verdict."""
+    """Run a cascade over three nodes, whose second may break; return the verdict."""
 
     async def low(hop: Hop) -> None:
         ran.append(hop._mesh.name)

@@ -183,7 +183,7 @@ async def test_who_is_told_nothing_for_sure_is_told_not_now(
 
 
 async def busy(world: World, texts: list[str]) -> None:
-    """Have something of everything happen, and keep all that is printed."""
+    """Run a cascade in which something of everything happens, and keep all that is printed."""
 
     async def mid(hop: Hop) -> None:
         texts.extend((repr(hop), str(hop.frontier()), hop.name))

@@ -30,12 +30,12 @@ class Work:
     """What the handlers of a run are at: nobody may say that it has ended before it has."""
 
     def __init__(self) -> None:
-        """Have nothing at work."""
+        """Start with nothing at work."""
         self.at_work: dict[int, str] = {}
         self._ids = itertools.count()
 
     async def do(self, name: str) -> None:
-        """Be at work for a while, and clean up for a while."""
+        """Work for a while, and clean up for a while."""
         own = next(self._ids)
         self.at_work[own] = name
         try:
@@ -52,7 +52,7 @@ class Work:
 
 
 async def cascade(folder: str | None, *, cancels: bool = False, drains: bool = False) -> None:
-    """Have a cascade over three nodes; the first asks, the others post and answer."""
+    """Run a cascade over three nodes; the first asks, the others post and answer."""
     world = World(None if folder is None else Path(folder))
     work = Work()
     a, b, c = world.make("a", url=None), world.make("b"), world.make("c")

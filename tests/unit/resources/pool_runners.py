@@ -83,7 +83,7 @@ class World:
         self.gate.set()
 
     async def start(self, key: str) -> FakeRunner:
-        """Be the factory: a runner exists from the first step, and is ready some turns later."""
+        """Start a runner, as the factory: it exists from the first step, and is ready some turns later."""
         with self._counted(key):
             try:
                 await turns(self.start_turns)

@@ -61,7 +61,7 @@ class Counter:
 
 
 async def begin_to_read(scope: Scope, source: Stream[Any]) -> Job[Any]:
-    """Have a job that waits for the next item, and gives what comes or is raised."""
+    """Start a job that waits for the next item, and returns what comes or is raised."""
     job = scope.spawn(outcome_of, source.__anext__)
     await turns(3)
     assert not job.done()

@@ -20,7 +20,7 @@ ROUNDING = 1e-6
 
 
 async def fill(pool: RunnerPool[str, FakeRunner], keys: str = "abcde") -> list[FakeRunner]:
-    """Have a runner for each key, idle."""
+    """Start a runner for each key, and leave it idle."""
     found = []
     for key in keys:
         async with pool.lease(key) as runner:

@@ -79,7 +79,7 @@ async def leasing(pool: RunnerPool[str, FakeRunner], world: World) -> None:
 
 
 async def leasing_beside_others(pool: RunnerPool[str, FakeRunner], world: World) -> None:
-    """Be one of two who wait: the other one gets the runner, from the same start."""
+    """Lease as one of two that wait: the other one gets the runner, from the same start."""
     scope = pool._node._parent
     assert isinstance(scope, Scope)
     user = User(pool)
@@ -174,7 +174,7 @@ async def reaping(pool: RunnerPool[str, FakeRunner], world: World) -> None:
 
 
 async def crashing(pool: RunnerPool[str, FakeRunner], world: World) -> None:
-    """Have the runner crash in the middle of a lease, and lease again."""
+    """Let the runner crash in the middle of a lease, and lease again."""
     for _ in range(2):
         async with pool.lease("a") as runner:
             runner.exit(1)

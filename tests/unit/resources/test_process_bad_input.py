@@ -135,7 +135,7 @@ def nothing_left(scope: Scope, census: Census) -> Iterator[None]:
 
 
 async def watched(scope: Scope) -> Scope:
-    """Have the watcher started, for the case that this program is killed."""
+    """Start the watcher, for the case that this program is killed."""
     await (await start_process(["true"], scope=scope)).wait()
     return scope
 

@@ -38,7 +38,7 @@ SWEPT = [("asyncio", "native"), ("uvloop", "anyio"), ("trio", "anyio")]
 
 
 async def greeted(process: Process) -> None:
-    """Be a function of a user's: wait for what the child says."""
+    """Wait for a line of the child, as a user's own function."""
     await process.lines.line_matching("done")
 
 

@@ -46,7 +46,7 @@ async def test_it_is_given_out_when_it_is_ready() -> None:
 
 
 async def never(_: Process) -> None:
-    """Be a probe that does not notice the exit."""
+    """Wait for ever, as a probe that does not notice the exit."""
     await anyio.sleep_forever()
 
 
@@ -163,7 +163,7 @@ class Preparing:
         launch.cleanup += [self.fail, lambda: self.calls.append("cleaned")]
 
     def fail(self) -> None:
-        """Be a cleanup that fails."""
+        """Raise an error, as a cleanup that fails."""
         raise OSError
 
     async def wait(self, process: Process) -> None:

@@ -106,7 +106,7 @@ def test_a_probe_of_the_users_own_is_taken_as_it_is() -> None:
             """Do nothing."""
 
         async def wait(self, process: object) -> None:
-            """Be ready."""
+            """Return at once: the process is ready."""
 
     own = Own()
     assert ready_of(own) is own

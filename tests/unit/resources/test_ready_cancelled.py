@@ -67,7 +67,7 @@ class Server:
         self.probe.prepare(self.launch)
 
     async def asked(self, _: object) -> bool:
-        """Be ready the third time, by way of a suspension."""
+        """Return True the third time, by way of a suspension."""
         self.questions += 1
         await anyio.lowlevel.checkpoint()
         return self.questions == 3

@@ -77,7 +77,7 @@ def test_the_interpreter_exits_quietly(backend_name: str, how: str) -> None:
 
 
 def forget_scopes() -> None:
-    """Have what nobody has closed be collected."""
+    """Collect the scopes that were never closed."""
     roots.clear()
     gc.collect()
 

@@ -27,7 +27,7 @@ def endless() -> Counter:
 
 
 async def leave(way: Any, buffer: int) -> None:
-    """Have a reader cancelled, keep all that remembers it, and see the generator end in an open scope."""
+    """Cancel a reader, keep all that remembers it, and see the generator end in an open scope."""
     counter = endless()
     with uncollected():
         await _leave(way, counter, buffer)

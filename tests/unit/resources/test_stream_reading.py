@@ -325,7 +325,7 @@ async def test_a_closed_scope_takes_no_stream(when: str) -> None:
 
 
 async def nothing() -> None:
-    """Be a coroutine."""
+    """Return at once, as a coroutine function."""
 
 
 @pytest.mark.parametrize(

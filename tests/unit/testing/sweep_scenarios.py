@@ -249,7 +249,7 @@ class Registry:
 
 
 async def closing_a_registry(*, under_lock: bool) -> None:
-    """Have a worker, and close its registry if cancelled; otherwise all is well."""
+    """Start a worker, and close its registry if cancelled; otherwise all is well."""
     registry = Registry()
     async with anyio.create_task_group() as group:
         group.start_soon(registry.work)
@@ -269,7 +269,7 @@ async def closing_under_the_lock() -> None:
 
 
 async def closing_without_the_lock() -> None:
-    """Tell the worker to end, and wait for it without the lock."""
+    """Ask the worker to end, and wait for it without the lock."""
     await closing_a_registry(under_lock=False)
 
 
@@ -301,7 +301,7 @@ def work(begun: Callable[[], object], stop: threading.Event) -> None:
 
 
 async def work_in_a_thread(*, abandon: bool) -> None:
-    """Have a thread do something, and go away without it if cancelled, or not."""
+    """Run work in a thread, and leave without it if cancelled, or not."""
     stop, begun = threading.Event(), anyio.Event()
     ends.append(stop)
     async with anyio.create_task_group() as group:
@@ -322,7 +322,7 @@ async def work_in_a_thread(*, abandon: bool) -> None:
 
 
 async def work_in_the_default_executor() -> None:
-    """Have a thread of asyncio's do something, and go away without it if cancelled."""
+    """Run work in a thread of asyncio's, and leave without it if cancelled."""
     loop, stop, begun = asyncio.get_running_loop(), threading.Event(), asyncio.Event()
     ends.append(stop)
     tell = functools.partial(loop.call_soon_threadsafe, begun.set)

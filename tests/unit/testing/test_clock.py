@@ -33,7 +33,7 @@ async def lasting(seconds: float) -> float:
 
 
 async def order(count: int) -> list[int]:
-    """Have tasks that are all ready at once, and give the order in which they ran."""
+    """Start tasks that are all ready at once, and return the order in which they ran."""
     ran: list[int] = []
 
     async def work(number: int) -> None:

@@ -22,7 +22,7 @@ class App:
     """An app with a worker that is started with it, and one handler for each path."""
 
     def __init__(self) -> None:
-        """Have not begun."""
+        """Start without steps or hops."""
         self.steps: list[str] = []
         self.hops: list[Hop | None] = []
 
@@ -39,7 +39,7 @@ class App:
         await send({"type": "http.response.body", "body": body + scope["query_string"]})
 
     async def live(self, receive: Any, send: Any) -> None:
-        """Have a worker while the app lives."""
+        """Run a worker while the app lives."""
         assert (await receive())["type"] == "lifespan.startup"
         self.semaphore = anyio.Semaphore(0)
         async with Scope("app") as self.scope:

@@ -286,7 +286,7 @@ class Raw:
     """A thread that is started without `threading`."""
 
     def __init__(self) -> None:
-        """Have not begun."""
+        """Make the events; nothing has begun."""
         self.gate, self.ended = threading.Event(), threading.Event()
 
     def start(self) -> None:

@@ -51,7 +51,7 @@ def _cleaned_up() -> Iterator[None]:
 def cases(
     table: list[tuple[Scenario, str, tuple[Backend, ...]]],
 ) -> list[tuple[Scenario, str, Backend]]:
-    """Have one case a backend."""
+    """Return one case for each backend."""
     return [(scenario, tag, backend) for scenario, tag, there in table for backend in there]
 
 

@@ -57,7 +57,7 @@ async def scope_ended_by_an_error() -> None:
 
 
 async def scope_interrupted() -> None:
-    """Have a failing job interrupt the block."""
+    """Let a failing job interrupt the block."""
 
     async def failing() -> None:
         await turns(1)
@@ -94,7 +94,7 @@ async def surely_closed(scope: Scope) -> None:
 
 
 async def scope_entered() -> None:
-    """Have the scope enter a context, and leave it."""
+    """Enter a context in the scope, and leave it."""
     async with Scope("a") as scope:
         group = await scope.enter(anyio.create_task_group())
         group.start_soon(turns, 1)
@@ -110,7 +110,7 @@ async def scope_adopting() -> None:
 
 
 async def scope_with_a_thread() -> None:
-    """Have a thread do something."""
+    """Call a function in a thread."""
     async with Scope("a") as scope:
         await scope.to_thread(int)
 
@@ -133,7 +133,7 @@ async def channel() -> None:
 
 
 async def piped() -> None:
-    """Have a producer, and a reader that is slower."""
+    """Run a producer, and a reader that is slower."""
 
     async def produce(items: Channel[int]) -> None:
         for number in range(3):

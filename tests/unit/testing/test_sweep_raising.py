@@ -115,7 +115,7 @@ def test_a_check_may_be_interrupted(backend: Backend) -> None:
 
 
 async def crashing_task() -> None:
-    """Have a system task of trio's that fails."""
+    """Start a system task of trio's that fails."""
 
     async def fail() -> None:
         raise ConnectionError

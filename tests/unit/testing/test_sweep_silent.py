@@ -36,7 +36,7 @@ async def queue_in_a_task_group() -> None:
 
 
 async def timeouts() -> None:
-    """Have two timeouts that come."""
+    """Run into two timeouts."""
     with suppress(TimeoutError):
         async with asyncio.timeout(0.002):
             await asyncio.Event().wait()
@@ -50,7 +50,7 @@ async def gathering() -> None:
 
 
 async def executor() -> None:
-    """Have a thread do something quick."""
+    """Call something quick in a thread."""
     await asyncio.to_thread(int)
 
 
@@ -70,7 +70,7 @@ async def memory_stream() -> None:
 
 
 async def worker_thread() -> None:
-    """Have a thread of anyio's, or of trio's, do something quick."""
+    """Call something quick in a thread of anyio's, or of trio's."""
     await to_thread.run_sync(int)
 
 

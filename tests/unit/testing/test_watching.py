@@ -56,7 +56,7 @@ NOTHING = object()
 
 @pytest.fixture
 def unwatched() -> Iterator[None]:
-    """Have nobody watch, also if the run as a whole is guarded, until the end of the test."""
+    """Stop every census until the end of the test, also if the run as a whole is guarded."""
     before = list(watch.censuses)
     kept = (list(watch.events), dict(watch.births), dict(watch.readings))
     for census in before:

@@ -35,7 +35,7 @@ class Job:
         return self.name < other.name
 
     async def work(self) -> None:
-        """Be worked on until the gate opens."""
+        """Work on the item until the gate opens."""
         self.hops.append(current_hop())
         await self.gate.wait()
 

@@ -346,7 +346,7 @@ async def test_a_bare_put_is_the_hops_own(tmp_path: Path, how: Any) -> None:
 
 
 def _as_in_a_server(package_of: Any) -> Any:
-    """Have the code that runs the event loop be a server's, as it is in a program with uvicorn."""
+    """Return a look-up by which a server's code runs the event loop, as in a program with uvicorn."""
 
     def found(module: str | None) -> str:
         return "uvicorn" if module == "tests.loops" else package_of(module)
