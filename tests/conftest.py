@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import hypothesis  # it looks for referrers of trio's random, so it is imported before we freeze
 import pytest
 
+from quiesce.core import exits
 from tests import loops
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)
@@ -36,6 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "every_version: of an SDK; left out unless it is asked for")
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
+
+
+@pytest.fixture(autouse=True)
+def _exit_code() -> Iterator[None]:
+    """Fail a test that makes this process exit with 1: the whole run would fail, and name no test."""
+    yield
+    if exits.is_lost():
+        exits._lost = False
+        pytest.fail(
+            "the test has set the exit code of this process: patch `exits._lost`", pytrace=False
+        )
 
 
 def pytest_collection_finish() -> None:

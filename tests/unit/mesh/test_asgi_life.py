@@ -416,8 +416,9 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
         assert node._exchange._waiting == 0
 
 
-async def test_a_second_signal_cuts_a_node_alone_at_once() -> None:
+async def test_a_second_signal_cuts_a_node_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `Quiesce`: the first one counts the grace, the second one ends it."""
+    monkeypatch.setattr(exits, "_lost", False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         async with World() as world, Scope("server") as server:
@@ -439,6 +440,7 @@ async def test_a_second_signal_cuts_a_node_alone_at_once() -> None:
             signal.raise_signal(signal.SIGTERM)
             with anyio.fail_after(100):
                 await job
+            assert exits._lost
             assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
     finally:
         signal.signal(signal.SIGTERM, before)
