@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import hypothesis  # it looks for referrers of trio's random, so it is imported before we freeze
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)
+EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))  # other examples in each run; else always the same
 # How long an example takes is up to the machine, and decides nothing. The guard against hangs is pytest's.
 hypothesis.settings.register_profile(
     "quiesce",
     deadline=None,
+    derandomize=not EXPLORES,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
