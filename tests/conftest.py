@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)
-EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))  # other examples in each run; else always the same
+# With it, each run tries other examples; else always the same.
+EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))
 # How long an example takes is up to the machine, and decides nothing. The guard against hangs is pytest's.
 hypothesis.settings.register_profile(
     "quiesce",
