@@ -342,6 +342,7 @@ class Mesh(RuleBasedStateMachine):
         self.history = {edge: one for edge, one in self.history.items() if edge not in node.aging}
         node.detector.age(0.0)
         node.aging = {edge for edge, fact in facts.items() if fact.to == name and not fact.is_root}
+        self.step(node.commit)  # every step of a node does: what is known is what is written
 
     # The end of a process, and the next.
 

@@ -12,6 +12,7 @@ files. What holds:
 3. What came to be over before the compaction has begun does not change any more, so it needs no care, and
    no copy is made of it.
 4. Whoever stops it, or whatever fails, the journal is as it was, and goes on.
+5. It does not begin while records wait to be written: the draft would have what they say, and then they would follow.
 """
 
 from __future__ import annotations
@@ -230,6 +231,9 @@ class Tidying:
         *Cancel safety*: as that of `Compaction.run()`.
         """
         journal = self._journal
+        if self._detector.is_volatile:  # (5)
+            self.at = 0.0  # it is due as soon as they are written
+            return
         try:
             await Compaction(journal, self._detector).run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the journal there was goes on

@@ -152,7 +152,7 @@ class Keeping:
     def opened(self) -> None:
         """Make the journal smaller, if that is worth it: a process that lives for short has no other time."""
         self._is_opened = True
-        if is_worth(self._journal, self._engine.detector):
+        if self.error is None and is_worth(self._journal, self._engine.detector):
             try:
                 Compaction(self._journal, self._engine.detector).run_at_once()
             except Exception:  # noqa: BLE001 - whatever it is, the journal there was goes on

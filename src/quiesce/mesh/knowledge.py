@@ -94,10 +94,10 @@ class Knowledge:
     def _rotate(self, at: float) -> None:
         self.aged_at = at
         forgotten = self._long_over
-        if self._frozen:  # what has come to be over since then is kept for longer
-            self._long_over, self._frozen = self._frozen, {}
-        else:
-            self._long_over, self._over = self._over, {}
+        if self._frozen:  # of a compaction, whose draft is dropped now
+            self._frozen.update(self._over)
+            self._over, self._frozen = self._frozen, {}
+        self._long_over, self._over = self._over, {}
         if self._stays:
             self._stays = {edge: by for edge, by in self._stays.items() if by + DRIFT_SECONDS >= at}
             self._over |= {edge: forgotten[edge] for edge in self._stays if edge in forgotten}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,9 +21,10 @@ import pytest
 from quiesce.mesh import SettledWithLosses, compaction
 from quiesce.mesh.compaction import Compaction, Tidying
 from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Over
+from quiesce.mesh.facts import Over, Write
 from quiesce.mesh.journal import Draft, Journal
-from tests.unit.mesh.meshing import Full, World, leaves, nothing, until
+from tests.stress import turns
+from tests.unit.mesh.meshing import Full, World, here, leaves, nothing, until
 from tests.unit.mesh.test_node_recovery import restarted
 
 if TYPE_CHECKING:
@@ -362,24 +366,61 @@ async def test_what_is_being_written_is_known(journal: Journal, detector: Detect
     assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
 
 
+@pytest.mark.usefixtures("no_threads")
+async def test_none_is_begun_while_records_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller journal would have what these records say, and count them again when they are written."""
+    monkeypatch.setattr(compaction, "_COMPACT_FROM", 0)
+    full = Full(monkeypatch, tmp_path / "a.journal")
+    async with World(tmp_path) as world:
+        node = await world.add("a", on_journal_failure="serve")
+        keeping = node._keeping
+        assert keeping is not None
+        tidying = keeping.tidying
+        async with node.cascade("c"):
+            await until(lambda: 0 < tidying.at < inf)
+            full.left = 0
+            engine, record = node._engine, here()._record
+            engine.leave(record, b"x" * 12, "celery", "", node._clock(), "is opaque")
+            node._commit()
+            tidying.at = 0  # it is due
+            node._exchange.wake()
+            await turns(50)
+            await until(lambda: tidying.at < inf)  # one that began has ended
+            full.left = None
+            assert node._retry()
+            node._exchange.wake()
+            await until(lambda: 0 < tidying.at < inf)
+            shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")
+    with closing(Journal(tmp_path / "a.copy")) as journal:
+        detector = Detector("a", lasting=True)
+        detector.restore(journal.open())
+    (root,) = detector.roots()
+    assert root.receipt is not None
+    assert root.receipt.opaque == 1
+
+
 async def test_what_ages_while_it_is_written_is_forgotten_in_time(
     journal: Journal, detector: Detector
 ) -> None:
-    """It is remembered until the second time from then; what came later, for longer."""
+    """The node forgets it at the second time from then, as the next process does with the same records."""
     made = Compaction(journal, detector)
     made.slice(10)
     detector.refuse(b"x" * 12)
     detector.age(0.0)
+    journal.write([one.record for one in detector.take() if isinstance(one, Write)])
+    detector.refuse(b"y" * 12)
     assert all(detector.knows(edge) for edge in EDGES)
     while made.slice(10):
         pass
     made.end()
-    assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
+    assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12, b"y" * 12])
     detector.age(0.0)
-    assert not any(detector.knows(edge) for edge in EDGES)
-    assert detector.knows(b"x" * 12)
+    assert not any(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
+    assert detector.knows(b"y" * 12)
     detector.age(0.0)
-    assert not detector.knows(b"x" * 12)
+    assert not detector.knows(b"y" * 12)
 
 
 # A process that is killed at it.
