@@ -122,7 +122,7 @@ class Closing:
         self.bell.ring()
 
     def desert(self) -> None:
-        """Stop waiting; when no task waits for a drain any longer, there is no more grace."""
+        """Stop waiting; when no task waits for a drain, its grace ends."""
         self.patience -= 1
         if self.patience <= 0:
             self._grace_until = -math.inf
@@ -316,7 +316,7 @@ class Closing:
     # The end.
 
     def _be_quiet(self) -> None:
-        """Let the jobs that called for the close go on, each with a report of all the rest."""
+        """Resume the jobs that asked for the close, each with a report of everything else."""
         scope = self._scope
         self._take_stock(scope._holds, scope._services)
         if scope._holds:

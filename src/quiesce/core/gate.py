@@ -22,7 +22,7 @@ class Gate:
         self.is_open: bool = False
 
     def open(self) -> None:
-        """Let everyone through. Idempotent."""
+        """Wake all waiting tasks; tasks that come later do not wait. Idempotent."""
         self.is_open = True
         for waiter in self._waiters:
             if not waiter.done():

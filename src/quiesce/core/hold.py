@@ -33,7 +33,7 @@ class Resource(Protocol):
         """Record that the scope begins to drain, in this step; give up what will never be used."""
 
     def _forsaken(self) -> bool:
-        """Return whether it waits for somebody, and nobody is there so far."""
+        """Return whether the resource waits for a reader or writer that has not come so far."""
 
     def _expects_services(self) -> bool:
         """Return whether the one that it waits for might be a service, if it is forsaken."""
@@ -48,7 +48,7 @@ class Resource(Protocol):
         """
 
     def _gone(self) -> None:
-        """Record that the scope is closed: whoever waits still is not the scope's, and is woken."""
+        """Record that the scope is closed, and wake the tasks of others that still wait."""
 
     def _move(self, node: Node) -> None:
         """Belong to another node from now on."""

@@ -348,7 +348,7 @@ class Node(Described):
         return False
 
     def _only_forsaken(self) -> bool:
-        """Return whether nothing is left but resources that wait for somebody who is not here."""
+        """Return whether only resources are left that wait for a reader or writer which has not come."""
         forsaken = [held for held in self._own_resources() if held._forsaken()]
         served = self._services or self._contexts  # they may be the ones that are waited for
         if served and any(held._expects_services() for held in forsaken):

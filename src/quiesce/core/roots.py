@@ -29,13 +29,13 @@ class Roots(Collection["Node"]):
         entry[1].add(node)
 
     def prune(self) -> None:
-        """Let go of the scopes of event loops that have ended: nothing of those can run any more."""
+        """Drop the scopes of event loops that have ended: their tasks cannot run again."""
         for loop, (backend, _) in list(self._by_loop.items()):
             if not backend.alive():
                 self._by_loop.pop(loop, None)
 
     def discard(self, node: Node) -> None:
-        """Let go of a scope that is closed."""
+        """Drop a scope that is closed."""
         loop = node._backend.loop
         entry = self._by_loop.get(loop)
         if entry is not None:
@@ -44,7 +44,7 @@ class Roots(Collection["Node"]):
                 self._by_loop.pop(loop, None)
 
     def clear(self) -> None:
-        """Let go of all of them."""
+        """Drop all scopes."""
         self._by_loop.clear()
 
     def __contains__(self, node: object) -> bool:

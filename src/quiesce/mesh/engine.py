@@ -137,7 +137,7 @@ class Engine:
             self._absorb(now)
 
     def told(self, edge: bytes, now: float) -> None:
-        """Record that whoever waits for a cascade was told that it has settled."""
+        """Record that the waiting task was told that its cascade has settled."""
         self.detector.taken(edge)
         self._absorb(now)
 

@@ -259,7 +259,7 @@ class Journal:
         os.fdatasync(self._opened())
 
     def close(self) -> None:
-        """Let go of the file; it may be called again."""
+        """Close the file. Idempotent."""
         self.drop_draft()
         for number in (self._file, self._lock):  # the lock last
             if number is not None:

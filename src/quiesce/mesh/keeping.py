@@ -160,7 +160,7 @@ class Keeping:
                 logger.exception(text, self._name)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._behind:
             text = "node %r is closed, and %d records were not written: %s"
             logger.error(text, self._name, len(self._behind), self.why())

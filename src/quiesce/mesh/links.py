@@ -94,7 +94,7 @@ class Links:
         return await inner.call(to, path, body)
 
     async def aclose(self) -> None:
-        """Let go of the transport, if it was made here."""
+        """Close the transport, if this object made it."""
         made, self._made = self._made, None
         if made is not None:
             self._inner = None

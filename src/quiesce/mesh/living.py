@@ -57,7 +57,7 @@ class Life:
         self._begun = False
 
     async def run(self, app: App, scope: Message) -> None:
-        """Let the app live, from its startup to its shutdown; be its lifespan if it has none.
+        """Run the app from its startup to its shutdown; serve the lifespan if the app has none.
 
         *Raises*: what the app raises in its lifespan.
         """

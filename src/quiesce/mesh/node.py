@@ -195,7 +195,7 @@ class Node(Steps):
         self._exchange.start()
 
     def _let_go(self) -> None:
-        """Let go of the journal, and of those who wait for what will not come."""
+        """Close the journal, and wake the tasks that wait for a verdict which will not come."""
         if self._hops:
             # Whoever has the journal next takes for dead what was at work: so nobody may have it.
             names = ", ".join(hop.name for hop in self._hops.values())

@@ -54,7 +54,7 @@ def keep_time(value: object) -> float:
 
 
 def origin(url: str) -> tuple[str, str, int] | None:
-    """Return scheme, host and port; None if it is no address that a node may have."""
+    """Return scheme, host and port; None if a node cannot have this address."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -22,7 +22,7 @@ class NoMesh(PeerLost):
 
 
 def not_ok(to: str, status: int) -> PeerLost:
-    """Return what an HTTP answer means that is no success."""
+    """Return the error for an HTTP answer whose status is not a success."""
     if status in _NOT_HERE:
         return NoMesh(no_mesh(to, f"it answered {status}"))
     return PeerLost(f"{to} answered {status}")
@@ -49,7 +49,7 @@ class Transport(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Let go of what it has: connections."""
+        """Close the connections of the transport."""
 
 
 def checked(transport: Transport | None) -> Transport | None:

@@ -453,5 +453,5 @@ def _parse_note(found: Any) -> Note:
 
 
 def is_time(value: Any) -> bool:
-    """Return whether it is a number of seconds; no infinity is one, nor what is no number."""
+    """Return whether a value is a finite number of seconds that is not negative."""
     return type(value) in {int, float} and 0 <= value <= COUNT_MAX

@@ -95,7 +95,7 @@ class Histories:
             self._forget(now - self._backoff.healthy_seconds)
 
     def _forget(self, before: float) -> None:
-        """Let go of what is too old to matter, seldom enough to cost little."""
+        """Drop histories that are too old to matter, seldom enough to cost little."""
         self._found = {
             key: history for key, history in self._found.items() if history.fine_since() > before
         }

@@ -239,7 +239,7 @@ class Lane(Described, Generic[T]):
             self._turn_idle()
 
     def _grant(self) -> None:
-        """Let senders in that wait for room."""
+        """Wake senders that wait for room."""
         raise NotImplementedError
 
     # Who reads.

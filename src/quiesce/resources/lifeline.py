@@ -124,7 +124,7 @@ class Table:
             self._free.append(place)
 
     def close(self) -> None:
-        """Let go of the memory; whoever shares it keeps it."""
+        """Release this mapping of the memory; other processes keep theirs."""
         os.close(self.fd)
         self._entries.release()
         self._memory.close()

@@ -266,7 +266,7 @@ class OwnedProcess(Described):
         clean_up(self._launch)
 
     def _finish(self) -> None:
-        """Let go of everything. The last step of the owner."""
+        """Release everything. The last step of the owner."""
         self._release_files()
         if self._returncode is None:  # it is left behind, or quiesce is broken
             self._returncode = spawning.RETURNCODE_UNKNOWN

@@ -451,7 +451,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         """Do nothing: leases and runners are holds, which are told one by one."""
 
     def _gone(self) -> None:
-        """Let those go who wait for a lease, or for a runner that is stuck: the report has it."""
+        """Wake the tasks that wait for a lease or for a stuck runner: the report names both."""
         for lease in self._revoked:
             lease._tell(self._closed_error())
         for table in list(self._ending.values()):

@@ -368,7 +368,7 @@ def _start(  # noqa: PLR0913 - those of start_process
 
 @contextmanager
 def _handed_over(listen: Listener | None) -> Iterator[None]:
-    """Let the listener go if no process will: it was refused, or cancelled before its turn."""
+    """Close the listener if no process takes it: the start was refused, or cancelled before its turn."""
     if listen is not None:
         arguments.instance("listen", listen, Listener)
     try:

@@ -180,7 +180,7 @@ class Pump(Described, Generic[T]):
             raise UsageError(message)
 
     def _outcome(self) -> BaseException:
-        """Return what a reader gets for whom there is no item."""
+        """Return the exception to raise when the stream has no item."""
         error = self._error
         if error is not None and not self._closing:  # else it is the closer's
             self._error = None

@@ -275,7 +275,7 @@ def _reap(pid: int) -> None:
 
 
 def _is_foreign(pid: int) -> bool:
-    """Return whether the number has passed to another process: somebody else has reaped ours."""
+    """Return whether the pid belongs to another process now: other code has reaped ours."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

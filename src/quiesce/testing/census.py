@@ -159,7 +159,7 @@ class Census:
         return [f for f in found if not (f.late and f.thread in theirs)]
 
     def _turn_loops(self, seconds: float) -> bool:
-        """Let the loops turn that have tasks left, and are not run by anybody."""
+        """Run the stopped loops that have tasks left, for a moment."""
         turned = False
         if asyncio._get_running_loop() is not None:
             return turned

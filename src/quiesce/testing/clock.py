@@ -191,7 +191,7 @@ def make_loop(backend: Backend, clock: Clock, seed: int | None) -> asyncio.Abstr
 
 @contextmanager
 def seeded_trio(seed: int | None, *, required: bool = True) -> Iterator[None]:
-    """Let a seed decide the order of trio's tasks, as pytest-trio and hypothesis do it."""
+    """Order trio's tasks by a seed, as pytest-trio and hypothesis do it."""
     if seed is None:
         yield
         return

@@ -28,7 +28,7 @@ _NUMBERED = re.compile(r"Task-\d+")
 
 
 def is_work(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task is somebody's: not a test runner's, nor the owner of a scope.
+    """Return whether a task is work of the test: neither a test runner's nor the owner of a scope.
 
     A scope that is left is found as such. The task that closes a collected generator is the event
     loop's; the generator is found.
@@ -119,14 +119,14 @@ def loop_ends(watch: Watch, loop: asyncio.AbstractEventLoop, *, settle: bool) ->
 
 
 def births_number(birth: Birth) -> int:
-    """Return the number by which a task is somebody's business: that of the first of its line."""
+    """Return the number that decides to which test a task belongs: that of its first ancestor."""
     return min(birth.number, birth.root)
 
 
 def wait_for(
     loop: asyncio.AbstractEventLoop, tasks: list[asyncio.Task[Any]], seconds: float
 ) -> None:
-    """Let a loop that does not run turn, until these tasks have ended or the time is over."""
+    """Run a stopped loop until these tasks have ended or the time is over."""
     waiting = asyncio.wait(tasks, timeout=seconds)
     try:
         with suppress(RuntimeError):  # it was stopped, or another loop runs in this thread

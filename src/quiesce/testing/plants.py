@@ -188,7 +188,7 @@ class PlantedTask(Planted):
         raise UsageError(message)
 
     async def remove(self) -> None:
-        """Let it end."""
+        """End the work, and wait for its end."""
         self.let_go()
         await self.work.ended()
 
@@ -260,7 +260,7 @@ class PlantedLateStart(PlantedTask):
         return [self.name, *self._task_names(self.late if self.late.called else self.work)]
 
     async def remove(self) -> None:
-        """Let both end."""
+        """End both, and wait for their ends."""
         await super().remove()
         await self.late.ended()
 

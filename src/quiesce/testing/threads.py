@@ -72,7 +72,7 @@ def _is_idle_in_pool(thread: threading.Thread) -> bool:
 
 
 def _is_idle_in_anyio(thread: threading.Thread) -> bool:
-    """Return whether a thread of anyio's is anywhere but in the line that calls somebody's function.
+    """Return whether a thread of anyio is outside of the line that calls the user's function.
 
     What is on its stack does not tell: the function may be one without a frame, or one in which
     the thread waits for work itself.

@@ -46,7 +46,7 @@ class Bell(Protocol):
         """Wait for a ring, for the deadline, or for the first cancellation."""
 
     async def yield_once(self) -> None:
-        """Let everything else that is ready run once."""
+        """Wait until every other task that is ready has run once."""
 
 
 class Body(Protocol):
@@ -70,7 +70,7 @@ class Backend(Protocol):
     waiter: Callable[[], Waiter]
     """Make a waiter for the running task."""
     task: Callable[[], object]
-    """Return the running task, whoever owns it."""
+    """Return the running task, in a scope or not."""
     late_body: Callable[[Any], Body] | None
     """Make the body that a task is in, when it is to be interrupted; None if it has to be made at its start."""
 
@@ -92,7 +92,7 @@ class Backend(Protocol):
         """Return the key under which the running task would be held."""
 
     def ended(self, task: Any) -> bool:
-        """Return whether a task, whoever owns it, has ended."""
+        """Return whether a task, in a scope or not, has ended."""
 
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call`, in the loop, when the running task has ended; gives the way to forget it."""
@@ -122,7 +122,7 @@ class Backend(Protocol):
         """
 
     def about_to_run(self) -> set[Node] | None:
-        """Return those whose code has left callbacks that the loop has yet to call, and all around them.
+        """Return the scopes whose code left callbacks that the loop has yet to call, and their parents.
 
         None if that cannot be told. There may be some whose callbacks were called in this turn.
         """

@@ -363,7 +363,7 @@ foreign: list[ForeignTask] = []  # those that are being made, of all loops, the 
 
 
 def begin_foreign(loop: object, task: Task[Any] | None) -> None:
-    """Let the innermost hold of this loop that has no task yet be the hold of the running task."""
+    """Bind the running task to the innermost hold of this loop that has no task yet."""
     for held in foreign[::-1]:  # a copy: other threads change the list
         if held._node._loop is loop:
             held.begin(task)

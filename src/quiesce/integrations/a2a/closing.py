@@ -163,7 +163,7 @@ class End:
                 _log.exception("task %s could not be ended in its store", entry.task_id)
 
     async def _end_inner(self, until: float) -> None:
-        """Let the SDK end its own loops, if it can (1.1.2 and newer); the scope ends the rest."""
+        """Ask the SDK to end its own loops (1.1.2 and newer); the scope ends the other tasks."""
         close = getattr(self._inner, "aclose", None)
         if close is None:
             return

@@ -215,7 +215,7 @@ class MeshTracker(Tracker):
             _bind(work.hop, self.work)
 
     def refresh(self, entry: Entry) -> None:
-        """Let go of hops as well: of what was executed, when its events are stored (1).
+        """Release the hops of executed messages, too, when their events are stored (1).
 
         In 0.3 that is known by the end of the tasks that store them, and told by `end`.
         """
@@ -238,7 +238,7 @@ class MeshTracker(Tracker):
             self.end(work)
 
     def end(self, work: Work) -> None:
-        """Let go of the hop of a message."""
+        """Release the hop of a message."""
         self._waiting.pop(id(work.message), None)
         works = self._works.get(work.task_id)
         if works is not None and work in works:
@@ -339,7 +339,7 @@ class _Both:
         self._two = (first, second)
 
     def end(self) -> None:
-        """Let go of it, both; as a bond does when its scope is closed."""
+        """Release both, as a bond does when its scope is closed."""
         for one in self._two:
             one.end()
 

@@ -103,7 +103,7 @@ class Outbox(Protocol):
         """Get ready; it may be opened again after `close`."""
 
     async def close(self) -> None:
-        """Let go of files and threads."""
+        """Close the files and end the threads."""
 
     async def write(self, note: Note, pushes: Sequence[Push], ended: Sequence[str] = ()) -> None:
         """Keep what is known of a task, and its pushes, in one step.

@@ -33,7 +33,7 @@ class Peer(Protocol):
         """Wait for a message; None at the end."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Release the stream."""
 
 
 class LinePeer:

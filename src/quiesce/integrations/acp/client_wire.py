@@ -218,7 +218,7 @@ class Wire:
         self._end(call)
 
     def lose(self, error: BaseException) -> None:
-        """Record that the agent is gone; whoever waits for an answer is told."""
+        """Record that the agent is gone, and fail the calls that wait for an answer."""
         if self._lost is None:
             self._lost = error
             for call in list(self._holds.values()):

@@ -115,7 +115,7 @@ class WebSocketServer:
         await self._scope.closing()
 
     async def drain(self, within: float | None = 30.0) -> Report:
-        """Let running requests finish, `within` seconds at most, refuse new ones, then close.
+        """Wait for running requests, `within` seconds at most; refuse new ones; then close.
 
         *Cancel safety*: the drain turns into a close, and the cancellation is passed on after it.
         """

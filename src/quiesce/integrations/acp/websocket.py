@@ -96,7 +96,7 @@ class WebSocketTransport:
 
 
 def _one_line(frame: str) -> bytes | None:
-    """Return a message as bytes without newlines; None if it is no message at all."""
+    """Return a message as bytes without newlines; None if the text is not a message."""
     text = frame.strip()
     if not text.startswith("{"):
         logger.warning(

@@ -162,7 +162,7 @@ class Application:
         )  # fmt: skip
 
     def outer(self) -> Node | None:
-        """Return the scope that somebody has opened around the request which comes in now, if any.
+        """Return the scope that was opened around the request which arrives now, if there is one.
 
         That is not one in which the server itself runs, and not one of ours; but what comes from a request
         that is held by another is part of that.

@@ -207,7 +207,7 @@ class Exchange:
             app.cut_by_server(self._as_lost())
 
     def release(self) -> None:
-        """Let the server's task go on: the app has ended, or nobody waits for that any more."""
+        """Wake the server's task: the app has ended, or no task waits for it."""
         self._over = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -124,7 +124,7 @@ def _has_handler(number: signal.Signals) -> bool:
 
 
 def _handler_in(loop: Any) -> tuple[Any, ...] | None:
-    """Return what a loop of asyncio's own calls for the signal; there is no public way to ask."""
+    """Return the handler that an asyncio loop has for the signal; asyncio has no public way to ask."""
     handle: Any = getattr(loop, "_signal_handlers", {}).get(_SIGNAL)
     function = getattr(handle, "_callback", None)
     return None if function is None else (function, *(getattr(handle, "_args", None) or ()))

@@ -123,7 +123,7 @@ class Connection:
             self._on_lost(self)
 
     def leave(self) -> None:
-        """Let go of the calls that nobody has answered, whatever the SDK does with them."""
+        """Release the calls without an answer, whatever the SDK does with them."""
         if not self.leaving:
             self.end()
         for call in list(self._calls):

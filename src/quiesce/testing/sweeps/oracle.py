@@ -200,7 +200,7 @@ class Work(ThreadPoolExecutor):
         return future
 
     def left(self) -> Left:
-        """Return what still runs: nobody can stop it, and whoever started it has gone."""
+        """Return the calls that still run in threads: the code that started them has ended."""
         return {
             ("work", id(future)): Finding("thread", name, place and str(place), "its work goes on")
             for future, name, place in self._submitted

@@ -138,7 +138,7 @@ def _told(error: BaseException) -> str:
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return what is no failure but ends the program, if that is it, or is in a group."""
+    """Return the KeyboardInterrupt or SystemExit that this error is or contains, else None."""
     if isinstance(error, BaseExceptionGroup):
         found = map(interruption, error.exceptions)
         return next((each for each in found if each is not None), None)
