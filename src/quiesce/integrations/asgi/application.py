@@ -82,7 +82,8 @@ class Application:
         self.waiter: Callable[[], Waiter] = backend.waiter
         self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
-        self.parts: Parts = Parts(self.requests, settings.grace + settings.cleanup, on_node)
+        seconds, services = settings.grace + settings.cleanup, settings.services
+        self.parts: Parts = Parts(self.requests, seconds, on_node, services)
         """What has joined the drain."""
         self.exchanges: dict[Exchange, None] = {}
         self.draining: bool = False
