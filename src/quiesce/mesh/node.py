@@ -280,7 +280,7 @@ class Node(Steps):
         `RemoteProtocolError` if what came with it is not of the protocol.
         """
         handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
-        return Taken(self._arrive(handed), "handler", "handler")
+        return Taken(self._arrive(handed), "handler", "handler", sys._getframe(1))
 
     async def _serve(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, however it came."""

@@ -272,7 +272,9 @@ class Belt:
             hold = waiting.hold
             if hold is None or (taker is not None and hold.hop in taker.hops()):
                 continue
-            own = Parcel(self, waiting.item, Followed(hold.hop, "item", f"in {self.kind}", None))
+            own_hold = Followed(hold.hop, "item", f"in {self.kind}", None)
+            own_hold._code, own_hold._offset = hold._code, hold._offset
+            own = Parcel(self, waiting.item, own_hold)
             taker = taker_of(key, self._backend)
             own.is_direct = True
             taker.took(own)
