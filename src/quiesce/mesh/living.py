@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import exits
+from quiesce.core import exits, staying
 from quiesce.core.node import current, logger
 from quiesce.core.serving import drain_of_server
 from quiesce.core.signals import heard
@@ -161,6 +161,7 @@ class Life:
         seconds = home._backend.clock() - cut_at + self._grace
         report = replace(report, seconds=seconds)  # since the signal: the server has waited before
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        staying.watch()
         if not report.ok and self._is_told:
             exits.lost()
 

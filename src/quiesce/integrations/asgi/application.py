@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import callers, exits
+from quiesce.core import callers, exits, staying
 from quiesce.core import report as reports
 from quiesce.core.current import current_scope, detached
 from quiesce.core.gate import Gate
@@ -362,6 +362,7 @@ class Application:
     def tell(self, report: Report) -> None:
         """Write a report, and remember for the exit code whether anything was lost."""
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        staying.watch()
         self._judge(report)
 
     def _judge(self, report: Report) -> None:
