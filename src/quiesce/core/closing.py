@@ -341,7 +341,7 @@ class Closing:
         now = scope._backend.clock()
         for table in tables:
             for held in table.values():
-                if isinstance(held, Node):
+                if isinstance(held, Node) or held._fate == "nothing":
                     continue
                 stuck = held._fate == "stuck"
                 item = reports.ended(held, scope.name, now, stack=stuck)

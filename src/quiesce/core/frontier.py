@@ -41,7 +41,7 @@ class FrontierEntry:
     def __str__(self) -> str:
         """Return one line."""
         kind = f"{self.kind} (service)" if self.service else self.kind
-        parts = [f"{kind} {self.name}", f"{self.age:.1f} s", f"started {self.where or '?'}"]
+        parts = [f"{kind} {self.name}", f"{self.age:.1f} s", reports.started(self.where)]
         if self.waiting_on is not None:
             parts.append(f"waiting at {self.waiting_on}")
         parts += [f"{key}={reports.text(value)}" for key, value in self.details.items()]

@@ -23,7 +23,7 @@ __all__ = ["Hold"]
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
-Fate = Literal["stuck", "undelivered"]
+Fate = Literal["nothing", "stuck", "undelivered"]
 
 
 class Resource(Protocol):

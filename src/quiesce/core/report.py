@@ -34,7 +34,7 @@ class Ended:
 
     def __str__(self) -> str:
         """Return one line, and the stack below it if there is one."""
-        line = f"{self.kind} {self.name} · {self.age:.2f} s · started {self.where or '?'}"
+        line = f"{self.kind} {self.name} · {self.age:.2f} s · {started(self.where)}"
         shown = {key: text(plain(value)) for key, value in self.details.items()}
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
@@ -53,6 +53,11 @@ class Ended:
             "error": None if self.error is None else plain(self.error),
             "stack": list(self.stack),
         }
+
+
+def started(where: str | None) -> str:
+    """Return where something was started, in words."""
+    return f"started {where or 'at a place that is not known'}"
 
 
 def plain(value: object) -> object:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple,
 
 import anyio
 
-from quiesce.core import arguments, callers
+from quiesce.core import arguments, callers, staying
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
@@ -230,6 +230,7 @@ class Program:
                 tell(f"{max(0, left):g} s left, {len(work)} in flight: {names}{more}")
 
     def _tell_report(self, report: Report) -> None:
+        staying.watch()
         if self._signals or not report.ok:
             tell(str(report))
 

@@ -34,6 +34,10 @@ class ServerDrain(Protocol):
         """How long the drain takes at most."""
 
     @property
+    def services(self) -> tuple[str, ...]:
+        """The patterns of names that the server has declared as services: they are services in hops, too."""
+
+    @property
     def unheld(self) -> tuple[signal.Signals, ...]:
         """The signals that the server hears of at once: then it waits for its open requests."""
 

@@ -26,7 +26,7 @@ from quiesce.errors import (
     QuiesceError,
     RemoteProtocolError,
 )
-from quiesce.mesh import admission, wire
+from quiesce.mesh import admission, naming, wire
 from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.living import Life
 from quiesce.mesh.parts import Visit
@@ -100,14 +100,14 @@ class Mesh:
                     plain_request.reset(token)
                 return
             caller = admission.caller(scope)
+            # One that passes on all headers would hand the edge to another, for whom nobody waits.
+            passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
             try:
                 admission.check(self._node, scope, header)
-                exchange = _Exchange(self._begin(header, caller), send, caller)
+                exchange = _Exchange(self._begin(header, caller), send, caller, (self._app, passed))
             except QuiesceError as error:
                 await _refuse(send, error)
                 return
-            # One that passes on all headers would hand the edge to another, for whom nobody waits.
-            passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
             failure: BaseException | None = None
             try:
                 await self._app(passed, receive, exchange.keep)
@@ -171,7 +171,9 @@ class Mesh:
 class _Exchange(Visit):
     """One request that hands over a message, and its response: the app's work on the hop."""
 
-    __slots__ = ("__dict__", "_caller", "_context", "_kept", "_send", "_started", "is_answered")
+    __slots__ = (
+        "__dict__", "_caller", "_context", "_kept", "_request", "_send", "_started", "is_answered",
+    )  # fmt: skip
 
     _context: Context  # of the app, from its first message on
 
@@ -180,13 +182,24 @@ class _Exchange(Visit):
     _last: tuple[tuple[bytes, bytes], ...] = ()
     _sending: Job[None] | None = None
 
-    def __init__(self, hop: Hop, send: Send, caller: str) -> None:
-        """Begin."""
+    def __init__(self, hop: Hop, send: Send, caller: str, request: tuple[App, Message]) -> None:
+        """Begin; `request` is what the app is called with, and may write to."""
+        self._request = request
         self._send = send
         self._caller = caller
         self._started = self.is_answered = False
         self._kept: list[Message] = []
         Visit.__init__(self, hop, "handler", "handler")
+
+    @property
+    def name(self) -> str:
+        """The request."""
+        return naming.name_of(self._request[1])
+
+    @property
+    def where(self) -> str | None:
+        """The file and line of its endpoint, if the framework says which that is; else those of the app."""
+        return naming.where_of(*self._request)
 
     def finish(self) -> Awaitable[None]:
         """End, when the app has; what is to be awaited sends what was kept."""

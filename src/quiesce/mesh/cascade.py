@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from sys import _getframe
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from quiesce.core import arguments
+from quiesce.core import arguments, known
 from quiesce.core.gate import Gate
 from quiesce.errors import UsageError
 from quiesce.mesh import frontier
 from quiesce.mesh.parts import Part
 from quiesce.mesh.receipt import Note, Receipt, mark
+from quiesce.mesh.routes.following import place_of
 from quiesce.mesh.settlement import Unknown, settle
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Cascade:
             raise UsageError(message)
         hop = self._hop = self._node._begin(self)
         self._resume(hop._record)
-        self._part = Part(hop, "cascade", self.name)
+        self._part = Part(hop, "cascade", self.name, _getframe(1))
         self._part.enter()
         return self
 
@@ -140,8 +142,10 @@ class Cascade:
         assert self._gate is not None  # noqa: S101 - begun
         if not self._gate.is_open:
             self._node._hops_scope._check_here("wait in")
-            if seconds is None:
-                self._check_outside()
+        inside = "" if self._gate.is_open else self._inside()
+        if inside and seconds is None:
+            message = f"cascade {self.name!r} has not ended, and would wait for itself. {inside}, or give within=..."
+            raise UsageError(message)
         look = 0.0 if seconds is None else min(_LOOK_MAX, seconds * _LOOK_SHARE)
         with anyio.move_on_after(None if seconds is None else seconds - look):
             await self._gate.wait()
@@ -150,7 +154,7 @@ class Cascade:
             found = await self._look(record, self._gate, look)
         receipt = self._receipt
         if receipt is None:
-            return self._so_far(record, found)
+            return self._so_far(record, found, inside)
         self._is_told = True
         self._node._told(record.edge)
         took = self._ended_at - self._began
@@ -158,16 +162,18 @@ class Cascade:
             receipt, name=self.name, cascade=record.cascade, seconds=took, require=require
         )
 
-    def _check_outside(self) -> None:
-        if self._hop is None:
-            return
-        owner, key = self._hop._owner_of_running_task()
-        if owner is not None and key in owner._holds and owner._is_within(self._hop):
-            message = (
-                f"settled() of cascade {self.name!r} was called by work of its own block: it would "
-                "wait for itself; call it after the block, or with within=..."
-            )
-            raise UsageError(message)
+    def _inside(self) -> str:
+        """Return what to do, if the caller of `settled()` is work of its own block; else nothing."""
+        hop, part = self._hop, self._part
+        if hop is None or part is None:
+            return ""
+        owner, key = hop._owner_of_running_task()
+        if owner is None or key not in owner._holds or not owner._is_within(hop):
+            return ""
+        caller = known.starter(_getframe(2))
+        call = "" if caller is None else f", at {place_of(caller)}"
+        block = "" if part.where is None else f" (it began at {part.where})"
+        return f"It was waited for inside of its own block{call}: leave the block first{block}"
 
     async def _look(self, record: states.Hop, gate: Gate, seconds: float) -> tuple[Busy, ...]:
         """Wait for its end for so long, and find out meanwhile who is still at it; agents may not answer."""
@@ -185,14 +191,17 @@ class Cascade:
             group.cancel_scope.cancel()
         return tuple(found)
 
-    def _so_far(self, record: states.Hop, found: tuple[Busy, ...] = ()) -> Unknown:
+    def _so_far(
+        self, record: states.Hop, found: tuple[Busy, ...] = (), inside: str = ""
+    ) -> Unknown:
         """Return what is known of it now, and what is not; and who was found not to answer."""
         own = mark(record.edge)
         told = record.tally.sum()
         is_busy = self._hop is not None and not self._hop._ended
         notes = [Note(own, "", self._node.name, "unknown", None, "at work" if is_busy else "waits")]
         at_work = {one.mark: f", at work: {one.what}" for one in found if one.state == "at work"}
-        missing = ["the end of what was begun here" + at_work.get(own, "")] * is_busy
+        advice = f". {inside}" if inside else ""
+        missing = ["the end of what was begun here" + at_work.get(own, "") + advice] * is_busy
         for edge, sent in record.edges.items():
             notes.append(Note(mark(edge), own, sent.to, "unknown", None, "no receipt yet"))
             work = at_work.get(mark(edge), "")

@@ -131,6 +131,9 @@ class _Errands(Generic[T]):
     def __len__(self) -> int:
         return len(self._rounds)
 
+    def __iter__(self) -> Iterator[T]:
+        return (into.errands[edge] for edge, into in self._rounds.items())
+
     def find(self, edge: bytes) -> _Round[T] | None:
         """Return the round that an edge's errand is in."""
         return self._rounds.get(edge)
@@ -289,6 +292,10 @@ class Courier:
     def unposted(self) -> int:
         """How many receipts nobody has taken so far."""
         return len(self._posts)
+
+    def unposted_to(self) -> Iterable[str]:
+        """Return the addresses of those who have not taken a receipt so far."""
+        return dict.fromkeys(post.to for post in self._posts)
 
     def unwatch(self, edge: bytes) -> None:
         """Ask for an edge no more."""

@@ -184,6 +184,10 @@ class Engine:
         """How many receipts are to be posted, and nobody has taken so far."""
         return self._courier.unposted
 
+    def unposted_to(self) -> Iterable[str]:
+        """Return the addresses that these receipts are for."""
+        return self._courier.unposted_to()
+
     def next_at(self) -> float:
         """Return when `due` has something to give."""
         return min(self._courier.next_at(), self.horizon.age_at)

@@ -34,8 +34,10 @@ from quiesce.mesh.transport import PROBE, RECEIPTS, Memory, NoMesh, no_mesh
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from types import CodeType
 
     from quiesce.core.backends import Waiter
+    from quiesce.core.hold import Fate
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
     from quiesce.mesh.courier import Call, Reply
@@ -49,6 +51,28 @@ __all__: list[str] = []
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
 _TOLD_MAX = 1000
+_NAMES_MAX = 3  # of agents, in one line
+
+
+class _Receipts(Hold):
+    """Holds a node open that is about to be closed, until its receipts are posted."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, scope: Scope, engine: Engine, code: CodeType) -> None:
+        super().__init__(scope, "receipts", "to be posted", {}, code, 0)
+        self._engine = engine
+
+    @property
+    def details(self) -> dict[str, object]:
+        """How many there are, and for whom."""
+        to = list(self._engine.unposted_to())
+        more = f" and {len(to) - _NAMES_MAX} more" if len(to) > _NAMES_MAX else ""
+        return {"count": self._engine.unposted, "to": ", ".join(to[:_NAMES_MAX]) + more}
+
+    @property
+    def _fate(self) -> Fate:  # type: ignore[override]  # it may have nothing to lose
+        return "undelivered" if self._engine.unposted else "nothing"
 
 
 class Exchange:
@@ -120,9 +144,9 @@ class Exchange:
         if self._flush is None:
             for hop in self._node._hops.values():
                 hop._hold_unbegun()
-            code = self.closing.__code__
-            self._flush = Hold(self._scope, "receipts", "to be posted", self._left(), code, 0)
-            self._scope._insert(self._flush, self._flush)
+            flush: Hold = _Receipts(self._scope, self._engine, self.closing.__code__)
+            self._flush = flush
+            self._scope._insert(flush, flush)
             self._try_to_end()
             # A task of a hop that asks for the close is waited for in this step, and not in the next.
             self._scope._backend.soon(self._try_to_end)
@@ -131,9 +155,6 @@ class Exchange:
     def is_ending(self) -> bool:
         """Whether the node is held open until its receipts are posted."""
         return self._flush is not None
-
-    def _left(self) -> dict[str, object]:
-        return {"count": self._engine.unposted}
 
     @property
     def _flush_by(self) -> float:
@@ -152,7 +173,6 @@ class Exchange:
             return
         if not all(hop._only_closers for hop in self._node._hops.values()):
             return
-        flush._details = self._left()
         now, unposted = self._clock(), self._engine.unposted
         if not unposted or self._node._is_refusing:
             flush.release()

@@ -154,8 +154,7 @@ def _declared_as(entry: FrontierEntry) -> str | None:
 
 
 def _told(entry: FrontierEntry) -> str:
-    is_ours = entry.where is None or entry.kind == "handler"  # whose place says nothing
-    where = "" if is_ours else f", started at {entry.where}"
+    where = "" if entry.where is None else f", started at {entry.where}"
     return f"{entry.kind} {entry.name} since {entry.age:.1f} s{where}"
 
 

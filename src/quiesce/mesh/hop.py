@@ -205,7 +205,7 @@ class Hop(LightScope):
         """
         from quiesce.mesh.parts import Promised  # noqa: PLC0415 - which are parts of hops
 
-        return Promised(self, kind, name)
+        return Promised(self, kind, name, _getframe(1))
 
     # Its end.
 

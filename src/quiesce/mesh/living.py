@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import exits
+from quiesce.core import exits, staying
 from quiesce.core.node import current, logger
 from quiesce.core.serving import drain_of_server
 from quiesce.core.signals import heard
@@ -55,9 +55,13 @@ class Life:
         self._cut_at: float | None = None
         self._is_told = False
         self._begun = False
+        self._is_answered = False  # the startup
+        self._is_over = False  # it has failed, or the shutdown was received
 
     async def run(self, app: App, scope: Message) -> None:
-        """Run the app from its startup to its shutdown; serve the lifespan if the app has none.
+        """Run the app from its startup to its shutdown; when the app returns, serve the rest of its lifespan.
+
+        The server goes on to serve then, and the node with it.
 
         *Raises*: what the app raises in its lifespan.
         """
@@ -70,8 +74,7 @@ class Life:
                 except Exception:
                     if self._begun:
                         raise
-                if not self._begun:
-                    await _live_alone(self._receive, self._send)
+                await self._live_on()
             finally:
                 await self._close()
 
@@ -82,16 +85,30 @@ class Life:
             try:
                 await self._open()
             except Exception as error:
+                self._is_over = True
                 await self._raw_send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
         elif message["type"] == "lifespan.shutdown":
             await self._close()
+            self._is_over = True
         return message
 
     async def _send(self, message: Message) -> None:
         if message["type"].startswith("lifespan.shutdown"):
             await self._close()
         await self._raw_send(message)
+        if message["type"].startswith("lifespan.startup"):
+            self._is_answered = True
+            self._is_over |= message["type"] == "lifespan.startup.failed"
+
+    async def _live_on(self) -> None:
+        """Serve the lifespan of an app that has none; or the rest of it, if the app has left."""
+        while not self._is_over:
+            if self._begun and not self._is_answered:
+                await self._send({"type": "lifespan.startup.complete"})
+            message = await self._receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._send({"type": "lifespan.shutdown.complete"})
 
     async def _open(self) -> None:
         node, owner = self._node, self._owner
@@ -144,6 +161,7 @@ class Life:
         seconds = home._backend.clock() - cut_at + self._grace
         report = replace(report, seconds=seconds)  # since the signal: the server has waited before
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        staying.watch()
         if not report.ok and self._is_told:
             exits.lost()
 
@@ -177,14 +195,3 @@ def hearing(node: Node, seconds: float = 30.0) -> Iterator[None]:
 
     with heard(node._opened()._backend.post, told, numbers):
         yield
-
-
-async def _live_alone(receive: Receive, send: Send) -> None:
-    """Serve the lifespan of an app that has none."""
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
-            await send({"type": "lifespan.shutdown.complete"})
-            return

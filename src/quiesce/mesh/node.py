@@ -22,6 +22,7 @@ from weakref import WeakSet, WeakValueDictionary
 from quiesce.core import arguments
 from quiesce.core.light import Model
 from quiesce.core.node import State, logger
+from quiesce.core.serving import drain_of_server
 from quiesce.errors import PeerLost, UsageError
 from quiesce.mesh import wire
 from quiesce.mesh.cascade import Cascade, recovered
@@ -165,6 +166,7 @@ class Node(Steps):
         if self._journal is not None:
             self._keeping = Keeping(self._journal, engine, self._mode, self._random)
             self._keeping.open()
+        owner = drain_of_server.get()
         scope: Home | None = None
         try:
             scope = await Home.open(f"node {self.name}")
@@ -173,7 +175,7 @@ class Node(Steps):
             self._model = Model(
                 self._hops_scope,
                 adopt=adopts,
-                services=self._services,
+                services=[*self._services, *(() if owner is None else owner.services)],
                 on_error=failed,
                 leftovers="parent",  # services, which go on
             )
@@ -278,7 +280,7 @@ class Node(Steps):
         `RemoteProtocolError` if what came with it is not of the protocol.
         """
         handed = edge if isinstance(edge, wire.Handed) else wire.parse_request_header(edge)
-        return Taken(self._arrive(handed), "handler", "handler")
+        return Taken(self._arrive(handed), "handler", "handler", sys._getframe(1))
 
     async def _serve(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, however it came."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quiesce.core import known, sites
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light import Stay
 from quiesce.core.node import State
+from quiesce.core.sites import Place
 from quiesce.errors import CascadeCancelled, UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from quiesce.core.backends.base import Body
     from quiesce.mesh.hop import Hop
@@ -23,13 +25,17 @@ class Visit(Stay):
 
     __slots__ = ("_body", "_hop", "_is_cut")
 
-    def __init__(self, hop: Hop, kind: str, name: str) -> None:
-        """Begin; the hop has not ended."""
+    def __init__(self, hop: Hop, kind: str, name: str, place: Place | None = None) -> None:
+        """Begin; the hop has not ended. What began it is at a place, or where the hop was made."""
         self._hop = hop
         self._is_cut = False
         backend = hop._backend
         self._body: Body | None = None if backend.late_body is not None else backend.body()
-        Stay.__init__(self, hop, kind, name, NOTHING, hop._code, None)
+        if place is None:
+            Stay.__init__(self, hop, kind, name, NOTHING, hop._code, None)
+        else:
+            Stay.__init__(self, hop, kind, name, NOTHING, place.f_code, None)
+            self._offset = place.f_lasti
 
     def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
         late_body = self._hop._backend.late_body
@@ -61,12 +67,20 @@ class Visit(Stay):
 class Part:
     """Something that is done as part of a hop, by a task that is not the hop's own."""
 
-    __slots__ = ("_hop", "_kind", "_name", "_visit")
+    __slots__ = ("_hop", "_kind", "_name", "_place", "_visit")
 
-    def __init__(self, hop: Hop, kind: str, name: str) -> None:
+    def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
+        """Describe it; `frame` is the code that asked for it."""
+        asker = known.starter(frame)
+        self._place: Place | None = None if asker is None else Place(asker.f_code, asker.f_lasti)
         self._hop = hop
         self._kind, self._name = kind, name
         self._visit: Visit | None = None
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that asked for it."""
+        return None if self._place is None else sites.describe(*self._place)
 
     def enter(self) -> Hop:
         """Begin.
@@ -82,7 +96,7 @@ class Part:
                 f"{hop.name} has ended, or this part of it: nothing can be done as that any more"
             )
             raise UsageError(message)
-        self._visit = Visit(hop, self._kind, self._name)
+        self._visit = Visit(hop, self._kind, self._name, self._place)
         hop._begun()
         return hop
 
@@ -119,11 +133,12 @@ class Promised(Part):
 
     __slots__ = ("_hold",)
 
-    def __init__(self, hop: Hop, kind: str, name: str) -> None:
-        super().__init__(hop, kind, name)
+    def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
+        super().__init__(hop, kind, name, frame)
         self._hold: Hold | None = None
         if not (hop._ended or hop._state is State.CLOSED):
-            self._hold = Hold(hop, kind, name, NOTHING, hop._code, 0, self._cut)
+            code, offset = self._place or (hop._code, 0)
+            self._hold = Hold(hop, kind, name, NOTHING, code, offset, self._cut)
             hop._insert(self._hold, self._hold)
 
     def enter(self) -> Hop:

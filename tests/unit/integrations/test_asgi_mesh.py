@@ -94,6 +94,30 @@ async def verdict(cascade: Cascade) -> tuple[bool, list[str]]:
     return found.ok, [note.status for note in found.receipt.notes]
 
 
+@pytest.mark.backends("asyncio", "uvloop")
+@pytest.mark.parametrize("way", WAYS)
+async def test_services_of_the_server_are_services_in_hops(way: Callable[..., Any]) -> None:
+    """They do not hold up a verdict; what the node itself declares is a service as before."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        for name in ("keep one", "keep two"):
+            tasks[name] = asyncio.create_task(anyio.sleep_forever(), name=name)
+        await respond(send, status=202)
+
+    tasks: dict[str, asyncio.Task[None]] = {}
+    async with World() as world:
+        node = world.make("b", services=["keep two"])
+        _, served = way(node, app, services=["keep one"])
+        a = await world.add("a")
+        async with living(served):
+            async with a.cascade("c") as cascade:
+                await hand(served)
+            assert isinstance(await cascade.settled(5, require="participants"), Settled)
+            assert not any(task.done() for task in tasks.values())
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_work_of_a_hop_has_the_grace_and_is_waited_for(way: Callable[..., Any]) -> None:
     """The drain ends when it has: not before, and not at the deadline."""

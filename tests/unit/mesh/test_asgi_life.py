@@ -45,7 +45,28 @@ async def not_caring(scope: Any, receive: Any, send: Any) -> None:
         await answers(scope, receive, send)
 
 
-@pytest.mark.parametrize("app", [with_lifespan, without_lifespan, not_caring])
+async def leaving_early(_: Any, receive: Any, send: Any) -> None:
+    """Return as soon as the startup is answered."""
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+
+
+async def leaving_unanswered(_: Any, receive: Any, __: Any) -> None:
+    """Return as soon as the startup is received."""
+    await receive()
+
+
+async def leaving_unasked(_: Any, __: Any, send: Any) -> None:
+    """Answer the startup before it was received."""
+    await send({"type": "lifespan.startup.complete"})
+
+
+APPS = [
+    with_lifespan, without_lifespan, not_caring, leaving_early, leaving_unanswered, leaving_unasked,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("app", APPS)
 async def test_the_node_is_open_while_the_app_lives(app: Any) -> None:
     """From before its startup until after its shutdown; also if it has no lifespan of its own."""
     async with World() as world, Scope("server") as server:
@@ -56,11 +77,35 @@ async def test_the_node_is_open_while_the_app_lives(app: Any) -> None:
         assert repr(node) == "<Node 'b' new or closed, 0 hops>"
         life.ask("startup")
         await until(lambda: life.told == ["startup.complete"])
+        await turns(20)
         assert repr(node) == "<Node 'b' open, 0 hops>"
         life.ask("shutdown")
         await job
         assert life.told == ["startup.complete", "shutdown.complete"]
         assert repr(node) == "<Node 'b' new or closed, 0 hops>"
+
+
+@pytest.mark.parametrize("last", ["startup.failed", "shutdown"])
+async def test_an_app_may_leave_at_the_end_of_its_life(last: str) -> None:
+    """It has said that it did not start, or has received the shutdown: nothing is left to answer."""
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if last == "startup.failed":
+            await send({"type": "lifespan.startup.failed", "message": "no"})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app))
+        job = server.spawn(life.run)
+        life.ask("startup")
+        await until(lambda: life.told)
+        life.ask("shutdown")
+        await job
+        assert node._scope is None
 
 
 async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) -> None:

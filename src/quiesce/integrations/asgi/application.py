@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import callers, exits
+from quiesce.core import callers, exits, staying
 from quiesce.core import report as reports
 from quiesce.core.current import current_scope, detached
 from quiesce.core.gate import Gate
@@ -82,7 +82,8 @@ class Application:
         self.waiter: Callable[[], Waiter] = backend.waiter
         self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
-        self.parts: Parts = Parts(self.requests, settings.grace + settings.cleanup, on_node)
+        seconds, services = settings.grace + settings.cleanup, settings.services
+        self.parts: Parts = Parts(self.requests, seconds, on_node, services)
         """What has joined the drain."""
         self.exchanges: dict[Exchange, None] = {}
         self.draining: bool = False
@@ -361,6 +362,7 @@ class Application:
     def tell(self, report: Report) -> None:
         """Write a report, and remember for the exit code whether anything was lost."""
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        staying.watch()
         self._judge(report)
 
     def _judge(self, report: Report) -> None:

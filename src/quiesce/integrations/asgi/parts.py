@@ -23,12 +23,18 @@ class Parts:
     """The parts of a server program, while one app of it runs; see `quiesce.core.serving`."""
 
     def __init__(
-        self, scope: Scope, seconds: float, on_node: Callable[[Any], object] | None
+        self,
+        scope: Scope,
+        seconds: float,
+        on_node: Callable[[Any], object] | None,
+        services: tuple[str, ...] = (),
     ) -> None:
         self.scope: Scope = scope
         """What is opened below it is drained along with the requests."""
         self.seconds: float = seconds
         """How long the drain takes at most."""
+        self.services: tuple[str, ...] = services
+        """The patterns of names that are loops, not work; in hops as well."""
         self.unheld: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
         """The signals that the server hears of at once."""
         self.nodes: list[Any] = []

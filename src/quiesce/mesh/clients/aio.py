@@ -47,7 +47,7 @@ def wrap(module: ModuleType) -> Iterator[Patch]:
 
 def _notice(hop: Hop, session: Any, url: Any) -> None:
     if peers_of(hop._mesh).find_url(str(session._build_url(url))) is not None:
-        notice(hop)
+        notice(hop, instead=". Update aiohttp to 3.12 or newer, and write node.instrument() once")
 
 
 class _Middleware:

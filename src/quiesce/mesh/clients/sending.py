@@ -45,6 +45,7 @@ HTTP = frozenset(
 _PLUMBING = HTTP | frozenset(
     ("aiohappyeyeballs", "anyio", "asyncio", "contextlib", "functools", "socket", "ssl", "trio", "uvloop")
 )  # fmt: skip
+_INSTEAD = ". Write node.instrument() once, or send it with node.client()"
 _OWN = ("quiesce.mesh.clients.", "quiesce.mesh.http", "quiesce.core.patches")
 
 within: ContextVar[Hop | None] = ContextVar("quiesce_within_client", default=None)
@@ -81,7 +82,7 @@ def begin(hop: Hop, target: Target) -> Sending | None:
     if to is None or not is_work(target.method, target.path):
         return None
     if target.is_upgrade or not instrumented.get(node):
-        notice(hop)
+        notice(hop, instead="" if target.is_upgrade else _INSTEAD)
         return None
     handing = _on_loop(hop, partial(hop.delegate, to))
     if handing is None:
@@ -115,10 +116,10 @@ class Sending:
         _in_loop(self._hop, partial(_tried, self._hop, step))
 
 
-def notice(hop: Hop, route: str = "") -> None:
-    """Record in a hop that something leaves it."""
+def notice(hop: Hop, route: str = "", instead: str = "") -> None:
+    """Record in a hop that something leaves it, and what to write instead."""
     client, place = where()
-    hop.untracked(route or f"plain {client}", place)
+    hop.untracked(route or f"plain {client}", f"{place}{instead}")
 
 
 def where() -> tuple[str, str]:

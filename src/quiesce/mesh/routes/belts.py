@@ -109,6 +109,24 @@ class Belt:
         if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
             parcel.hold.release()
 
+    def keep_only(self, entries: list[Any]) -> None:
+        """Release the items that are not in the entries of the queue: it has dropped them.
+
+        An entry is an item, or a tuple or list with an item in it. If it is neither, the queue keeps something else
+        than what was put, and nothing is known of any item.
+        """
+        with lock:
+            left = {key: list(parcels) for key, parcels in self._waiting.items()}
+        for entry in entries:
+            parts = (entry, *entry) if isinstance(entry, tuple | list) else (entry,)
+            parcels = next((found for part in parts if (found := left.get(id(part)))), None)
+            if parcels is None:
+                return
+            del parcels[0]
+        for parcels in left.values():
+            for parcel in parcels:
+                self.withdraw(parcel)
+
     def _pick(self, item: object, wanted: Parcel | None = None) -> Parcel | None:
         with lock:
             waiting = self._waiting.get(id(item))
@@ -254,7 +272,9 @@ class Belt:
             hold = waiting.hold
             if hold is None or (taker is not None and hold.hop in taker.hops()):
                 continue
-            own = Parcel(self, waiting.item, Followed(hold.hop, "item", f"in {self.kind}", None))
+            own_hold = Followed(hold.hop, "item", f"in {self.kind}", None)
+            own_hold._code, own_hold._offset = hold._code, hold._offset
+            own = Parcel(self, waiting.item, own_hold)
             taker = taker_of(key, self._backend)
             own.is_direct = True
             taker.took(own)

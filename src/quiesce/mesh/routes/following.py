@@ -15,7 +15,7 @@ from quiesce.core.node import State, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from quiesce.core.node import Node
     from quiesce.mesh.hop import Hop
@@ -57,7 +57,7 @@ class Followed(Hold):
         target: str | None = None,
     ) -> None:
         """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares it."""
-        code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        code, offset = _started(hop) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self.hop: Hop = hop
         """The hop that it is work for; it may be held by another scope after the hop was closed."""
@@ -96,6 +96,12 @@ class Followed(Hold):
             del node._holds[self._key]
             if not node._holds:
                 node._turned_idle()
+
+
+def _started(hop: Hop) -> tuple[CodeType | None, int]:
+    """Return where the running task was started, which runs no code but that of event loops and of us."""
+    task = hop._backend.current() if hop._backend.here() else None
+    return getattr(task, "_code_started", None), getattr(task, "_offset_started", 0)
 
 
 def place_of(frame: FrameType | None) -> str:

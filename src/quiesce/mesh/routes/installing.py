@@ -64,7 +64,7 @@ def _everywhere() -> list[Patch]:
         _patch(queue, "SimpleQueue", simple.followed),
         _patch(sched.scheduler, "enterabs", timers.by_enter),
         _patch(sched.scheduler, "cancel", timers.by_cancel),
-        _patch(asyncio.Queue, "put_nowait", queues.by_put),
+        _patch(asyncio.Queue, "put_nowait", partial(queues.by_put, may_drop=True)),
         _patch(asyncio.Queue, "get_nowait", queues.by_get_nowait),
         _patch(asyncio.Queue, "get", queues.by_get),
         _patch(asyncio.Queue, "task_done", queues.by_done),

@@ -118,18 +118,36 @@ def _present(state: Any) -> list[object]:
     return []
 
 
-def by_put(put: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of a function that puts an item in one step."""
+def _see_dropped(queue: Any, belt: Belt) -> None:
+    """Release what a queue of asyncio has dropped, in the step of a put after which it has no item more.
+
+    Nothing is released if it is not certain what the queue has.
+    """
+    found = getattr(queue, "_queue", ())
+    entries = [pair[::-1] for pair in found.items()] if isinstance(found, dict) else list(found)
+    if len(entries) == queue.qsize() and queue.empty() is not bool(entries):
+        belt.keep_only(entries)
+
+
+def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., Any]:
+    """Return the replacement of a function that puts an item in one step.
+
+    If it may drop items, no other thread takes one meanwhile.
+    """
 
     def putting(self: Any, item: Any, *args: Any, **options: Any) -> Any:
         parcel = None if _sending and running() in _sending else _recorded(self, item)
         if parcel is None:
             return put(self, item, *args, **options)
+        size = self.qsize() if may_drop else 0
         try:
-            return put(self, item, *args, **options)
+            made = put(self, item, *args, **options)
         except BaseException:
             parcel.belt.withdraw(parcel)
             raise
+        if may_drop and self.qsize() <= size:
+            _see_dropped(self, parcel.belt)
+        return made
 
     return putting
 

@@ -11,16 +11,19 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from quiesce.core import known
 from quiesce.core.node import State, current
 from quiesce.mesh.routes import batches
+from quiesce.mesh.routes.following import place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextvars import Context
     from types import CodeType, FrameType
 
     from quiesce.core.node import Node
@@ -61,7 +64,7 @@ class Parcel:
 class Taker:
     """A task or thread, and the items that it has."""
 
-    __slots__ = ("_takes", "first", "has_turned", "is_at_work", "key", "outer", "parcels")
+    __slots__ = ("_takes", "first", "has_turned", "is_at_work", "key", "outer", "parcels", "within")
 
     def __init__(self, key: object) -> None:
         self.key: object = key
@@ -74,6 +77,9 @@ class Taker:
         self.has_turned: bool = (
             False  # whether it has waited for something since it took its newest item
         )
+        self.within: set[CodeType] = (
+            set()
+        )  # of a callback: the functions in which it has taken items
         self._takes: int = 0
 
     def took(self, parcel: Parcel) -> None:
@@ -83,6 +89,8 @@ class Taker:
             self.first.setdefault(parcel.belt, len(self.first))
         self._takes += 1
         self.has_turned = False
+        if self.key is None:
+            self.within.update(_running_code())
         if parcel.hold is not None and parcel.hold.hop._backend.here():
             parcel.hold.hop._backend.soon(partial(self._turned, self._takes))
 
@@ -134,6 +142,56 @@ def companions(hop: Hop) -> list[Hop]:
     taker = at_work.get()
     hops: dict[Hop, Parcel] = {} if taker is None else taker.all_hops()
     return [other for other in hops if other is not hop] if hop in hops else []
+
+
+def after(callback: Any, args: tuple[Any, ...], frame: FrameType) -> Context | None:
+    """Return the context for a callback of the event loop that sets itself again after it has taken items.
+
+    The next call is not the work on these items, unless the callback keeps one: it takes others then. That is an
+    assumption, and the hops of the items record it. None: the call is work of the hop that the running code works for.
+    """
+    taker = at_work.get()
+    if taker is None or not taker.within:
+        return None
+    own, given = _parts(callback)
+    reach = (*given, *args)
+    if getattr(own, "__code__", None) not in taker.within or any(
+        _is_in(one, parcel.item) for one in reach for parcel in taker.parcels
+    ):
+        return None
+    for hop, parcel in taker.hops().items():
+        hop.assume(
+            f"assumes that callback {own.__qualname__} was done with an item from {parcel.belt.kind} when it set itself"
+            f" again at {place_of(frame)}"
+        )
+    context = copy_context()
+    context.run(current.set, taker.outer)
+    context.run(at_work.set, None)
+    return context
+
+
+def _parts(callback: Any) -> tuple[Any, list[object]]:
+    """Return the function below partials and methods, and what they keep: arguments, attributes, variables around it."""
+    kept: list[object] = []
+    while hasattr(callback, "func"):
+        kept += [*callback.args, *callback.keywords.values()]
+        callback = callback.func
+    if not hasattr(callback, "__code__"):  # neither a function nor a method
+        callback = getattr(callback, "__call__", callback)  # noqa: B004 - the method itself
+    own: Any = getattr(callback, "__func__", callback)
+    if own is not callback:
+        kept += getattr(callback.__self__, "__dict__", {}).values()
+    for cell in getattr(own, "__closure__", None) or ():
+        with suppress(ValueError):  # it is empty
+            kept.append(cell.cell_contents)
+    return own, kept
+
+
+def _running_code() -> Iterator[CodeType]:
+    frame = known.starter(sys._getframe(1))
+    while frame is not None and not known.is_root(frame):
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def taker_of(key: object, backend: Any) -> Taker:

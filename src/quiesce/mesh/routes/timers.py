@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core.node import current
 from quiesce.mesh.routes.following import Followed, Later, hop_now, is_declared, name_of, target_of
+from quiesce.mesh.routes.takers import after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,9 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         hop = hop_now()
         if hop is None:
             return call(when, callback, *args, context=context)
+        outside = after(callback, args, frame) if context is None else None
+        if outside is not None:
+            return call(when, callback, *args, context=outside)
         name, target = name_of(callback), target_of(callback)
         if is_declared(hop, frame, target, name):
             return call(when, callback, *args, context=context)

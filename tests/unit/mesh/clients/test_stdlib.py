@@ -53,7 +53,7 @@ async def verdict(cascade: Cascade) -> Settlement:
 
 
 async def test_a_plain_request_to_a_peer_is_noticed() -> None:
-    """The verdict is not green, and names the client and the line."""
+    """The verdict is not green, and names the client, the line, and what to write instead."""
     with peer() as b:
         async with sender(b) as node:
             async with node.cascade("c") as cascade:
@@ -65,7 +65,7 @@ async def test_a_plain_request_to_a_peer_is_noticed() -> None:
     (missing,) = found.missing
     assert "plain urllib.request" in missing
     assert "test_stdlib.py" in missing
-    assert "in post" in missing
+    assert missing.endswith(" in post. Write node.instrument() once, or send it with node.client()")
 
 
 @pytest.mark.parametrize("call", [post, get])
