@@ -58,6 +58,8 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
 
     def timed(when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         if get() is None:
+            if context is None:  # a server sets a timer for each request
+                return call(when, callback, *args)
             return call(when, callback, *args, context=context)
         frame: FrameType | None = _getframe(1)
         if frame is not None and frame.f_code is _CALL_LATER:
