@@ -128,8 +128,8 @@ class Entrance:
             if ending:
                 adopter = adopter_of(adopter)
             ours = before is None and get_factory(loop) is late and "eager_start" not in options
-            suspect = getattr(coro, "__name__", None) in suspects
-            if suspect and adopter is not None and is_process_wide(coro):
+            is_suspect = adopter is not None and getattr(coro, "__name__", None) in suspects
+            if is_suspect and is_process_wide(coro):
                 with _elsewhere(coro):
                     return create_task(coro, **options)
             if adopter is None or adopter._loop is not loop or not self.users:

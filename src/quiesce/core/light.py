@@ -38,21 +38,11 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _OPEN, _CLOSED = State.OPEN, State.CLOSED
-_SET_AT_ONCE = frozenset(
-    {
-        "_adopter",
-        "_backend",
-        "_code",
-        "_completed",
-        "_errand_above",
-        "_holds",
-        "_loop",
-        "_name",
-        "_offset",
-        "_since",
-        "_state",
-    }
-)
+_enter, _leave = current.set, current.reset  # every request pays for both
+_SET_AT_ONCE = frozenset({
+    "_adopter", "_backend", "_code", "_completed", "_errand_above", "_holds", "_loop", "_name", "_offset",
+    "_since", "_state",
+})  # fmt: skip
 _NAMED_MAX = 3  # of what is in flight, where there is one line for it
 
 
@@ -132,7 +122,7 @@ class LightScope(Scope):
 
         *Raises*: what `Scope.child()` raises: `ScopeClosed`, and `UsageError` in another event loop.
         """
-        parent = model.parent
+        parent, clock = model.parent, model.clock
         usual = parent._state is _OPEN and (
             _get_running_loop() is model.loop or model.backend.here()  # which is slower
         )
@@ -150,7 +140,7 @@ class LightScope(Scope):
         self._errand_above = parent._errand_above
         self._backend = model.backend
         self._loop = model.loop
-        self._since = model.clock()
+        self._since = clock()
         self._code = code
         self._offset = 0
         self._completed = 0
@@ -330,7 +320,7 @@ class LightScope(Scope):
         is_all = len(holds) == 1 and holds.get(stay._key) is stay
         if self._filled or not is_all or self._when_idle is not None:
             return False
-        current.reset(stay._token)
+        _leave(stay._token)
         holds.clear()
         self._state = _CLOSED
         parent = self._model.parent
@@ -406,21 +396,22 @@ class Stay(Hold):
     ) -> None:
         """Begin: the running task works in the scope, as its current one."""
         backend, holds = scope._backend, scope._holds
+        clock, running = backend.clock, backend.task
         self._node: Node = scope  # all that a hold has, without another call: every request has one
         self._kind = kind
         self._name = name
-        self._since = backend.clock()
+        self._since = clock()
         self._details = details
         self._code = code
         self._offset = 0
         self._on_stop = on_stop
-        self._key = key = self._task = backend.task()
+        self._key = key = self._task = running()
         if key in holds:
             self._key = key = self  # the task works in here already
         if not holds:
             scope._turned_busy()
         holds[key] = self
-        self._token = current.set(scope)
+        self._token = _enter(scope)
 
     @property
     def released(self) -> bool:
@@ -433,7 +424,7 @@ class Stay(Hold):
 
     def end(self) -> None:
         """Work where the task has worked before."""
-        current.reset(self._token)
+        _leave(self._token)
         node = self._node
         holds = node._holds
         if holds.pop(self._key, None) is None:

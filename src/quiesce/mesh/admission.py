@@ -67,13 +67,13 @@ class NotAccepted(EdgeRefused):
     """A request that the node's `accept` has turned down; nothing is kept of it."""
 
 
-def check(node: Node, scope: MutableMapping[str, Any], header: bytes | None = None) -> None:
-    """Check a request with the node's `accept`, if it has one; `header` is that of a message.
+def check(node: Node, scope: MutableMapping[str, Any], header: bytes | None = None) -> str:
+    """Check a request with the node's `accept`, if it has one, and return its caller; `header` is that of a message.
 
     *Raises*: `NotAccepted`; `RemoteProtocolError` if the header is not of the protocol.
     """
     if node._accept is None or node._accept(arrival(scope, is_call=header is None)):
-        return
+        return caller(scope)
     answer = ""
     if header is not None:
         answer = wire.response_header(wire.parse_request_header(header).edge, NOT_NOW)

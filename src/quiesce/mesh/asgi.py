@@ -99,11 +99,10 @@ class Mesh:
                     serving.clear()
                     plain_request.reset(token)
                 return
-            caller = admission.caller(scope)
             # One that passes on all headers would hand the edge to another, for whom nobody waits.
             passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
             try:
-                admission.check(self._node, scope, header)
+                caller = admission.check(self._node, scope, header)
                 exchange = _Exchange(self._begin(header, caller), send, caller, (self._app, passed))
             except QuiesceError as error:
                 await _refuse(send, error)
@@ -151,12 +150,11 @@ class Mesh:
             await _say(send, _NO_METHOD, "only POST", {b"allow": b"POST"})
             return
         try:
-            admission.check(self._node, scope)
+            caller = admission.check(self._node, scope)
             body = await _read(receive)
             if body is None:
                 await _say(send, _TOO_LARGE, f"over {wire.BODY_BYTES_MAX} bytes")
                 return
-            caller = admission.caller(scope)
             answer = await self._node._serve(self._paths[_path(scope)], body, caller)
         except admission.NotAccepted as error:
             await _say(send, _FORBIDDEN, str(error))
@@ -321,7 +319,7 @@ def leaving(node: Node, scope: Message, send: Send) -> Send:
     It tells those connections that it has by then. On one that was made in that moment it would wait for another
     request, for as long as clients may be silent.
     """
-    if node._scope is None or not node._exchange.is_told_to_end:
+    if node._scope is None or not node._exchange.is_told_to_end():
         return send
     if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
         return send

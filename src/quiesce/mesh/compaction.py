@@ -213,14 +213,13 @@ class Tidying:
         self.at: float = _COMPACT_FROM
         """The size from which on it is due."""
 
-    @property
     def is_over(self) -> bool:
-        """Whether the journal has grown beyond that size."""
+        """Return whether the journal has grown beyond that size."""
         return self._journal.size > self.at
 
     def is_due(self) -> bool:
         """Return whether `run` is to be called now; not again before that has ended."""
-        is_due = self.is_over
+        is_due = self.is_over()
         if is_due:
             self.at = math.inf
         return is_due

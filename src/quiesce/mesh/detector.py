@@ -138,12 +138,11 @@ class Detector(Knowledge):
         self.writes.append(Gone(edge))
         return True
 
-    @property
     def _is_lasting(self) -> bool:
         return self._lasting and not self.is_volatile
 
     def _never(self) -> Answer:
-        return NEVER if self._is_lasting else NOT_NOW
+        return NEVER if self._is_lasting() else NOT_NOW
 
     def _known(self, edge: bytes) -> Answer | None:
         hop = self._hops.get(edge)
@@ -161,7 +160,7 @@ class Detector(Knowledge):
         """Return how an edge stands, for its sender; an edge that never came never will run (3)."""
         known = self._known(edge)
         if known is None:
-            if not self._is_lasting:
+            if not self._is_lasting():
                 return UNKNOWN
             self._end(edge, None)
             return NEVER
@@ -219,7 +218,7 @@ class Detector(Knowledge):
             self._close(hop)
 
     def _close(self, hop: Hop) -> None:
-        volatile = not self._is_lasting and not hop.is_root  # a root never arrives again (6)
+        volatile = not self._is_lasting() and not hop.is_root  # a root never arrives again (6)
         own = note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
         receipt = hop.receipt = hop.tally.close(hop.status, own, volatile=volatile)
         self.writes.append(Closed(hop.edge, pack(receipt)))
@@ -273,7 +272,7 @@ class Detector(Knowledge):
             or hop.is_answered
             or hop.is_cancelled
             or hop.is_root
-            or not self._is_lasting
+            or not self._is_lasting()
         ):
             return None
         edge, hop.state = hop.edge, _OVER  # by way of being closed

@@ -375,10 +375,10 @@ class Exchange:
         """
         until = self._clock() + seconds
         while not self._is_over:
-            by = self._ending_by if self.is_told_to_end else math.inf
-            if self.is_told_to_end and not any(map(self._is_at_work, edges)):
+            by = self._ending_by if self.is_told_to_end() else math.inf
+            if self.is_told_to_end() and not any(map(self._is_at_work, edges)):
                 return
-            if not await self._change_by(edges, min(until, by)) or not self.is_told_to_end:
+            if not await self._change_by(edges, min(until, by)) or not self.is_told_to_end():
                 return
 
     async def _change_by(self, edges: list[bytes], until: float) -> bool:
@@ -400,9 +400,8 @@ class Exchange:
                     self._polls.pop(edge, None)
         return not limit.cancelled_caught
 
-    @property
     def is_told_to_end(self) -> bool:
-        """Whether the server was told to end, a while ago at most."""
+        """Return whether the server was told to end, a while ago at most."""
         return self._clock() < self._ending_by
 
     def _is_at_work(self, edge: bytes) -> bool:
@@ -431,7 +430,7 @@ class Exchange:
         """Wake the questions that these records may answer (see `_change`)."""
         if not self._polls:
             return
-        kinds = (Closed, Ended) if self.is_told_to_end else (Closed,)
+        kinds = (Closed, Ended) if self.is_told_to_end() else (Closed,)
         for record in records:
             if isinstance(record, kinds):
                 for waiter in self._polls.get(record.edge, ()):

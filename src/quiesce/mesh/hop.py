@@ -108,7 +108,7 @@ class Hop(LightScope):
         """Its receipt, if that is on the answer."""
         self.mark: str = mark(record.edge)
         """What the message is called in settlements and logs."""
-        super().__init__(node._model, name or f"hop {self.mark}", _getframe(2).f_code)
+        LightScope.__init__(self, node._model, name or f"hop {self.mark}", _getframe(2).f_code)
 
     @property
     def _errand(self) -> Hop:
@@ -250,7 +250,7 @@ class Hop(LightScope):
         """Return the node's scope if it is drained, or soon will be: the server was told to end."""
         home = self._mesh._scope
         is_open = home is None or home._state is State.OPEN
-        return home if not is_open or self._mesh._exchange.is_told_to_end else None
+        return home if not is_open or self._mesh._exchange.is_told_to_end() else None
 
     def _cancel(self) -> None:
         """Cancel all that runs; the hop ends when that has, however long it takes (3)."""

@@ -159,7 +159,7 @@ class Node(Steps):
             patience=self._patience,
             jitter=random.random,
             keep=self._keep,
-            wall=lambda: self._wall(),  # noqa: PLW0108 - as it is when it is asked
+            wall=self._wall,
         )
         engine.may_call = self._policy.allows
         self._hops, self._cascades, self._keeping = {}, WeakValueDictionary(), None

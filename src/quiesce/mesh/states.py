@@ -72,6 +72,7 @@ Sending = Literal[
     "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque", "is untracked"
 ]  # fmt: skip
 
+_RUNNING = HopState.RUNNING  # Python takes long to find a member of an enumeration
 NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
 
 
@@ -104,7 +105,7 @@ class Hop:
         self.reply: str | None = begun.reply
         self.is_root: bool = begun.is_root
         self.name: str = begun.name
-        self.state: HopState = HopState.RUNNING
+        self.state: HopState = _RUNNING
         self.status: Status = "done"
         self.seconds: float | None = None
         self.why: str = ""

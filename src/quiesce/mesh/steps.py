@@ -123,7 +123,7 @@ class Steps:
                     self._abandon()
                     exchange.wake()
                     self._refuse()
-                if keeping.error is not None or keeping.tidying.is_over:
+                if keeping.error is not None or keeping.tidying.is_over():
                     exchange.wake()  # it sees to that, too
             if exchange._polls:
                 exchange.wrote(writes)
@@ -169,7 +169,9 @@ class Steps:
         if self._scope is None or (keeping is not None and keeping.error is not None):
             self._check()
         edge, engine = handed.edge, self._engine
-        why = why_not or self._objection(handed)
+        why = why_not or engine.horizon.objection(handed)
+        if why is None and self._hops_scope._state is not _OPEN:
+            why = "the agent is being shut down"
         if len(self._hops) >= self._hops_max and not engine.detector.knows(edge):
             raise self._busy(handed)
         if why is None:
@@ -208,15 +210,6 @@ class Steps:
             " processed (hops_max)"
         )
         return EdgeRefused(text, header, is_busy=True)
-
-    def _objection(self, handed: wire.Handed) -> str | None:
-        """Return why a message is not to be worked on, if it is not known already."""
-        why = self._engine.horizon.objection(handed)
-        if why is not None:
-            return why
-        if self._hops_scope._state is not _OPEN:
-            return "the agent is being shut down"
-        return None
 
     def answer(self, hop: Hop) -> str:
         """Return what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.

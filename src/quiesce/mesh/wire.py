@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from binascii import unhexlify
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
@@ -140,7 +141,7 @@ def parse_request_header(text: str | bytes) -> Handed:
     plain = _PLAIN.fullmatch(text) if len(text) <= HOME_MAX else None
     if plain is not None:  # as nearly all are: in one go
         cascade, edge, parent, latest, node = plain.groups()
-        return Handed(bytes.fromhex(cascade), bytes.fromhex(edge), parent, int(latest), node)
+        return Handed(unhexlify(cascade), unhexlify(edge), parent, int(latest), node)
     found, options = _header(REQUEST_HEADER, text, _FIRST)
     address, begin_by = options.get("h"), options.get("b", "")
     if address is not None and not is_home(address):

@@ -56,7 +56,7 @@ async def test_what_was_said_to_never_run_does_not(
     """Whenever it comes; also if clocks differ as far as they may, and its sender keeps it for less."""
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
-        other._wall = lambda: world.wall + moved
+        other._engine.horizon.wall = lambda: world.wall + moved
         late = Late(world)
         assert isinstance(await late.begin(node), Settled)
         for _ in range(60):

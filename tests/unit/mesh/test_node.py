@@ -403,7 +403,7 @@ async def test_a_sender_may_be_a_day_ahead_and_an_hour_behind(
     """Beyond that a message is refused: its copies could come after it was forgotten."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
-        other._wall = lambda: world.wall + moved
+        other._engine.horizon.wall = lambda: world.wall + moved
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(1)
@@ -432,7 +432,7 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
 
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=100), await world.add("b", keep_seconds=100)
-        other._wall = lambda: world.wall - 299  # its clock is late, as far as it may be
+        other._engine.horizon.wall = lambda: world.wall - 299  # late, as far as it may be
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 handing.answered(await world.deliver("b", handing.header, handler))

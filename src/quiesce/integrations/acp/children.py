@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core.hold import Described
 from quiesce.core.node import Node, State, current, logger
+from quiesce.core.patches import Patch
 from quiesce.resources.reaping import has_exited
 
 if TYPE_CHECKING:
@@ -66,12 +67,9 @@ class _Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.users = 0
         self._loop = loop
-        self._before = {
-            name: vars(loop).get(name) for name in ("subprocess_exec", "subprocess_shell")
-        }
-        self._ours = {name: self._replacement(getattr(loop, name)) for name in self._before}
-        for name, function in self._ours.items():
-            setattr(loop, name, function)
+        self._patches = [
+            Patch(loop, name, self._replacement) for name in ("subprocess_exec", "subprocess_shell")
+        ]
 
     def _replacement(self, start: Any) -> Any:
         async def start_process(factory: Any, *args: Any, **options: Any) -> Any:
@@ -84,16 +82,13 @@ class _Watch:
         return start_process
 
     def release(self) -> None:
-        """End one use; the last one leaves the loop as it was, unless somebody has changed it."""
+        """End one use; the last one leaves the loop as it was, unless other code has changed it."""
         self.users -= 1
         if self.users:
             return
         del _watches[self._loop]
-        for name, function in self._ours.items():
-            if vars(self._loop).get(name) is function:
-                delattr(self._loop, name)
-                if self._before[name] is not None:
-                    setattr(self._loop, name, self._before[name])
+        for patch in self._patches:
+            patch.remove()
 
 
 class Child(Described):

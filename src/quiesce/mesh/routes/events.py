@@ -34,28 +34,42 @@ _AROUND = frozenset({
 })  # fmt: skip
 
 
-def by_set(signal: Callable[..., None]) -> Callable[..., None]:
-    """Return the replacement of `Event.set` and `Condition.notify`."""
+def by_set(signal: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the replacement of `Event.set`."""
 
-    def setting(self: Any, *args: Any, **options: Any) -> None:
-        if id(self) not in _of_workers:  # as nearly all are
-            signal(self, *args, **options)
-            return
-        hop = hop_now()
-        if hop is not None:
-            around = _getframe().f_back
-            is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
-            frame = None if is_bare else _user(around)
-            belt = belts.get(id(self))
-            if belt is None:
-                belt = Belt(_kind(self), is_signal=True)
-                keep(self, belt)
-            is_meant = is_bare or frame is not None
-            if is_meant and not (is_declared(hop, frame) or belt.has(self, hop)):
-                belt.put(self, hop, frame)
-        signal(self, *args, **options)
+    def setting(self: Any) -> None:
+        if id(self) in _of_workers:  # as few are: a server sets several for each request
+            _wakes(self, _getframe().f_back)
+        signal(self)
 
     return setting
+
+
+def by_notify(signal: Callable[[Any, int], None]) -> Callable[..., None]:
+    """Return the replacement of `Condition.notify`."""
+
+    def notifying(self: Any, n: int = 1) -> None:
+        if id(self) in _of_workers:
+            _wakes(self, _getframe().f_back)
+        signal(self, n)
+
+    return notifying
+
+
+def _wakes(event: Any, around: FrameType | None) -> None:
+    """Record that the running code wakes a worker; if the code is a part of a hop, the worker works for that."""
+    hop = hop_now()
+    if hop is None:
+        return
+    is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
+    frame = None if is_bare else _user(around)
+    belt = belts.get(id(event))
+    if belt is None:
+        belt = Belt(_kind(event), is_signal=True)
+        keep(event, belt)
+    is_meant = is_bare or frame is not None
+    if is_meant and not (is_declared(hop, frame) or belt.has(event, hop)):
+        belt.put(event, hop, frame)
 
 
 def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:

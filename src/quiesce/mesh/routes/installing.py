@@ -83,11 +83,11 @@ def _everywhere() -> list[Patch]:
         _patch(BatchReader, "__anext__", partial(queues.by_get, gives_list=True)),
         _patch(asyncio.Event, "set", events.by_set),
         _patch(asyncio.Event, "wait", events.by_wait),
-        _patch(asyncio.Condition, "notify", events.by_set),
+        _patch(asyncio.Condition, "notify", events.by_notify),
         _patch(asyncio.Condition, "wait", events.by_wait),
         _patch(threading.Event, "set", events.by_set),
         _patch(threading.Event, "wait", events.by_thread_wait),
-        _patch(threading.Condition, "notify", events.by_set),
+        _patch(threading.Condition, "notify", events.by_notify),
         _patch(threading.Condition, "wait", events.by_thread_wait),
     ]
     if sys.version_info >= (3, 13):

@@ -59,6 +59,8 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
 
     def timed(when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         if get() is None:
+            if context is None:  # a server sets a timer for each request
+                return call(when, callback, *args)
             return call(when, callback, *args, context=context)
         frame: FrameType | None = _getframe(1)
         if frame is not None and frame.f_code is _CALL_LATER:
@@ -69,10 +71,9 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         if hop is None:
             return call(when, callback, *args, context=context)
         outside = after(callback, args, frame) if context is None else None
-        if outside is not None:
-            return call(when, callback, *args, context=outside)
         name, target = name_of(callback), target_of(callback)
-        if is_declared(hop, frame, target, name):
+        if outside is not None or is_declared(hop, frame, target, name):
+            context = context if outside is None else outside
             return call(when, callback, *args, context=context)
         hold = Followed(hop, "timer", name, frame, target=target)
 
