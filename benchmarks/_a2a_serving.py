@@ -36,7 +36,7 @@ from quiesce.integrations.a2a import (
     QuiescentRequestHandler,
     quiesce_app,
 )
-from quiesce.integrations.a2a.app import _routes as sdk_routes
+from quiesce.integrations.a2a.server.app import _routes as sdk_routes
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_server import METHODS
 

@@ -20,7 +20,7 @@ from quiesce.integrations.asgi import Quiesce
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from quiesce.integrations.asgi.settings import App, AsgiScope, Receive, Send
+    from quiesce.integrations.asgi.middleware_settings import App, AsgiScope, Receive, Send
 
 EVENTS = 100
 _EVENT = {"type": "http.response.body", "body": b"data: something\n\n", "more_body": True}

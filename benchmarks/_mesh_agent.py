@@ -27,10 +27,10 @@ from starlette.routing import Route
 
 from benchmarks._mesh_least import Least, Small
 from quiesce.mesh import Node
-from quiesce.mesh.courier import Call
-from quiesce.mesh.http import Http
-from quiesce.mesh.transport import RECEIPTS
-from quiesce.mesh.wire import call_body
+from quiesce.mesh.protocol.codec import call_body
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.transport.http_transport import HttpTransport
+from quiesce.mesh.transport.node_transport import RECEIPTS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,7 +48,7 @@ class Agent:
         self._node = node
         self._after = after
         self._client: Any = None if node is None else node.client(trust_env=False)
-        self._http = Http()
+        self._http = HttpTransport()
         self._ended = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,7 +93,7 @@ class Agent:
         for _ in range(TRIPS):
             began = time.perf_counter()
             to = request.query_params["to"]
-            await self._http.call(to, RECEIPTS, call_body(Call(to, (), ())))
+            await self._http.call(to, RECEIPTS, call_body(NodeCall(to, (), ())))
             found.append(time.perf_counter() - began)
         return JSONResponse(statistics.median(found))
 

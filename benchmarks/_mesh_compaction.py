@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from benchmarks._harness import Result, Samples, interleave, row, run_fresh
 from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
-from quiesce.mesh.compaction import Compaction
-from quiesce.mesh.facts import Over, Record
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Alone
+from quiesce.mesh.protocol.facts import Over, Record
+from quiesce.mesh.protocol.receipt import Alone
+from quiesce.mesh.store.compaction import Compaction
+from quiesce.mesh.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from benchmarks._mesh_sizes import MeshSizes
-    from quiesce.mesh.engine import Engine
+    from quiesce.mesh.protocol.engine import Engine
 
     Make = Callable[[Journal, Engine], Awaitable[None]]
 

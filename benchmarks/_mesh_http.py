@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._harness import BARE, OURS, Result, Samples, compare, interleave, progress, row
-from quiesce.mesh import wire
+from quiesce.mesh.protocol import codec
 from tests.adapters.runs import ROOT
 from tests.integration import subjects
 
@@ -67,7 +67,7 @@ class Server:
 
     def send(self, method: str, path: str, header: str, body: bytes) -> None:
         """Begin a request."""
-        extra = f"{wire.REQUEST_HEADER}: {header}\r\n" if header else ""
+        extra = f"{codec.REQUEST_HEADER}: {header}\r\n" if header else ""
         extra += "a2a-version: 1.0\r\n"
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
@@ -85,7 +85,7 @@ class Server:
         if not 200 <= status < 300:
             message = f"{path} answered {status}: {rest!r}"
             raise ConnectionError(message)
-        if is_message and (wire.RESPONSE_HEADER.lower().encode() in lines) != self.takes_part:
+        if is_message and (codec.RESPONSE_HEADER.lower().encode() in lines) != self.takes_part:
             message = f"{path} took no part, or took part"
             raise ConnectionError(message)
         return rest
@@ -174,8 +174,8 @@ def measure_requests(server: Server, requests: int, at_once: int = 1) -> Cost:
     """Make requests, so many at once, each a new message."""
     begin_by = int(time.time()) + 3000
     headers = [  # a plain server gets them, too, and does not look at them
-        wire.request_header(
-            wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
+        codec.request_header(
+            codec.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
         )
         for _ in range(requests)
     ]

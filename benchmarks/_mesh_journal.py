@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from benchmarks._harness import OURS, Result, Row, compare, interleave, row
 from benchmarks._mesh_compaction import compaction
 from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
-from quiesce.mesh.facts import Answer
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt
+from quiesce.mesh.protocol.facts import Answer
+from quiesce.mesh.protocol.receipt import Note, Receipt
+from quiesce.mesh.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks._mesh_sizes import MeshSizes
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
 
     Keep = Callable[[list[Record]], object]
 
@@ -131,7 +131,7 @@ def _commit(written: list[list[Record]], durability: str) -> float:
 
 
 def _commit_to_sqlite(written: list[list[Record]]) -> float:
-    from quiesce.mesh.records import line_of  # noqa: PLC0415 - the same lines
+    from quiesce.mesh.store.record_format import record_line  # noqa: PLC0415 - the same lines
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -143,7 +143,7 @@ def _commit_to_sqlite(written: list[list[Record]]) -> float:
         gc.collect()
         begin = time.process_time()
         for records in written:
-            data = b"".join(map(line_of, records))
+            data = b"".join(map(record_line, records))
             database.execute("INSERT INTO lines VALUES (?)", (data,))
         return (time.process_time() - begin) / len(written) * 1e6
 

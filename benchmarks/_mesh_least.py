@@ -17,10 +17,10 @@ from binascii import unhexlify
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.facts import Begun, Closed
-from quiesce.mesh.receipt import Alone, mark
-from quiesce.mesh.records import line_of
-from quiesce.mesh.wire import RESPONSE_HEADER, closed_header
+from quiesce.mesh.protocol.codec import RESPONSE_HEADER, closed_header
+from quiesce.mesh.protocol.facts import Begun, Closed
+from quiesce.mesh.protocol.receipt import Alone, edge_mark
+from quiesce.mesh.store.record_format import record_line
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,8 +45,8 @@ class Least:
         self._app = app
         self._file = _journal(path)
         edge, packed = bytes(12), Alone("planner").packed(bytes(12), "0" * 12, 1000)
-        self._begun = line_of(Begun(edge, bytes(16), "0" * 12, "http://127.0.0.1:12345"))
-        self._closed = line_of(Closed(edge, packed))
+        self._begun = record_line(Begun(edge, bytes(16), "0" * 12, "http://127.0.0.1:12345"))
+        self._closed = record_line(Closed(edge, packed))
         self._line = (_ANSWER, closed_header(edge, packed).encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +127,7 @@ class Small:
         hop = _Hop()
         hop.edge, hop.cascade, hop.parent = edge, unhexlify(cascade), parent.decode()
         hop.reply = None if reply is None else reply.decode()
-        os.write(self._file, line_of(Begun(edge, hop.cascade, hop.parent, hop.reply)))
+        os.write(self._file, record_line(Begun(edge, hop.cascade, hop.parent, hop.reply)))
         hop.since, hop.kept, hop.holds = time.monotonic(), [], {current_task(): hop}
         hop.token = _current.set(hop)
         self._hops[edge] = hop
@@ -139,5 +139,5 @@ class Small:
         took = int((time.monotonic() - hop.since) * 1e6)
         packed = self._over[edge] = self._alone.packed(edge, hop.parent, took)
         del self._hops[edge]
-        os.write(self._file, line_of(Closed(edge, packed)))
-        return f"00-{mark(edge)};s=closed;r={packed.hex()}".encode()
+        os.write(self._file, record_line(Closed(edge, packed)))
+        return f"00-{edge_mark(edge)};s=closed;r={packed.hex()}".encode()

@@ -19,8 +19,8 @@ from benchmarks._mesh_wiring import CASCADE, NAMES, new_engine
 
 if TYPE_CHECKING:
     from benchmarks._mesh_sizes import MeshSizes
-    from quiesce.mesh.engine import Engine
-    from quiesce.mesh.states import Sending
+    from quiesce.mesh.protocol.engine import Engine
+    from quiesce.mesh.protocol.states import Sending
 
 _MOST = 400.0
 _ROOT = Path(__file__).parent.parent

@@ -12,16 +12,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quiesce.mesh.courier import Patience
-from quiesce.mesh.engine import Engine
-from quiesce.mesh.facts import Settle
-from quiesce.mesh.receipt import mark
+from quiesce.mesh.protocol.engine import Engine
+from quiesce.mesh.protocol.facts import Settle
+from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.protocol.scheduler import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.receipt import Receipt
-    from quiesce.mesh.states import Hop
+    from quiesce.mesh.protocol.receipt import Receipt
+    from quiesce.mesh.protocol.states import HopRecord
 
     Shape = Callable[[int], float]
 
@@ -50,20 +50,20 @@ class Mesh:
         self.ids += 1
         return self.ids.to_bytes(12, "big")
 
-    def begin(self) -> Hop:
+    def begin(self) -> HopRecord:
         """Begin a cascade at the first node."""
         hop = self.first.begin(self.new_id(), CASCADE, 0.0)
         self.first.take_writes()
         return hop
 
-    def hand(self, engine: Engine, hop: Hop, to: str) -> bytes:
+    def hand(self, engine: Engine, hop: HopRecord, to: str) -> bytes:
         """Send an edge from a hop."""
         edge = self.new_id()
         engine.send(hop, edge, to, 0.0)
         engine.take_writes()
         return edge
 
-    def take(self, edge: bytes, parent: str, by: str, reply: str) -> Hop:
+    def take(self, edge: bytes, parent: str, by: str, reply: str) -> HopRecord:
         """Deliver an edge; return its hop, which runs."""
         engine = self.engines[by]
         assert engine.detector.arrive(edge, CASCADE, parent, reply).kind == "run"
@@ -76,7 +76,7 @@ class Mesh:
         sender.answered(edge, answer, "is taken", 0.0)
         sender.take_writes()
 
-    def end(self, engine: Engine, hop: Hop) -> None:
+    def end(self, engine: Engine, hop: HopRecord) -> None:
         """End the work of a hop."""
         engine.end(hop, "done", 0.0, seconds=0.25)
         engine.take_writes()
@@ -122,7 +122,7 @@ def tree(mesh: Mesh, hops: int) -> None:
     while waiting:
         number, hop, name = waiting.popleft()
         engine, to = mesh.engines[name], NAMES[name == NAMES[0]]
-        other, parent = mesh.engines[to], mark(hop.edge)
+        other, parent = mesh.engines[to], edge_mark(hop.edge)
         for below in range(number * FAN_OUT + 1, min(hops, (number + 1) * FAN_OUT + 1)):
             edge = mesh.hand(engine, hop, to)
             child = mesh.take(edge, parent, to, name)
@@ -139,7 +139,7 @@ def tree(mesh: Mesh, hops: int) -> None:
 def star(mesh: Mesh, hops: int) -> None:
     """Hand out all other hops from one, so that they are open all at once."""
     root = mesh.begin()
-    parent, (home, to) = mark(root.edge), NAMES
+    parent, (home, to) = edge_mark(root.edge), NAMES
     children = []
     for _ in range(hops - 1):
         edge = mesh.hand(mesh.first, root, to)
@@ -157,7 +157,7 @@ def chain(mesh: Mesh, hops: int) -> None:
     for _ in range(hops - 1):
         engine, to = mesh.engines[name], NAMES[name == NAMES[0]]
         edge = mesh.hand(engine, hop, to)
-        child = mesh.take(edge, mark(hop.edge), to, name)
+        child = mesh.take(edge, edge_mark(hop.edge), to, name)
         mesh.answer(edge, mesh.engines[to], engine)
         mesh.end(engine, hop)
         hop, name = child, to
@@ -176,7 +176,7 @@ def cascades(mesh: Mesh, hops: int) -> None:
     for root in begun:
         for _ in range(HOPS_A_CASCADE - 1):
             edge = mesh.hand(mesh.first, root, to)
-            children.append(mesh.take(edge, mark(root.edge), to, home))
+            children.append(mesh.take(edge, edge_mark(root.edge), to, home))
             mesh.answer(edge, mesh.second, mesh.first)
         mesh.end(mesh.first, root)
     for child in children:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis  # it looks for referrers of trio's random, so it is imported before we freeze
 import pytest
 
-from quiesce.core import exits
+from quiesce.core import process_exit
 from tests import loops
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def _exit_code() -> Iterator[None]:
     """Fail a test that makes this process exit with 1: the whole run would fail, and name no test."""
     yield
-    if exits.is_lost():
-        exits._lost = False
+    if process_exit.is_lost():
+        process_exit._lost = False
         pytest.fail(
-            "the test has set the exit code of this process: patch `exits._lost`", pytrace=False
+            "the test has set the exit code of this process: patch `process_exit._lost`",
+            pytrace=False,
         )
 
 

@@ -17,21 +17,22 @@ import trio
 import trio.testing
 import uvloop
 
-from quiesce.core import node
-from quiesce.core.backends import asyncio as asyncio_backend
-from quiesce.core.known import is_process_wide
+from quiesce.core import graveyard
+from quiesce.core.backends.asyncio import backend as asyncio_backend
+from quiesce.core.libraries import is_process_wide
 from quiesce.core.roots import roots
-from quiesce.testing import VirtualLoop, processes
+from quiesce.testing import VirtualLoop
+from quiesce.testing.leaks import child_processes_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from quiesce.testing.processes import Process
+    from quiesce.testing.leaks.child_processes_left import ProcessEntry
 
 __all__ = ["VirtualLoop"]  # which comes from elsewhere; all else is of this module
 
 BACKENDS = ("asyncio", "uvloop", "trio")
-PROC = processes.has_proc()  # elsewhere children cannot be listed
+PROC = child_processes_left.has_proc()  # elsewhere children cannot be listed
 
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
@@ -54,22 +55,24 @@ def what_is_left() -> list[str]:
     """List what outlives a test, and forget it: the next test is not to blame."""
     gc.collect()
     left = [f"scope {root.name!r} is still open" for root in roots]
-    left += [f"stuck in {grave.name!r}: {list(grave._holds.values())}" for grave in node.graveyards]
+    left += [
+        f"stuck in {grave.name!r}: {list(grave._holds.values())}" for grave in graveyard.graveyards
+    ]
     left += [f"owner task {task!r} still runs" for task in asyncio_backend.owners]
     roots.clear()
-    node.graveyards.clear()
+    graveyard.graveyards.clear()
     return left
 
 
-def children() -> set[Process]:
+def children() -> set[ProcessEntry]:
     """List the child processes of this one, and theirs; but not the watcher, which stays."""
-    return set(processes.present(()))
+    return set(child_processes_left.present_children(()))
 
 
-def orphans(before: set[Process]) -> list[str]:
+def orphans(before: set[ProcessEntry]) -> list[str]:
     """List the child processes that were not there before; also those that are only not reaped."""
     new = sorted(children() - before)
-    states = [processes.state_of(process.pid) for process in new]
+    states = [child_processes_left.state_of(process.pid) for process in new]
     return [
         f"child process {process.pid} ({state.letter if state else 'gone'})"
         for process, state in zip(new, states, strict=True)

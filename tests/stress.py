@@ -13,7 +13,7 @@ import pytest
 import trio
 import uvloop
 
-from quiesce.core.node import graveyards
+from quiesce.core.graveyard import graveyards
 from quiesce.core.roots import roots
 
 if TYPE_CHECKING:

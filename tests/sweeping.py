@@ -18,8 +18,8 @@ import trio
 import trio.testing
 import uvloop
 
-from quiesce.core.backends.asyncio import owners
-from quiesce.core.node import graveyards
+from quiesce.core.backends.asyncio.backend import owners
+from quiesce.core.graveyard import graveyards
 from quiesce.core.roots import roots
 from quiesce.testing.sweeps.driver import Points, drive
 from tests.loops import VirtualLoop, children, orphans

@@ -38,7 +38,10 @@ SLEEPS_ALLOWED: dict[str, int] = {
 INTERNAL = (
     "quiesce.core",
     "quiesce.errors",
-    "quiesce.resources",
+    "quiesce.channels",
+    "quiesce.pool",
+    "quiesce.processes",
+    "quiesce.streams",
     # Of these: by quiesce.testing, and by quiesce.mesh, but for what needs httpx.
     *(found.name for found in pkgutil.iter_modules(testing.__path__, f"{testing.__name__}.")),
     *(
@@ -85,6 +88,8 @@ def test_nobody_sleeps() -> None:
         tidy.machine_paths,
         tidy.prints,
         tidy.old_openings,
+        tidy.unmapped,
+        tidy.ambiguous,
     ],
 )
 def test_the_tree_keeps(check: Callable[[Path], list[str]]) -> None:
@@ -349,3 +354,25 @@ def test_an_old_opening_is_found(tmp_path: Path, word: str) -> None:
     first, second = tidy.old_openings(tmp_path)
     assert first.startswith("src/a.py:1: ")
     assert second.startswith("src/a.py:7: ")
+
+
+def test_a_module_without_a_line_in_its_package_is_found(tmp_path: Path) -> None:
+    """Also a line without a module, and packages."""
+    write(tmp_path, "src/quiesce/__init__.py", '"""A.\n\n- `gone`: it.\n- `b`: it.\n"""\n')
+    for name in ("a", "b", "inner/__init__"):
+        write(tmp_path, f"src/quiesce/{name}.py", '"""A."""\n')
+    assert tidy.unmapped(tmp_path) == [
+        "src/quiesce/__init__.py: the docstring does not list a",
+        "src/quiesce/__init__.py: the docstring does not list inner",
+        "src/quiesce/__init__.py: lists gone, which is not there",
+    ]
+
+
+def test_a_name_that_means_two_things_is_found(tmp_path: Path) -> None:
+    """Of classes, functions and modules; private ones are a module's own."""
+    write(tmp_path, "src/quiesce/a/x.py", "class A: ...\ndef _own(): ...\ndef run(): ...\n")
+    write(tmp_path, "src/quiesce/b/x.py", "def A(): ...\ndef _own(): ...\ndef run(): ...\n")
+    assert tidy.ambiguous(tmp_path) == [
+        "A means two things: src/quiesce/a/x.py, src/quiesce/b/x.py",
+        "module x means two things: src/quiesce/a/x.py, src/quiesce/b/x.py",
+    ]

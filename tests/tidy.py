@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 MODULE_LINES_MAX = 500
 OLD_OPENINGS = frozenset({"Be", "Give", "Gives", "Have", "Know", "Tell", "Tells"})
 FUNCTION_LINES_MAX = 70
+# Names that several modules define, and that mean the same in each.
+ONE_MEANING = frozenset(
+    {
+        "module versions",  # what differs between the versions of an adapter's SDK
+        "run",  # run an async function to its end: as a program, or in virtual time
+    }
+)
 
 CODE_FOLDERS = ("src", "tests", "examples", "benchmarks", "tools")
 NOT_OURS = frozenset({"build", "dist", "site", "__pycache__"})
@@ -244,3 +251,40 @@ def old_openings(root: Path) -> list[str]:
                         f"{name_of(path, root)}:{line}: opens with {first!r}: say what it does"
                     )
     return found
+
+
+def unmapped(root: Path) -> list[str]:
+    """Return each module that the docstring of its package does not list, and each that is listed and not there."""
+    found = []
+    for path in python_files(root, "src"):
+        if path.name != "__init__.py":
+            continue
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        listed = re.findall(r"^- `(\w+)`: ", text, flags=re.MULTILINE)
+        there = {one.stem for one in path.parent.glob("*.py") if one != path}
+        there |= {one.parent.name for one in path.parent.glob("*/__init__.py")}
+        where = name_of(path, root)
+        found += [
+            f"{where}: the docstring does not list {name}" for name in sorted(there - {*listed})
+        ]
+        found += [
+            f"{where}: lists {name}, which is not there" for name in sorted({*listed} - there)
+        ]
+    return found
+
+
+def ambiguous(root: Path) -> list[str]:
+    """Return each name of a public class, function or module that means two things in the package."""
+    places: dict[str, set[str]] = {}
+    for path in python_files(root, "src"):
+        where = name_of(path, root)
+        if path.name != "__init__.py":
+            places.setdefault(f"module {path.stem}", set()).add(where)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(where)
+    return [
+        f"{name} means two things: {', '.join(sorted(found))}"
+        for name, found in sorted(places.items())
+        if len(found) > 1 and name not in ONE_MEANING
+    ]

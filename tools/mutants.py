@@ -6,7 +6,7 @@ must go red without that line:
 
     [[mutant]]
     guarantee = "2: idle() is woken by the last release"
-    file = "src/quiesce/core/node.py"
+    file = "src/quiesce/core/tree.py"
     old = "text that occurs once in the file"
     new = "what it is replaced by"
     tests = ["tests/unit/core/test_idle.py"]

@@ -1,19 +1,28 @@
 """quiesce: async programs that can prove that they have gone quiet.
 
-The layers, from the top; each uses only those below it:
+The packages, in reading order. Each uses only packages above it in this list; `testing` may use all of them.
 
-- `quiesce.resources`: channels, pipes and streams; processes and pools of runners.
-- `quiesce.core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
-- `quiesce.errors`: the exception tree.
-
-Everything public is here, under `quiesce`.
+- `errors`: the exceptions, ordered by who is at fault.
+- `core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
+- `channels`: channels, taps and pipes: items in flight have an owner.
+- `streams`: async generators that any task may read, leave or close.
+- `processes`: child processes that no cancellation can orphan, and when they are ready.
+- `pool`: runners, one for each key, started when first needed.
+- `mesh`: cascades of agents that hand work to each other, and how to know that one has settled.
+- `integrations`: adapters for ASGI, A2A, ACP, MCP and the Claude Agent SDK.
+- `testing`: what makes a leak fail a test.
+- `pytest_plugin`: the same as settings and marks of pytest.
 """
 
+from quiesce.channels.channel import Channel
+from quiesce.channels.channel_statistics import ChannelStatistics
+from quiesce.channels.pipe import Pipe, pipe
+from quiesce.channels.tap import Tap
 from quiesce.core.current import current_scope, detached
 from quiesce.core.frontier import Frontier, FrontierEntry
 from quiesce.core.hold import Hold
 from quiesce.core.job import Job, Outcome
-from quiesce.core.report import Ended, Report
+from quiesce.core.report import Report, ReportEntry
 from quiesce.core.run import run
 from quiesce.core.scope import Scope
 from quiesce.errors import (
@@ -36,22 +45,18 @@ from quiesce.errors import (
     UsageError,
     WorkLost,
 )
-from quiesce.resources.backoff import Backoff
-from quiesce.resources.channel import Channel
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.listening import Listener
-from quiesce.resources.notify import Notify
-from quiesce.resources.output import Output
-from quiesce.resources.pipe import Pipe, pipe
-from quiesce.resources.pool import RunnerPool
-from quiesce.resources.pool_stats import PoolStats
-from quiesce.resources.process import Process, start_process
-from quiesce.resources.program import Program
-from quiesce.resources.raw import RawOutput
-from quiesce.resources.ready import Fd, Line
-from quiesce.resources.statistics import ChannelStatistics
-from quiesce.resources.stream import Stream, stream
-from quiesce.resources.tap import Tap
+from quiesce.pool.backoff import Backoff
+from quiesce.pool.pool import RunnerPool
+from quiesce.pool.pool_stats import PoolStats
+from quiesce.pool.program import Program
+from quiesce.processes.output import Output
+from quiesce.processes.process import Process, start_process
+from quiesce.processes.raw_stdio import RawOutput
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Line
+from quiesce.streams.stream import Stream, stream
 
 __all__ = [
     "ArgumentError",
@@ -62,7 +67,6 @@ __all__ = [
     "ChannelStatistics",
     "DrainTimeout",
     "DuplicateKey",
-    "Ended",
     "Fd",
     "Frontier",
     "FrontierEntry",
@@ -86,6 +90,7 @@ __all__ = [
     "QuiesceError",
     "RawOutput",
     "Report",
+    "ReportEntry",
     "RunnerPool",
     "RunnerReleased",
     "Scope",

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quiesce.core.report import Report
-    from quiesce.testing.departures import Escape
-    from quiesce.testing.findings import Finding
-    from quiesce.testing.gate import Gate
+    from quiesce.testing.escaping.escape_report import Escape
+    from quiesce.testing.leaks.findings import Finding
+    from quiesce.testing.plants.shutdown_gate import Gate
     from quiesce.testing.sweeps.result import Sweep
 
 

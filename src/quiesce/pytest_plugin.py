@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.testing.baseline import Baseline
-from quiesce.testing.census import Census
-from quiesce.testing.departures import Escape, table
-from quiesce.testing.findings import KINDS, Finding, without_allowed
-from quiesce.testing.guarding import check
-from quiesce.testing.past import Past
+from quiesce.testing.escaping.escape_report import Escape, table
+from quiesce.testing.leaks.baseline import Baseline
+from quiesce.testing.leaks.census import Census
+from quiesce.testing.leaks.findings import KINDS, Finding, without_allowed
+from quiesce.testing.leaks.finished_tests import Past
+from quiesce.testing.leaks.guard import check_guard
+from quiesce.testing.leaks.instrument import watch
 from quiesce.testing.sweeps import plan
 from quiesce.testing.sweeps.marker import run_marked
-from quiesce.testing.watching import watch
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from quiesce.testing.notes import Event
-    from quiesce.testing.trails import Trails
+    from quiesce.testing.escaping.trails import Trails
+    from quiesce.testing.leaks.births import Event
 
 __all__: list[str] = []
 
@@ -47,7 +47,7 @@ class LeakWarning(UserWarning):
     """A test has left something behind, and `quiesce_guard` is `warn`."""
 
 
-class Rules(NamedTuple):
+class GuardRules(NamedTuple):
     """How one test is guarded."""
 
     mode: str
@@ -58,7 +58,7 @@ class Ran(NamedTuple):
     """A test that is about to be judged."""
 
     item: pytest.Item
-    rules: Rules
+    rules: GuardRules
     census: Census
 
 
@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     allow = config.getini("quiesce_allow")
     file = config.getoption("quiesce_baseline")
     try:
-        check(allow, KINDS, _SETTLE_SECONDS)
+        check_guard(allow, KINDS, _SETTLE_SECONDS)
         if config.getoption("quiesce_replay") is not None:
             plan.parse(config.getoption("quiesce_replay"))
         baseline = None if file is None else Baseline(config.invocation_params.dir / file)
@@ -165,8 +165,8 @@ class Guarding:
         self.census: Census | None = None  # of the current test
         self.failed: bool = False  # the current test, by itself
         self.session: Census | None = None  # keeps watching between the tests
-        self.past: Past[Rules] = Past()
-        self.rules: Rules = Rules(mode, allow)
+        self.past: Past[GuardRules] = Past()
+        self.rules: GuardRules = GuardRules(mode, allow)
         self.told: str | None = None
 
     # The run as a whole.
@@ -221,7 +221,7 @@ class Guarding:
 
     # One test.
 
-    def _rules(self, item: pytest.Item) -> Rules:
+    def _rules(self, item: pytest.Item) -> GuardRules:
         """Put together what the settings and the test's markers say, the nearest first."""
         mode: str | None = None
         allow: list[str] = []
@@ -234,14 +234,14 @@ class Guarding:
                 raise UsageError(message)
             mode = mode or marker.kwargs.get("guard")
             patterns = marker.kwargs.get("allow", ())
-            check(patterns, KINDS, _SETTLE_SECONDS)
+            check_guard(patterns, KINDS, _SETTLE_SECONDS)
             allow += patterns
         if mode is not None and mode not in MODES:
             message = f"{item.nodeid}: guard is one of {', '.join(MODES)}, not {mode!r}"
             raise ArgumentError(message)
         if mode is None and not allow:
             return self.rules  # one for all of them
-        return Rules(mode or self.mode, [*self.allow, *allow])
+        return GuardRules(mode or self.mode, [*self.allow, *allow])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -336,7 +336,7 @@ class Guarding:
             if whose is not None:
                 self._report(*whose, event)
 
-    def _report(self, item: pytest.Item, rules: Rules, event: Event) -> None:
+    def _report(self, item: pytest.Item, rules: GuardRules, event: Event) -> None:
         finding = event.finding
         found: Sequence[Finding] = without_allowed([finding], rules.allow)
         if self.baseline is not None and found:
@@ -384,9 +384,9 @@ class Escaping:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Look at every hop from now on."""
         if self._mode(item) != "off":
-            from quiesce.testing.detecting import begin  # noqa: PLC0415 - most runs do without the mesh
+            from quiesce.testing.escaping.detectors import begin_detecting  # noqa: PLC0415 - most runs do without the mesh
 
-            self.trails = begin()
+            self.trails = begin_detecting()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -16,11 +16,11 @@ import pytest
 from quiesce import Scope
 from quiesce.errors import UsageError
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, SqliteOutbox
-from quiesce.integrations.a2a.delivering import Lanes, Rules
-from quiesce.integrations.a2a.outbox import Note, Push
-from quiesce.integrations.a2a.posting import NotTaken, Refused
-from quiesce.integrations.a2a.pushing import Pushes
-from quiesce.resources.backoff import Backoff
+from quiesce.integrations.a2a.push.push_lanes import DeliveryRules, Lanes
+from quiesce.integrations.a2a.push.push_outbox import Push, TaskNote
+from quiesce.integrations.a2a.push.push_post import NotTaken, Refused
+from quiesce.integrations.a2a.push.push_sender import Pushes
+from quiesce.pool.backoff import Backoff
 from quiesce.testing import sweep
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Lines:
 
     async def send(self, *pushes: Push) -> None:
         """Write pushes, and send them."""
-        await self.outbox.write(Note("task", "", "", ()), pushes)
+        await self.outbox.write(TaskNote("task", "", "", ()), pushes)
         self.lanes.send(pushes)
 
     async def dead(self) -> list[str]:
@@ -68,7 +68,7 @@ async def sending(
     async with Scope("server") as scope:
         await outbox.open()
         try:
-            yield Lines(Lanes(scope, outbox, deliver, Rules(**chosen)), outbox, scope)
+            yield Lines(Lanes(scope, outbox, deliver, DeliveryRules(**chosen)), outbox, scope)
             await scope.aclose()
         finally:
             await outbox.close()
@@ -273,7 +273,7 @@ async def test_an_outbox_that_fails_at_the_end_is_closed(caplog: pytest.LogCaptu
     pushes = Pushes(DurablePushSender(outbox), None)
     async with Scope("server") as scope:
         await pushes.open(scope)
-        pushes.recall([Note("task", "", "", ())])
+        pushes.recall([TaskNote("task", "", "", ())])
         pushes.ended("task")
         await pushes.close()
     assert outbox.closed

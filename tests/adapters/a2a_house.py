@@ -7,7 +7,7 @@ from typing import Any
 from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskStore
 
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, QuiescentRequestHandler
-from quiesce.resources.backoff import Backoff
+from quiesce.pool.backoff import Backoff
 from tests.adapters import a2a_kit as kit
 
 SOON = Backoff(first_seconds=0.01, longest_seconds=0.05)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quiesce.mesh import Handing, Memory, Node, Patience, Settled, Unknown
-from quiesce.mesh.http import _AT_ONCE, Http
+from quiesce.mesh.transport.http_transport import _AT_ONCE, HttpTransport
 from quiesce.testing import sweep
 from tests.adapters.http_receiver import receiving
 
@@ -83,7 +83,7 @@ async def listening(count: int) -> AsyncIterator[Nodes]:
 async def test_nodes_that_take_long_do_not_keep_others_from_being_called() -> None:
     """A question waits for as long as an agent works: and there may be many of those."""
     async with listening(MANY) as nodes:
-        http = Http()
+        http = HttpTransport()
         calls = [asyncio.create_task(http.call(url, PATH, b"{}")) for url in nodes.urls[:-1]]
         await nodes.until(100)
         try:
@@ -99,7 +99,7 @@ async def test_nodes_that_take_long_do_not_keep_others_from_being_called() -> No
 async def test_a_node_that_hangs_does_not_have_ever_more_connections() -> None:
     """Each receipt for it is a call: those that are too many wait, for as long as their callers do."""
     async with listening(1) as nodes:
-        http = Http()
+        http = HttpTransport()
         calls = [asyncio.create_task(http.call(nodes.urls[0], PATH, b"{}")) for _ in range(30)]
         await nodes.until(_AT_ONCE)
         assert await asyncio.wait_for(http.call(nodes.urls[-1], PATH, b"{}"), 2) == b"{}"
@@ -117,7 +117,7 @@ def test_a_call_may_be_cancelled_anywhere(loop: Any) -> None:
     with receiving() as url:
 
         async def scenario() -> None:
-            http = Http()
+            http = HttpTransport()
             try:
                 for _ in range(2):
                     assert await http.call(url, PATH, b"{}") == b"{}"

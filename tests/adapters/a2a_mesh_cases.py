@@ -14,10 +14,10 @@ import pytest
 from quiesce import detached
 from quiesce.errors import ArgumentError
 from quiesce.integrations.a2a import CASCADE_EXTENSION, quiesce_client
-from quiesce.integrations.a2a.mesh import take_ids
+from quiesce.integrations.a2a.mesh.extension import take_ids
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import CascadeFront, Settled, Unknown
-from quiesce.mesh.policy import Allowance
+from quiesce.mesh.transport.address_policy import Allowance
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
 

@@ -21,7 +21,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
 from quiesce.integrations.a2a import declare_cascades, quiesce_app, quiesce_client
-from quiesce.mesh import Node, Patience, wire
+from quiesce.mesh import Node, Patience
+from quiesce.mesh.protocol import codec
 from tests.adapters import a2a_kit as kit
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ async def by_grpc(place: Place) -> AsyncIterator[ByGrpc]:
 
 def edge(node: Node) -> str:
     """Return the header of a message that somebody has handed to a node."""
-    handed = wire.Handed(os.urandom(16), os.urandom(12), "0" * 12, int(time.time() + 60), node.url)
-    return wire.request_header(handed)
+    handed = codec.Handed(os.urandom(16), os.urandom(12), "0" * 12, int(time.time() + 60), node.url)
+    return codec.request_header(handed)
 
 
 def bare_app(url: str) -> tuple[Any, Worker]:

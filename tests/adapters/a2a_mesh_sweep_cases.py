@@ -13,9 +13,10 @@ import httpx
 import pytest
 from a2a.server.tasks import InMemoryTaskStore
 
-from quiesce.integrations.a2a import QuiescentRequestHandler, mesh_client, quiesce_client
+from quiesce.integrations.a2a import QuiescentRequestHandler, quiesce_client
+from quiesce.integrations.a2a.mesh import message_edges
 from quiesce.mesh import Memory, Node
-from quiesce.mesh.states import EdgeState
+from quiesce.mesh.protocol.states import EdgeState
 from quiesce.testing import sweep
 from tests.adapters import a2a_kit as kit
 from tests.adapters import a2a_mesh_kit as mesh
@@ -66,7 +67,7 @@ def test_a_send_that_is_cancelled_anywhere_leaves_no_edge_unresolved(*, declared
     assert not found.failures, str(found)
     assert found.points > 3, str(found)
     assert not unresolved
-    assert not mesh_client._under_way
+    assert not message_edges._under_way
 
 
 @pytest.mark.parametrize("text", ["complete", "park", pytest.param("raise", marks=first_only)])

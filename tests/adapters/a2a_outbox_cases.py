@@ -14,7 +14,7 @@ import pytest
 
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.a2a import MemoryOutbox, SqliteOutbox
-from quiesce.integrations.a2a.outbox import Note, Push, Target
+from quiesce.integrations.a2a.push.push_outbox import Push, PushTarget, TaskNote
 from quiesce.testing import sweep
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
-TARGET = Target("http://receiver.test/hook", {"Authorization": "Bearer a secret"})
-NOTE = Note("task", "user", "tenant", (TARGET,))
+TARGET = PushTarget("http://receiver.test/hook", {"Authorization": "Bearer a secret"})
+NOTE = TaskNote("task", "user", "tenant", (TARGET,))
 
 
 def push(task_id: str = "task", **options: Any) -> Push:

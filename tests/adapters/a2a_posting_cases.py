@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.integrations.a2a.posting import NotTaken, Policy, Poster, Refused, _CheckedNetwork
+from quiesce.integrations.a2a.push.push_post import (
+    NotTaken,
+    Poster,
+    PushPolicy,
+    Refused,
+    _CheckedNetwork,
+)
 from quiesce.testing import sweep
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_house import House
@@ -47,7 +53,7 @@ def _quiet() -> Iterator[None]:
 @asynccontextmanager
 async def posting(allow: Any = (), seconds: float = 5.0) -> AsyncIterator[Poster]:
     """Open a poster for the block."""
-    poster = Poster(Policy(allow), seconds=seconds, bytes_max=1000, connections=4)
+    poster = Poster(PushPolicy(allow), seconds=seconds, bytes_max=1000, connections=4)
     try:
         yield poster
     finally:
@@ -207,11 +213,11 @@ async def test_a_url_that_is_none_harms_nobody(url: str) -> None:
 )
 def test_only_public_addresses_are_permitted(address: str, public: bool) -> None:  # noqa: FBT001 - a parameter
     """Also when an address has another inside; allowed networks are allowed, no more."""
-    assert Policy(allow=False).permits(ipaddress.ip_address(address)) is public
-    assert Policy(allow=True).permits(ipaddress.ip_address(address))
-    assert Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("10.9.9.9"))
-    assert Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("::ffff:10.9.9.9"))
-    assert not Policy(["10.0.0.0/8"]).permits(ipaddress.ip_address("127.0.0.1"))
+    assert PushPolicy(allow=False).permits(ipaddress.ip_address(address)) is public
+    assert PushPolicy(allow=True).permits(ipaddress.ip_address(address))
+    assert PushPolicy(["10.0.0.0/8"]).permits(ipaddress.ip_address("10.9.9.9"))
+    assert PushPolicy(["10.0.0.0/8"]).permits(ipaddress.ip_address("::ffff:10.9.9.9"))
+    assert not PushPolicy(["10.0.0.0/8"]).permits(ipaddress.ip_address("127.0.0.1"))
 
 
 @pytest.mark.backends("asyncio")
@@ -282,7 +288,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 async def test_a_unix_socket_is_never_connected_to() -> None:
     """No URL leads to one, and nothing else does."""
     with pytest.raises(Refused):
-        await _CheckedNetwork(Policy(allow=True)).connect_unix_socket("a.sock")
+        await _CheckedNetwork(PushPolicy(allow=True)).connect_unix_socket("a.sock")
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from a2a.server.tasks import InMemoryTaskStore
 
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, SqliteOutbox
-from quiesce.integrations.a2a.outbox import Note, Push, Target
-from quiesce.resources.backoff import Backoff
+from quiesce.integrations.a2a.push.push_outbox import Push, PushTarget, TaskNote
+from quiesce.pool.backoff import Backoff
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_house import LOCAL, House, authenticate
 from tests.adapters.a2a_server import webhook
@@ -240,7 +240,7 @@ async def test_a_task_that_nobody_owns_is_failed_and_pushed_once(tmp_path: Path)
         await house.handler.drain()
         outbox = SqliteOutbox(file)  # as if the process had died in the midst of the second
         await outbox.open()
-        await outbox.write(Note(lost.id, "", "", (Target(hook.url, {}),)), [])
+        await outbox.write(TaskNote(lost.id, "", "", (PushTarget(hook.url, {}),)), [])
         await outbox.close()
         working = kit.to_dict(await store.get(lost.id)) | {"status": {"state": _working()}}
         await store.save(kit.from_dict(working))
@@ -273,7 +273,7 @@ async def test_a_push_of_a_state_that_was_never_stored_is_not_sent(tmp_path: Pat
         outbox = SqliteOutbox(file)
         await outbox.open()
         push = Push(task.id, hook.url, {}, b'{"status":{"state":"completed"}}', "completed ")
-        await outbox.write(Note(task.id, "", "", (Target(hook.url, {}),)), [push])
+        await outbox.write(TaskNote(task.id, "", "", (PushTarget(hook.url, {}),)), [push])
         await outbox.close()
         hook.heard.clear()
         again = House(DurablePushSender(file, allow_private=LOCAL), store)

@@ -14,7 +14,8 @@ import pytest
 from a2a.server import events
 from a2a.server.tasks import InMemoryTaskStore
 
-from quiesce.integrations.a2a import executing, queueing, tracing
+from quiesce.integrations.a2a import tracing
+from quiesce.integrations.a2a.server import event_queues, executor
 from tests.adapters import a2a_house as pushing
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_cases import House
@@ -45,7 +46,7 @@ def _quiet() -> Iterator[None]:
 
 def manager(whose: str) -> Any:
     """Return what keeps queues."""
-    return events.InMemoryQueueManager() if whose == "the SDK" else queueing.queues()
+    return events.InMemoryQueueManager() if whose == "the SDK" else event_queues.queues()
 
 
 async def made(whose: str) -> Any:
@@ -76,7 +77,7 @@ async def test_a_close_that_is_cancelled_again_and_again_closes_those_that_tap(
     child = queue.tap()
     await queue.enqueue_event("first")
     reading = asyncio.create_task(taken(child))
-    closing = asyncio.create_task(executing.close(queue))
+    closing = asyncio.create_task(executor.close_queue(queue))
     for _ in range(times):
         await asyncio.sleep(0)
         closing.cancel()

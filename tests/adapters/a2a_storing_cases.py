@@ -13,9 +13,9 @@ import pytest
 from a2a.server.tasks import InMemoryTaskStore
 
 from quiesce.integrations.a2a import versions
-from quiesce.integrations.a2a.pushing import Pushes
-from quiesce.integrations.a2a.storing import telling
-from quiesce.integrations.a2a.tracking import Tracker
+from quiesce.integrations.a2a.push.push_sender import Pushes
+from quiesce.integrations.a2a.server.task_store import telling
+from quiesce.integrations.a2a.server.task_tracker import Tracker
 from tests.adapters import a2a_kit as kit
 from tests.adapters.a2a_cases import House
 from tests.adapters.a2a_house import House as PushingHouse

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from websockets.asyncio.server import serve
 
-from quiesce.integrations.acp.serving import open_websocket_server
+from quiesce.integrations.acp.websocket_server import open_websocket_server
 from tests.adapters.acp_bridge import INITIALIZE, PROMPT, Agent, by_hand, check_health, open_client
 from tests.adapters.rows import Absent, Rows
 

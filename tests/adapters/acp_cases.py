@@ -12,7 +12,7 @@ from acp.core import AgentSideConnection
 
 import quiesce
 from quiesce.errors import ArgumentError, ScopeClosed
-from quiesce.integrations.acp import binding, run_agent
+from quiesce.integrations.acp import agent_binding, run_agent
 from tests.adapters.acp_agents import Agent, cancelled, forever, quick, run, served, waiting, wire
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
-old_sdk = pytest.mark.skipif(not binding.HAS_FACTORIES, reason="gone in 0.12")
-new_sdk = pytest.mark.skipif(not binding.HAS_TRANSPORTS, reason="new in 0.12")
+old_sdk = pytest.mark.skipif(not agent_binding.HAS_FACTORIES, reason="gone in 0.12")
+new_sdk = pytest.mark.skipif(not agent_binding.HAS_TRANSPORTS, reason="new in 0.12")
 
 
 # --- the call -----------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ async def test_a_store_of_ones_own_is_told_of_requests() -> None:
     assert found == [("_echo", "completed"), ("_", "completed"), ("no/such", "failed")]
 
 
-@pytest.mark.skipif("receive_timeout" not in binding._PARAMETERS, reason="since 0.10")
+@pytest.mark.skipif("receive_timeout" not in agent_binding._PARAMETERS, reason="since 0.10")
 async def test_silence_ends_the_session_if_that_is_asked_for() -> None:
     """`receive_timeout` raises what the SDK raises."""
     async with wire() as (writer, reader, _):
@@ -300,7 +300,7 @@ async def test_silence_ends_the_session_if_that_is_asked_for() -> None:
         assert raised.value.data == {"details": "Agent timeout"}
 
 
-@pytest.mark.skipif("receive_timeout" not in binding._PARAMETERS, reason="since 0.10")
+@pytest.mark.skipif("receive_timeout" not in agent_binding._PARAMETERS, reason="since 0.10")
 async def test_waiting_for_a_message_is_no_work() -> None:
     """A time limit on silence does not keep the session from being idle."""
     scope = await quiesce.Scope.open("outer")

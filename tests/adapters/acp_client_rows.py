@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import acp
 
-from quiesce.integrations.acp import client, spawning
+from quiesce.integrations.acp import agent_client, agent_process
 from tests.adapters.rows import Rows
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Client:
 
 def spawn(way: Way, *args: str, to: Any = None) -> AbstractAsyncContextManager[tuple[Any, Any]]:
     """Start an agent as a process, one way or the other."""
-    start: Any = acp.spawn_agent_process if way == "bare" else spawning.spawn_agent_process
+    start: Any = acp.spawn_agent_process if way == "bare" else agent_process.spawn_agent_process
     manager: AbstractAsyncContextManager[tuple[Any, Any]] = start(
         to or Client(), *args, env=dict(os.environ), transport_kwargs=BRIEF
     )
@@ -48,7 +48,7 @@ def connect(way: Way, to: Any, writer: Any, reader: Any) -> Any:
     """Connect to an agent over streams, one way or the other."""
     if way == "bare":
         return acp.connect_to_agent(to, writer, reader)
-    return client.connect_to_agent(to, writer, reader, close_seconds=0.5)
+    return agent_client.connect_to_agent(to, writer, reader, close_seconds=0.5)
 
 
 async def cancelled_twice(task: asyncio.Task[Any]) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import quiesce
-from quiesce.integrations.acp import children, outbox
-from quiesce.integrations.acp.agent import serve
+from quiesce.integrations.acp import handler_children, send_buffer
+from quiesce.integrations.acp.agent import serve_agent
 from quiesce.testing import sweep
 from tests.adapters.acp_agents import (
     PROMPT,
@@ -96,8 +96,8 @@ async def test_a_handler_that_cannot_be_stopped_is_reported_as_stuck() -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the time after which peers that take nothing, and processes that do not end, are given up."""
-    monkeypatch.setattr(outbox, "_FLUSH_SECONDS", 0.05)
-    monkeypatch.setattr(children, "_TERM_SECONDS", 0.05)
+    monkeypatch.setattr(send_buffer, "_FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(handler_children, "_TERM_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -117,7 +117,7 @@ async def test_what_a_stalled_peer_does_not_take_is_reported() -> None:
         peer.prompt()
         await agent.begun.wait()
         await stalled(sent)
-        assert len(sent) * 60_000 < 2 * outbox._BYTES_MAX
+        assert len(sent) * 60_000 < 2 * send_buffer._BYTES_MAX
         peer.writer.write_eof()
         async with asyncio.timeout(10):
             report = await task
@@ -159,7 +159,7 @@ async def test_a_drain_waits_until_the_last_answer_is_sent() -> None:
     """An answer that is on its way is in flight, and the frontier shows it."""
     transport = SlowTransport({"id": 1, "method": "_echo", "params": {}})
     scope = await quiesce.Scope.open("outer")
-    task = asyncio.create_task(serve(Agent(), transport, scope=scope))
+    task = asyncio.create_task(serve_agent(Agent(), transport, scope=scope))
     await transport.sending.wait()
     draining = asyncio.create_task(scope.drain(within=60))
     for _ in range(10):
@@ -187,7 +187,7 @@ async def test_an_answer_that_comes_late_in_the_cleanup_is_sent() -> None:
         return "cancelled"
 
     transport = SlowTransport({"id": 1, "method": "session/prompt", "params": PROMPT})
-    task = asyncio.create_task(serve(Agent(slow), transport, cleanup=10))
+    task = asyncio.create_task(serve_agent(Agent(slow), transport, cleanup=10))
     await transport.sending.wait()
     await cancelled(task)
     assert b"cancelled" in transport.sent[-1]
@@ -289,7 +289,7 @@ async def test_the_exit_status_of_a_process_that_is_ended_is_not_taken(
 
     monkeypatch.setattr(os, "waitpid", late)
     async with quiesce.Scope("session") as scope:
-        end = children.watch(scope)
+        end = handler_children.watch_children(scope)
         process = await starts(sys.executable, "-c", STUBBORN)
         await process.stdout.readline()
         (child,) = scope._services.values()
@@ -328,7 +328,7 @@ async def test_the_event_loop_is_left_as_it_was() -> None:
         assert loop.subprocess_exec != before[0]
         await cancelled(two)
     assert (loop.subprocess_exec, loop.subprocess_shell) == before
-    assert not children._watches
+    assert not handler_children._watches
 
 
 async def test_a_process_of_nobodys_session_is_let_be() -> None:
@@ -462,5 +462,5 @@ def test_an_ordinary_file_is_no_standard_input(tmp_path: Path) -> None:
 
 def test_json_is_what_the_peer_reads() -> None:
     """The encoder writes one line a message, whatever is in it."""
-    assert json.loads(outbox._encode({"a": "\n"})) == {"a": "\n"}
-    assert "\n" not in outbox._encode({"a": "\n"})
+    assert json.loads(send_buffer._encode({"a": "\n"})) == {"a": "\n"}
+    assert "\n" not in send_buffer._encode({"a": "\n"})

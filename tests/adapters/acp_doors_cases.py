@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from quiesce.errors import ArgumentError, SdkMissing, UsageError
-from quiesce.integrations.acp.serving import open_websocket_server
+from quiesce.integrations.acp.websocket_server import open_websocket_server
 from tests.adapters.acp_bridge import Agent, serving, status_of
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]

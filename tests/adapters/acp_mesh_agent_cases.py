@@ -20,14 +20,14 @@ from quiesce.integrations.acp import (
     connect_to_agent,
     open_websocket_server,
 )
-from quiesce.integrations.acp.spawning import open_agent_process
+from quiesce.integrations.acp.agent_process import open_agent_process
 from quiesce.mesh import (
     Node,
     Settled,
     SettledWithLosses,
     Unknown,
 )
-from quiesce.mesh.links import REQUEST_KEY
+from quiesce.mesh.transport.links import REQUEST_KEY
 from tests.adapters.acp_agents import Agent, forever
 from tests.adapters.acp_fake_agent import TEXT, Client
 from tests.adapters.acp_mesh_kit import (

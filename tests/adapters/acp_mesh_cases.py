@@ -27,7 +27,7 @@ from quiesce.mesh import (
     Unknown,
     current_hop,
 )
-from quiesce.mesh.links import REQUEST_KEY, RESPONSE_KEY
+from quiesce.mesh.transport.links import REQUEST_KEY, RESPONSE_KEY
 from quiesce.testing import sweep
 from tests.adapters.acp_agents import Agent, busy, forever
 from tests.adapters.acp_fake_agent import TEXT, Client, FakeAgent

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import quiesce
 from quiesce.integrations.acp import connect_to_agent, run_agent
-from quiesce.mesh import Node, Patience, wire
-from quiesce.mesh.links import REQUEST_KEY, RESPONSE_KEY
+from quiesce.mesh import Node, Patience
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.transport.links import REQUEST_KEY, RESPONSE_KEY
 from tests.adapters.acp_agents import PROMPT, Agent, Peer
 from tests.adapters.acp_agents import wire as streams
 from tests.adapters.acp_fake_agent import TEXT, Client, FakeAgent
@@ -140,8 +141,8 @@ class Told:
     def __init__(self) -> None:
         """Make an edge of its own."""
         self.edge = os.urandom(12)
-        handed = wire.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
-        self.header = wire.request_header(handed)
+        handed = codec.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
+        self.header = codec.request_header(handed)
 
     def prompt(self, peer: Peer, number: int = 1, header: object = None) -> None:
         """Send a prompt that hands it over."""
@@ -159,7 +160,7 @@ class Told:
         assert message is not None
         found = message["result"] if "result" in message else message["error"].get("data")
         told = ((found or {}).get("_meta") or {}).get(RESPONSE_KEY)
-        return None if told is None else wire.parse_response_header(told, self.edge).answer
+        return None if told is None else codec.parse_response_header(told, self.edge).answer
 
 
 class _End(asyncio.Transport):

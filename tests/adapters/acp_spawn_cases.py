@@ -16,7 +16,10 @@ import pytest
 import quiesce
 from quiesce.errors import ArgumentError, SpawnFailed, UsageError
 from quiesce.integrations.acp import AgentLost, ConnectionClosed, scope_of
-from quiesce.integrations.acp.spawning import open_agent_process, spawn_agent_process
+from quiesce.integrations.acp.agent_process import (
+    open_agent_process,
+    spawn_agent_process,
+)
 from quiesce.testing import sweep
 from tests.adapters.acp_fake_agent import TEXT, Client
 

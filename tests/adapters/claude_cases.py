@@ -23,7 +23,7 @@ from claude_agent_sdk import (
 
 from quiesce import Scope, current_scope
 from quiesce.integrations.claude import ClaudeSDKClient, query
-from quiesce.integrations.claude.handover import Receiving, Sending
+from quiesce.integrations.claude.handover import ReceivingEnd, SendingEnd
 from tests.adapters.claude_host import Host, beside_the_bare_sdk, tool_server, until
 
 if TYPE_CHECKING:
@@ -198,8 +198,8 @@ async def test_an_error_comes_after_all_that_was_said_before(make: Any) -> None:
 async def test_the_last_word_comes_after_all_messages_whenever_it_is_sent(turns: int) -> None:
     """The SDK's reader task fails while the stream is full, and while a read has begun and has not ended."""
     send, receive = anyio.create_memory_object_stream[dict[str, Any]](2)
-    receiving = Receiving(receive)
-    sending = Sending(send, receiving)
+    receiving = ReceivingEnd(receive)
+    sending = SendingEnd(send, receiving)
     seen: list[str] = []
 
     async def read() -> None:

@@ -20,8 +20,8 @@ from claude_agent_sdk import AssistantMessage, HookMatcher, ResultMessage
 from quiesce import Scope
 from quiesce.errors import ArgumentError, SdkMissing, SdkUnknown, UsageError
 from quiesce.integrations import claude
-from quiesce.integrations.claude import ClaudeSDKClient, private, query
-from quiesce.integrations.claude.cli import CliProcess
+from quiesce.integrations.claude import ClaudeSDKClient, query, sdk_private
+from quiesce.integrations.claude.cli_process import CliProcess
 from quiesce.testing import sweep
 from tests.adapters.claude_host import Custom, Host, beside_the_bare_sdk, hosted, until
 from tests.adapters.claude_memory import living, use
@@ -319,7 +319,7 @@ async def test_many_conversations_leave_nothing(plain: Host, way: str) -> None:
 @beside_the_bare_sdk
 async def test_the_bare_sdk_in_the_same_program_is_left_alone(backend: str) -> None:
     """Its process is no process of ours, not even inside a hook of ours."""
-    if backend == "trio" and hasattr(private._part("query"), "asyncio"):
+    if backend == "trio" and hasattr(sdk_private._part("query"), "asyncio"):
         pytest.skip("this version of the SDK has no trio without quiesce")
     seen: list[Any] = []
 
@@ -359,7 +359,7 @@ async def test_a_grace_is_a_number_of_seconds(plain: Host, grace: Any) -> None:
 
 def test_an_sdk_without_what_we_need_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer version that has lost one of the private names is named, and not guessed at."""
-    transport, protocol = private._part("transport.subprocess_cli"), private._part("query")
+    transport, protocol = sdk_private._part("transport.subprocess_cli"), sdk_private._part("query")
     for owner, name in (
         (transport, "SubprocessCLITransport"),
         (transport, "anyio"),
@@ -369,7 +369,7 @@ def test_an_sdk_without_what_we_need_is_refused(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patch:
             patch.delattr(owner, name)
             with pytest.raises(SdkUnknown, match=rf"{owner.__name__}\.{name}"):
-                private.install()
+                sdk_private.install_stand_ins()
 
 
 @two_backends
@@ -377,7 +377,7 @@ async def test_an_sdk_that_starts_its_cli_otherwise_is_refused(
     plain: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is not ours is noticed, closed by the SDK, and refused."""
-    transport = private._part("transport.subprocess_cli")
+    transport = sdk_private._part("transport.subprocess_cli")
     monkeypatch.setattr(transport.anyio, "open_process", anyio.open_process)
     async with Scope("test"):
         with pytest.raises(SdkUnknown, match=r"anyio\.open_process"):
@@ -395,7 +395,7 @@ def test_an_old_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.backends("trio")
 async def test_a_session_store_that_needs_asyncio_is_refused_on_trio(plain: Host) -> None:
     """Those versions of the SDK that have stores only for asyncio say so, at once."""
-    if not hasattr(private._optional("transcript_mirror_batcher"), "asyncio"):
+    if not hasattr(sdk_private._optional("transcript_mirror_batcher"), "asyncio"):
         pytest.skip("this version has no stores, or has them for trio")
     options = plain.options(session_store=object())
     async with Scope("test"):

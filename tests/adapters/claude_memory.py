@@ -24,7 +24,14 @@ from tests.adapters.claude_host import hosted
 if TYPE_CHECKING:
     from tests.adapters.claude_host import Host
 
-PACKAGES = ("quiesce.core.", "quiesce.resources.", "quiesce.integrations.", "claude_agent_sdk.")
+PACKAGES = (
+    "quiesce.core.",
+    "quiesce.channels.",
+    "quiesce.streams.",
+    "quiesce.processes.",
+    "quiesce.integrations.",
+    "claude_agent_sdk.",
+)
 
 
 def living() -> Counter[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from quiesce.errors import SdkMissing
 from quiesce.mesh import Node, Settled
-from quiesce.mesh.http import Http
+from quiesce.mesh.transport.http_transport import HttpTransport
 from tests.unit.mesh.clients.peering import peer, sender
 
 pytestmark = pytest.mark.real_time
@@ -35,7 +35,7 @@ async def test_messages_and_calls_work() -> None:
             async with node.cascade("c") as cascade:
                 await client.post(f"{b.url}/run")
             found = await cascade.settled(5, require="participants")
-        http: Any = Http()
+        http: Any = HttpTransport()
         assert await http.call(b.url, "/quiesce/receipts", b"{}") == b""
         await http.aclose()
     assert isinstance(found, Settled), str(found)

@@ -17,11 +17,12 @@ import httpx2
 import pytest
 
 import quiesce
-from quiesce.core.node import current
+from quiesce.core.tree import current
 from quiesce.errors import ArgumentError, PeerLost
-from quiesce.mesh import Node, Settled, Unknown, wire
+from quiesce.mesh import Node, Settled, Unknown
 from quiesce.mesh.clients.strays import notice_stray
-from quiesce.mesh.http import CascadeTransport, Http
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.transport.http_transport import CascadeTransport, HttpTransport
 from tests.adapters import clients_kit as kit
 from tests.unit.mesh.clients.peering import peer, sender
 
@@ -38,7 +39,7 @@ def client_of(node: Node, library: Any) -> Any:
 async def serve(node: Node) -> None:
     """Let a node work on a message, so that its process is one that serves."""
     ids = (os.urandom(16), os.urandom(12), "0" * 12)
-    async with node.handle(wire.Handed(*ids, int(time.time() + 60), None)):
+    async with node.handle(codec.Handed(*ids, int(time.time() + 60), None)):
         pass
 
 
@@ -212,7 +213,7 @@ async def test_a_node_calls_others_with_either(library: Any) -> None:
     """With a client that it is given, and it says of what was not reached."""
     with peer() as b:
         async with library.AsyncClient(trust_env=False, verify=kit.TLS) as client:
-            http = Http(client)
+            http = HttpTransport(client)
             assert await http.call(b.url, "/quiesce/receipts", b"{}") == b""
             with pytest.raises(PeerLost, match="ConnectError"):
                 await http.call("http://127.0.0.1:9", "/quiesce/receipts", b"{}")

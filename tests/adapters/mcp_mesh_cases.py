@@ -18,7 +18,7 @@ from quiesce.integrations.mcp import (
     versions,
 )
 from quiesce.mesh import Node, Settled, SettledWithLosses, Unknown
-from quiesce.mesh.links import REQUEST_KEY
+from quiesce.mesh.transport.links import REQUEST_KEY
 from quiesce.testing import sweep
 from tests.adapters.mcp_mesh_kit import (
     ASK,

@@ -16,8 +16,9 @@ import mcp
 
 import quiesce
 from quiesce.integrations.mcp import connect_stdio, take_part, versions
-from quiesce.mesh import Node, wire
-from quiesce.mesh.links import REQUEST_KEY, RESPONSE_KEY
+from quiesce.mesh import Node
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.transport.links import REQUEST_KEY, RESPONSE_KEY
 from tests.adapters.mcp_servers import Notes, notes
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Server:
     async def send(self, **message: Any) -> None:
         """Send a message."""
         text = json.dumps({"jsonrpc": "2.0", **message})
-        await self._send.send(versions.parsed(text))
+        await self._send.send(versions.parsed_message(text))
 
     async def answer(self, number: object) -> dict[str, Any]:
         """Wait for the answer to a request."""
@@ -167,8 +168,8 @@ class Told:
     def __init__(self) -> None:
         """Make an edge of its own."""
         self.edge = os.urandom(12)
-        handed = wire.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
-        self.header = wire.request_header(handed)
+        handed = codec.Handed(os.urandom(16), self.edge, "0" * 12, int(time.time()) + 600)
+        self.header = codec.request_header(handed)
 
     def call(self, name: str, header: object = None, **given: Any) -> dict[str, Any]:
         """Return the parameters of a tool call that hands it over."""
@@ -183,4 +184,4 @@ class Told:
         """Read what an answer of the server says of it; None: nothing."""
         found = message["result"] if "result" in message else message["error"].get("data")
         told = ((found or {}).get("_meta") or {}).get(RESPONSE_KEY)
-        return None if told is None else wire.parse_response_header(told, self.edge).answer
+        return None if told is None else codec.parse_response_header(told, self.edge).answer

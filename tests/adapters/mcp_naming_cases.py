@@ -9,7 +9,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.integrations.mcp import connect_stdio
-from quiesce.integrations.mcp.naming import name_of
+from quiesce.integrations.mcp.server_name import program_name
 from tests.adapters import mcp_servers
 
 NAMES = {
@@ -33,7 +33,7 @@ NAMES = {
 def test_a_server_is_called_by_its_program(line: str) -> None:
     """Not by the interpreter or launcher, which is the same for most servers."""
     command, *args = line.split()
-    assert name_of(command, args) == NAMES[line]
+    assert program_name(command, args) == NAMES[line]
 
 
 @pytest.mark.backends("asyncio")

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 import quiesce
-from quiesce.core.sites import Place
+from quiesce.core.callsites import Callsite
 from quiesce.errors import ArgumentError, ScopeClosed, SpawnFailed
 from quiesce.integrations.mcp import ServerLost, SessionPool, connect_stdio
-from quiesce.integrations.mcp.connection import Connection
+from quiesce.integrations.mcp.connection import ServerConnection
 from quiesce.integrations.mcp.servers import Server
 from quiesce.integrations.mcp.session import Session
 from quiesce.testing import sweep
@@ -207,23 +207,25 @@ class Pretended(Server):
     """A server that is only pretended: it crashes when it is told to."""
 
     starts: list[float] = field(default_factory=list)
-    made: list[Connection] = field(default_factory=list)
+    made: list[ServerConnection] = field(default_factory=list)
     broken: list[bool] = field(default_factory=lambda: [False])
     dies: list[bool] = field(default_factory=lambda: [False])
 
     def connect(
-        self, on_lost: Callable[[Connection], None]
-    ) -> AbstractAsyncContextManager[Connection]:
+        self, on_lost: Callable[[ServerConnection], None]
+    ) -> AbstractAsyncContextManager[ServerConnection]:
         """Connect to nothing."""
         return self._connect(on_lost)
 
     @asynccontextmanager
-    async def _connect(self, on_lost: Callable[[Connection], None]) -> AsyncIterator[Connection]:
+    async def _connect(
+        self, on_lost: Callable[[ServerConnection], None]
+    ) -> AsyncIterator[ServerConnection]:
         self.starts.append(anyio.current_time())
         if self.broken[0]:
             message = "it does not start"
             raise OSError(message)
-        connection = Connection(self.name, on_lost)
+        connection = ServerConnection(self.name, on_lost)
         connection.session = self
         self.made.append(connection)
         if self.dies[0]:
@@ -252,7 +254,7 @@ def _pretended(scope: quiesce.Scope, most: int | None = None) -> tuple[Pretended
     own = scope.child("mcp it")
     place = own._code
     assert place is not None
-    return server, Session(own, server, Place(place, 0), backoff=backoff, restarts_max=most)
+    return server, Session(own, server, Callsite(place, 0), backoff=backoff, restarts_max=most)
 
 
 @pytest.mark.backends("asyncio", "trio")

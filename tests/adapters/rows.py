@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from quiesce.testing import LeakError, guard, processes
+from quiesce.testing import LeakError, guard
+from quiesce.testing.leaks import child_processes_left
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from quiesce.testing.findings import Finding
+    from quiesce.testing.leaks.findings import Finding
 
     Run = Callable[["Way"], Awaitable[str | None]]
 
@@ -136,7 +137,7 @@ def _words(findings: Iterable[Finding]) -> list[str]:
 def _child(row: Row, way: Way, token: str, pipe: int, *, noisy: bool) -> None:
     os.setsid()
     os.environ[_MARK] = token
-    processes._TOKEN = token  # rows run side by side: each knows its own processes
+    child_processes_left._TOKEN = token  # rows run side by side: each knows its own processes
     if not noisy:
         silence = os.open(os.devnull, os.O_RDWR)
         os.dup2(silence, 1)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce import Scope, current_scope
-from quiesce.resources import lifeline, spawning
-from quiesce.resources.process import Process, start_process
-from quiesce.resources.ready import Line
+from quiesce.processes import process_spawn, watchdog
+from quiesce.processes.process import Process, start_process
+from quiesce.processes.readiness.probe import Line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,16 +85,16 @@ async def during_drain_of_many() -> None:
 
 async def in_the_first_fork() -> None:
     """Stop after the fork of the very first process, before anything else was done, and wait to be killed."""
-    spawn = spawning.spawn
+    spawn = process_spawn.spawn
 
-    def fork_and_stop(*args: Any, **options: Any) -> spawning.Child:
+    def fork_and_stop(*args: Any, **options: Any) -> process_spawn.SpawnedChild:
         child = spawn(*args, **options)
         sys.stdout.write(f"0 {child.pid}\n")
         sys.stdout.flush()
         signal.pause()
         return child
 
-    spawning.spawn = fork_and_stop
+    process_spawn.spawn = fork_and_stop
     await start_process(["sh", "-c", FAMILY])
 
 
@@ -103,21 +103,21 @@ async def by_kinds() -> None:
     means = sys.argv[3]
     if means == "table alone":
         scan = "return any("
-        assert lifeline.WATCHER.count(scan) == 1
-        lifeline.WATCHER = lifeline.WATCHER.replace(scan, "return False and any(")
+        assert watchdog.WATCHER.count(scan) == 1
+        watchdog.WATCHER = watchdog.WATCHER.replace(scan, "return False and any(")
     if means == "mark alone":
-        lifeline.Table.add = lambda *_: False  # type: ignore[method-assign]  # as if it were full
+        watchdog.Table.add = lambda *_: False  # type: ignore[method-assign]  # as if it were full
     process = await start_process(["sh", "-c", KINDS])
     words = [line async for line in limited(process, 5)]
-    watcher = lifeline.watcher._pid
+    watcher = watchdog.watcher._pid
     assert watcher is not None
     if means in {"nobody", "another watcher"}:
         os.kill(watcher, signal.SIGKILL)
         os.waitid(os.P_PID, watcher, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
     if means == "another watcher":
         await start_process(["sleep", "60"])
-        assert lifeline.watcher._pid != watcher
-        watcher = lifeline.watcher._pid
+        assert watchdog.watcher._pid != watcher
+        watcher = watchdog.watcher._pid
     sys.stdout.write(f"{' '.join(words)} watcher {watcher}\n")
     sys.stdout.flush()
     await anyio.sleep(30)

@@ -17,7 +17,7 @@ _ALL = ("clients_plain_cases", "clients_own_cases")
 _NEITHER = """
 import quiesce.errors, quiesce.mesh
 try:
-    import quiesce.mesh.http
+    import quiesce.mesh.transport.http_transport
 except quiesce.errors.SdkMissing as error:
     print(error)
 """

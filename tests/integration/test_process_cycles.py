@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce import Scope
-from quiesce.resources import lifeline
-from quiesce.resources.process import Process, start_process
+from quiesce.processes import watchdog
+from quiesce.processes.process import Process, start_process
 from tests import loops
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ THROWN_AWAY_LATER = {"CancelScope", "tuple"}  # trio looks through its old deadl
 
 def usage() -> dict[str, int]:
     """Count what this program has, of which there may not be more."""
-    table = lifeline.watcher.table
+    table = watchdog.watcher.table
     return {
         "files": len(list(Path("/proc/self/fd").iterdir())),
         "children": len(loops.children()),

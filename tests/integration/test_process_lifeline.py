@@ -15,9 +15,9 @@ import anyio
 import pytest
 
 from quiesce import Scope
-from quiesce.resources import lifeline
-from quiesce.resources.process import start_process
-from quiesce.resources.ready import Line
+from quiesce.processes import watchdog
+from quiesce.processes.process import start_process
+from quiesce.processes.readiness.probe import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def session_and_mark(pid: int) -> tuple[int, bytes]:
     if fields[0] in "ZX":
         raise ProcessLookupError
     words = (folder / "environ").read_bytes().split(b"\0")
-    marks = [word for word in words if word.startswith(lifeline.MARK.encode())]
+    marks = [word for word in words if word.startswith(watchdog.MARK.encode())]
     return int(fields[3]), marks[0] if marks else b""
 
 
@@ -177,35 +177,35 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
     async with Scope("a"):
         unmarked = ["env", "-i", "sh", "-c", "echo ready; exec sleep 60"]
         first = await start_process(unmarked, ready=Line("ready"), grace=1)
-        before = lifeline.watcher._pid
+        before = watchdog.watcher._pid
         assert before is not None
         os.kill(before, signal.SIGKILL)
         os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
         second = await start_process(["sh", "-c", "echo ready; sleep 60"], ready=Line("ready"))
-        after = lifeline.watcher._pid
+        after = watchdog.watcher._pid
         assert after is not None
         assert after != before
-        table = lifeline.watcher.table
+        table = watchdog.watcher.table
         assert table is not None
         assert first.pid in table
         assert second.pid in table
         assert first.details["lifeline"] == "watcher and mark"
-        assert lifeline.watcher._pipe is not None
-        os.close(lifeline.watcher._pipe)  # as if this program were gone
-        lifeline.watcher._pipe = None
+        assert watchdog.watcher._pipe is not None
+        os.close(watchdog.watcher._pipe)  # as if this program were gone
+        watchdog.watcher._pipe = None
         with anyio.fail_after(SECONDS_MAX):
             assert await first.wait() == -signal.SIGKILL
             assert await second.wait() == -signal.SIGKILL
     os.waitpid(after, 0)  # noqa: ASYNC222 - it has gone
-    lifeline.watcher._pid = None
+    watchdog.watcher._pid = None
 
 
 @pytest.mark.real_time
 async def test_without_a_watcher_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none can be started, processes can, and the frontier tells the difference."""
-    watcher = lifeline.Watcher()
+    watcher = watchdog.Watcher()
     with monkeypatch.context() as patch:  # until here: the true one is nobody's to miss
-        patch.setattr(lifeline, "watcher", watcher)
+        patch.setattr(watchdog, "watcher", watcher)
         patch.setattr(sys, "executable", "")
         async with Scope("a") as scope:
             process = await start_process(["sleep", "60"])

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import (
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import (
     Begun,
     Closed,
     EdgeClosed,
@@ -25,12 +25,12 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import unpack
+from quiesce.mesh.protocol.receipt import unpack
 
 if TYPE_CHECKING:
-    from quiesce.mesh.facts import Effect, Record
-    from quiesce.mesh.receipt import Receipt, Status
-    from quiesce.mesh.states import Hop
+    from quiesce.mesh.protocol.facts import Effect, Record
+    from quiesce.mesh.protocol.receipt import Receipt, Status
+    from quiesce.mesh.protocol.states import HopRecord
 
 COUNTS = ("hops", "failed", "cancelled", "lost", "opaque", "unknown", "volatile")
 OPAQUE = "opaque"  # the name of an agent that takes no part
@@ -90,7 +90,7 @@ class Cascade:
 class Work:
     """A hop that runs, or has run, in the process that is there now."""
 
-    hop: Hop
+    hop: HopRecord
     is_running: bool = True
     is_answered: bool = False
 
@@ -309,7 +309,7 @@ class Node:
             case Stop(edge):
                 assert self.works[edge].is_running
 
-    def run(self, edge: bytes, hop: Hop) -> None:
+    def run(self, edge: bytes, hop: HopRecord) -> None:
         """Begin the work of a hop."""
         self.truth.begins(edge)
         self.works[edge] = Work(hop)

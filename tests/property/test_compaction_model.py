@@ -21,18 +21,18 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from quiesce.mesh.compaction import Compaction
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import WORKING, Write
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt, mark
-from quiesce.mesh.states import HopState
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import WORKING, Write
+from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
+from quiesce.mesh.protocol.states import HopState
+from quiesce.mesh.store.compaction import Compaction
+from quiesce.mesh.store.journal import Journal
 from tests.property.effort import effort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
 
 
 which = st.integers(0, 1000)  # of those there are: taken modulo their number
@@ -173,7 +173,7 @@ class Life(RuleBasedStateMachine):
         edges = list(self.detector._edges)
         if edges:
             edge = edges[number % len(edges)]
-            note = Note(mark(edge), "", "there", status, 0.5)
+            note = Note(edge_mark(edge), "", "there", status, 0.5)
             if how is None:
                 self.detector.receive(edge, Receipt(status, 1 + number, notes=(note,)))
             else:
@@ -282,7 +282,7 @@ class Life(RuleBasedStateMachine):
 
 
 EDGES = ROOT, FIRST, SECOND, THIRD, OTHER, NEVER = [letter.encode() * 12 for letter in "rabcon"]
-DONE = Receipt("done", 1, notes=(Note(mark(FIRST), "", "there", "done", 0.5),))
+DONE = Receipt("done", 1, notes=(Note(edge_mark(FIRST), "", "there", "done", 0.5),))
 
 # What happens to one cascade and to one message, from its beginning until nobody asks for it any more.
 COURSE: tuple[Callable[[Detector], object], ...] = (

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from quiesce.mesh.handing import RESULTS
-from quiesce.mesh.receipt import mark
+from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.runtime.delegation import RESULTS
 from tests.property.effort import effort
 from tests.property.mesh_truth import OPAQUE, Cascade, Crashed, Fact, Message, Node, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quiesce.mesh.facts import Answer
-    from quiesce.mesh.receipt import Status
-    from quiesce.mesh.states import Sending
+    from quiesce.mesh.protocol.facts import Answer
+    from quiesce.mesh.protocol.receipt import Status
+    from quiesce.mesh.protocol.states import Sending
 
     T = TypeVar("T")
 
@@ -223,7 +223,7 @@ class Mesh(RuleBasedStateMachine):
         if refuse:
             answer = node.detector.refuse(edge)
         else:
-            answer = node.detector.arrive(edge, fact.cascade, mark(fact.hop), fact.reply)
+            answer = node.detector.arrive(edge, fact.cascade, edge_mark(fact.hop), fact.reply)
         node.commit()
         fact.refused = fact.refused or answer.kind in {"never", "not now"}
         if answer.kind == "run":

@@ -22,16 +22,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quiesce.errors import JournalBroken, JournalInUse, UsageError
-from quiesce.mesh.facts import Begun, Closed, EdgeClosed, Ended, Keep, Over, Sent, Taken, Tallied
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt, pack
+from quiesce.mesh.protocol.facts import (
+    Begun,
+    Closed,
+    EdgeClosed,
+    Ended,
+    Keep,
+    Over,
+    Sent,
+    Taken,
+    Tallied,
+)
+from quiesce.mesh.protocol.receipt import Note, Receipt, pack
+from quiesce.mesh.store.journal import Journal
 from tests.property.effort import effort
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from quiesce.mesh.facts import Record
-    from quiesce.mesh.journal import Draft
+    from quiesce.mesh.protocol.facts import Record
+    from quiesce.mesh.store.journal import Draft
 
 HEAD = b"quiesce journal 1\n"
 

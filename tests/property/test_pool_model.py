@@ -19,8 +19,8 @@ import pytest
 
 from quiesce import Job, Scope, ScopeClosed
 from quiesce.errors import RunnerReleased, StartFailed
-from quiesce.resources.backoff import Backoff
-from quiesce.resources.pool import RunnerPool
+from quiesce.pool.backoff import Backoff
+from quiesce.pool.pool import RunnerPool
 from tests.unit.resources.pool_runners import FakeRunner, World
 
 PROGRAMS = 200  # a part

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiesce import Scope, ScopeClosed
-from quiesce.resources.stream import Stream, stream
+from quiesce.streams.stream import Stream, stream
 from tests import loops
 from tests.stress import CANCELLED, turns
 

@@ -18,7 +18,7 @@ import anyio
 
 from quiesce.errors import LeakError
 from quiesce.testing import sweep
-from quiesce.testing.guarding import guard
+from quiesce.testing.leaks.guard import guard
 from tests.seeds import seed_004
 from tests.seeds.cases import BY_NAME
 

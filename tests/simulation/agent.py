@@ -7,23 +7,23 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.courier import Call, Patience, Reply
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.engine import Engine
-from quiesce.mesh.facts import Answer, Settle, Stop
-from quiesce.mesh.handing import RESULTS
-from quiesce.mesh.horizon import KEEP_SECONDS, Horizon
-from quiesce.mesh.receipt import mark
-from quiesce.mesh.wire import Handed
+from quiesce.mesh.protocol.codec import Handed
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.engine import Engine
+from quiesce.mesh.protocol.facts import Answer, Settle, Stop
+from quiesce.mesh.protocol.horizon import KEEP_SECONDS, Horizon
+from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply, Patience
+from quiesce.mesh.runtime.delegation import RESULTS
 from tests.simulation.pulling import Pulls
 from tests.simulation.world import CALL_WITHIN, LONG, STOP_WITHIN, Verdict, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.facts import Record
-    from quiesce.mesh.receipt import Status
-    from quiesce.mesh.states import Hop, Sending
+    from quiesce.mesh.protocol.facts import Record
+    from quiesce.mesh.protocol.receipt import Status
+    from quiesce.mesh.protocol.states import HopRecord, Sending
     from tests.simulation.world import World
 
 PATIENCE = Patience(
@@ -55,7 +55,7 @@ class Plan:
 class Task:
     """A hop at work."""
 
-    def __init__(self, hop: Hop | None, plan: Plan, work: Work) -> None:
+    def __init__(self, hop: HopRecord | None, plan: Plan, work: Work) -> None:
         """Begin the task."""
         self.hop = hop
         self.plan = plan
@@ -90,7 +90,7 @@ class Agent:
         self.life = 0
         self._tasks: dict[bytes, Task] = {}
         self._sends: dict[bytes, Task] = {}
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, NodeCall] = {}
         self.uses: Counter[bytes] = Counter()
         """How often each message was sent."""
         self._next = 0
@@ -207,7 +207,7 @@ class Agent:
         """See what is due, as after every step."""
         self._awake_at = math.inf
 
-    def called(self, caller: str, life: int, number: int, call: Call) -> None:
+    def called(self, caller: str, life: int, number: int, call: NodeCall) -> None:
         """Answer a call of another node."""
         if not self.takes_part:
             return
@@ -215,7 +215,7 @@ class Agent:
         self.commit()
         self.world.carry(self.key, caller, "replied", life, number, reply)
 
-    def answer_call(self, call: Call) -> Reply:
+    def answer_call(self, call: NodeCall) -> NodeReply:
         """Return the answer to a call."""
         reply = self.engine.called(call, self.world.now)
         for edge, answer in reply.answers:
@@ -229,7 +229,7 @@ class Agent:
             if self.loses or not ran:
                 self.world.strange.add(edge)
 
-    def replied(self, life: int, number: int, reply: Reply) -> None:
+    def replied(self, life: int, number: int, reply: NodeReply) -> None:
         """Take the answer to a call, the first time."""
         call = self._calls.pop(number, None) if life == self.life else None
         if call is not None:
@@ -238,14 +238,14 @@ class Agent:
             self.commit()
             self.world.known.update(working)
 
-    def heard(self, to: str, reply: Reply) -> None:
+    def heard(self, to: str, reply: NodeReply) -> None:
         """Take the answer to a question that was put without the courier."""
         working = self.seen(reply)
         self.engine.heard(to, reply, self.world.now)
         self.commit()
         self.world.known.update(working)
 
-    def seen(self, reply: Reply) -> list[bytes]:
+    def seen(self, reply: NodeReply) -> list[bytes]:
         """Return the edges that are open and worked on; the world is told which are said never to run."""
         believed = self.engine.horizon.believed(reply).answers
         told = zip(reply.answers, believed, strict=True)
@@ -254,12 +254,12 @@ class Agent:
         self.world.denied.update(edge for edge, answer in found if answer.kind == "never")
         return [edge for edge, answer in found if answer.kind == "working"]
 
-    def polled(self, caller: str, life: int, number: int, call: Call) -> None:
+    def polled(self, caller: str, life: int, number: int, call: NodeCall) -> None:
         """Answer a question that may wait."""
         if self.takes_part:
             self.pulls.polled(caller, life, number, call)
 
-    def pulled(self, life: int, number: int, call: Call, reply: Reply) -> None:
+    def pulled(self, life: int, number: int, call: NodeCall, reply: NodeReply) -> None:
         """Take the answer to it."""
         if life == self.life:
             self.pulls.told(number, call, reply)
@@ -283,7 +283,7 @@ class Agent:
             at = self.world.random.uniform(0, 40)
             self.later(at, self.cancel, hop)
 
-    def cancel(self, hop: Hop) -> None:
+    def cancel(self, hop: HopRecord) -> None:
         """Cancel the cascade."""
         if hop.receipt is None:
             self.world.cancelled_at = self.world.now
@@ -320,7 +320,7 @@ class Agent:
         self.saying(edge, answer)
         self.world.carry(self.key, source, "answered", life, edge, answer)
 
-    def run(self, edge: bytes, hop: Hop | None, *, is_root: bool = False) -> Task:
+    def run(self, edge: bytes, hop: HopRecord | None, *, is_root: bool = False) -> Task:
         """Run a hop as it is planned; the truth is told to the world alone."""
         world = self.world
         work = Work(self, edge, world.now)
@@ -397,7 +397,7 @@ class Agent:
         by = self.engine.send(task.hop, edge, to, self.world.now)
         self.commit()
         self._sends[edge] = task
-        handed = Handed(task.hop.cascade, edge, mark(task.hop.edge), by, self.home)
+        handed = Handed(task.hop.cascade, edge, edge_mark(task.hop.edge), by, self.home)
         self.transmit(task, handed, to, attempts=2 if self.world.random.random() < 0.5 else 1)
 
     def transmit(self, task: Task, handed: Handed, to: str, attempts: int) -> None:

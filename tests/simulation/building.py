@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiesce.mesh.horizon import DRIFT_SECONDS
+from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
 from tests.simulation.agent import Agent
 from tests.simulation.world import LONG
 

@@ -5,22 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import NEVER, UNKNOWN, Answer, Begun, Sent, Taken, Tallied, Watch
-from quiesce.mesh.horizon import Horizon
-from quiesce.mesh.receipt import Receipt, mark
-from quiesce.mesh.states import Edge, Hop, HopState
-from quiesce.mesh.wire import Handed
+from quiesce.mesh.protocol.codec import Handed
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import (
+    NEVER,
+    UNKNOWN,
+    Answer,
+    Begun,
+    Sent,
+    Taken,
+    Tallied,
+    Watch,
+)
+from quiesce.mesh.protocol.horizon import Horizon
+from quiesce.mesh.protocol.receipt import Receipt, edge_mark
+from quiesce.mesh.protocol.states import EdgeRecord, HopRecord, HopState
 from tests.simulation.agent import Agent, Crashed, Task
 from tests.simulation.world import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quiesce.mesh.courier import Call, Reply
-    from quiesce.mesh.facts import Record
-    from quiesce.mesh.receipt import Status
-    from quiesce.mesh.states import Sending
+    from quiesce.mesh.protocol.facts import Record
+    from quiesce.mesh.protocol.receipt import Status
+    from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply
+    from quiesce.mesh.protocol.states import Sending
 
 
 class ReceiptAtReturn(Agent):
@@ -52,7 +61,7 @@ class ReceiptAtReturn(Agent):
         edge = self.world.new_id(12)
         self._sends[edge] = task
         by = int(self.engine.horizon.begin_by())
-        handed = Handed(task.hop.cascade, edge, mark(task.hop.edge), by, self.home)
+        handed = Handed(task.hop.cascade, edge, edge_mark(task.hop.edge), by, self.home)
         self.transmit(task, handed, to, attempts=1)
 
 
@@ -140,7 +149,7 @@ class Counting(Detector):
 class Closing(Detector):
     """A hop is closed when its own work has ended."""
 
-    def end(self, hop: Hop, status: Status, **options: Any) -> None:
+    def end(self, hop: HopRecord, status: Status, **options: Any) -> None:
         """Wait for no edge."""
         for edge in list(hop.edges):
             del self._edges[edge], hop.edges[edge]
@@ -158,7 +167,7 @@ class OrphansIgnored(Detector):
 class LostIsDone(Detector):
     """What was running when the process died is done."""
 
-    def end(self, hop: Hop, status: Status, **options: Any) -> None:
+    def end(self, hop: HopRecord, status: Status, **options: Any) -> None:
         """Lose nothing."""
         super().end(hop, "done" if status == "lost" else status, **options)
 
@@ -212,7 +221,7 @@ class ToldAndForgotten(Detector):
 class CancelledAlone(Detector):
     """Who is cancelled ends, and tells nobody whom it has handed work to."""
 
-    def cancel(self, hop: Hop) -> None:
+    def cancel(self, hop: HopRecord) -> None:
         """Cancel the hop, without a word to the receivers of its work."""
         super().cancel(hop)
         self.acts = [act for act in self.acts if not (isinstance(act, Watch) and act.cancel)]
@@ -258,11 +267,11 @@ class TakenAndDenied(Detector):
 class TakenIsNotWritten(Detector):
     """That an edge was taken is known to this process alone."""
 
-    def _is_taken(self, edge: bytes, found: Edge) -> None:
+    def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         del edge
         found.is_taken = True
 
-    def records_of_sent(self, edge: bytes, sent: Edge) -> list[Record]:
+    def records_of_sent(self, edge: bytes, sent: EdgeRecord) -> list[Record]:
         """Leave it out."""
         return super().records_of_sent(edge, sent)[:1]
 
@@ -287,7 +296,7 @@ class NoJournalAndNever(Detector):
 class NoJournalAndSilent(Detector):
     """Who keeps no journal does not say so in its receipts."""
 
-    def _close(self, hop: Hop) -> None:
+    def _close(self, hop: HopRecord) -> None:
         lasting, self._lasting = self._lasting, True
         super()._close(hop)
         self._lasting = lasting
@@ -313,15 +322,15 @@ class DoubtIsUnsent(Detector):
 class WrittenTooLate(Detector):
     """That an edge is sent is written when it was sent."""
 
-    def send(self, hop: Hop, edge: bytes, to: str, by: float = 0) -> None:
+    def send(self, hop: HopRecord, edge: bytes, to: str, by: float = 0) -> None:
         """Write nothing."""
-        self._edges[edge] = hop.edges[edge] = Edge(hop, to, by)
+        self._edges[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
 
-    def _is_taken(self, edge: bytes, found: Edge) -> None:
+    def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         del edge
         found.is_taken = True
 
-    def _closed(self, edge: bytes, found: Edge, event: str, receipt: Receipt) -> None:
+    def _closed(self, edge: bytes, found: EdgeRecord, event: str, receipt: Receipt) -> None:
         kept = len(self.writes)
         super()._closed(edge, found, event, receipt)
         del self.writes[kept]  # the record that it is closed: there is none that it is open
@@ -330,7 +339,7 @@ class WrittenTooLate(Detector):
 class NeverIsBelieved(Horizon):
     """Who says that an edge never will run is believed, however old the edge is."""
 
-    def believed(self, reply: Reply) -> Reply:
+    def believed(self, reply: NodeReply) -> NodeReply:
         """Believe it."""
         return reply
 
@@ -338,7 +347,7 @@ class NeverIsBelieved(Horizon):
 class YoungIsBelieved(Horizon):
     """Who says that an edge never will run is believed, also if its journal is younger than the edge."""
 
-    def believed(self, reply: Reply) -> Reply:
+    def believed(self, reply: NodeReply) -> NodeReply:
         """Ask nobody for the age of its journal."""
         return super().believed(replace(reply, age=None))
 
@@ -388,7 +397,7 @@ class PromisesNothing(Horizon):
 class AsksForTooLittle(Horizon):
     """Who asks says how long its own messages may be under way, not those of the process before it."""
 
-    def asking(self, call: Call) -> Call:
+    def asking(self, call: NodeCall) -> NodeCall:
         """Say so."""
         return replace(super().asking(call), keep=self.keep)
 
@@ -396,7 +405,7 @@ class AsksForTooLittle(Horizon):
 class AsksWithoutItsClock(Horizon):
     """Who asks does not say what the time is there."""
 
-    def asking(self, call: Call) -> Call:
+    def asking(self, call: NodeCall) -> NodeCall:
         """Leave it out."""
         return replace(super().asking(call), now=None)
 
@@ -404,7 +413,7 @@ class AsksWithoutItsClock(Horizon):
 class NeverForNow(Horizon):
     """Who forgets before the last copy of a message is too late says that it never will run."""
 
-    def answering(self, call: Call, reply: Reply) -> Reply:
+    def answering(self, call: NodeCall, reply: NodeReply) -> NodeReply:
         """Say so."""
         del call
         return reply

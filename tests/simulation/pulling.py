@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiesce.mesh.courier import Call, Reply
-from quiesce.mesh.facts import Closed
+from quiesce.mesh.protocol.facts import Closed
+from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply
 
 if TYPE_CHECKING:
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
     from tests.simulation.agent import Agent
 
 WAIT = 10.0
@@ -27,7 +27,7 @@ class Pulls:
         self._agent = agent
         self._number = 0
         self._out: dict[bytes, int] = {}
-        self._waiting: dict[bytes, list[tuple[str, int, int, Call]]] = {}
+        self._waiting: dict[bytes, list[tuple[str, int, int, NodeCall]]] = {}
 
     # Who asks: `Exchange.pull` and `Exchange._pull_from`.
 
@@ -39,7 +39,7 @@ class Pulls:
         self._number += 1
         number = self._out[edge] = self._number
         agent.world.traffic.controls += 1
-        call = agent.engine.asking(Call(to, (), ((edge, False),), WAIT))
+        call = agent.engine.asking(NodeCall(to, (), ((edge, False),), WAIT))
         agent.world.carry(agent.key, to, "polled", agent.key, agent.life, number, call)
         agent.later(WAIT + LATE, self._again, number, edge, to)
 
@@ -47,7 +47,7 @@ class Pulls:
         if self._out.get(edge) == number:
             self.pull(edge, to)
 
-    def told(self, number: int, call: Call, reply: Reply) -> None:
+    def told(self, number: int, call: NodeCall, reply: NodeReply) -> None:
         """Take the answer to a question, the first time."""
         ((edge, _),) = call.asks
         if self._out.get(edge) == number:
@@ -58,7 +58,7 @@ class Pulls:
 
     # Who is asked: `Exchange.serve` and `Exchange.closed`.
 
-    def polled(self, caller: str, life: int, number: int, call: Call) -> None:
+    def polled(self, caller: str, life: int, number: int, call: NodeCall) -> None:
         """Answer a question; as long as the edge is worked on, only after a while."""
         agent = self._agent
         reply = agent.answer_call(call)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.receipt import Receipt
+    from quiesce.mesh.protocol.receipt import Receipt
     from tests.simulation.agent import Agent
 
 CALL_WITHIN = 8.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def text(what: str, value: object) -> str:
+def check_text(what: str, value: object) -> str:
     """Check a name."""
     if not isinstance(value, str):
         message = f"{what} must be a string, not {value!r}"
@@ -26,7 +26,7 @@ def text(what: str, value: object) -> str:
 
 def name(what: str, value: object) -> str:
     """Check a name that people are to know something by."""
-    if not text(what, value):
+    if not check_text(what, value):
         message = f"{what} must not be empty"
         raise ArgumentError(message)
     return str(value)
@@ -84,7 +84,7 @@ def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
     if isinstance(value, str):
         message = f"{what} must be a list of patterns: write [{value!r}], not {value!r}"
         raise ArgumentError(message)
-    return tuple(text(what, item) for item in value)
+    return tuple(check_text(what, item) for item in value)
 
 
 def one_pattern(given: tuple[str, ...]) -> re.Pattern[str] | None:

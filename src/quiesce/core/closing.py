@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from quiesce.core import contexts, failures, frontier
 from quiesce.core import report as reports
 from quiesce.core.current import stopping
-from quiesce.core.gate import Gate
-from quiesce.core.node import Node, State, bury, logger
+from quiesce.core.graveyard import bury_held
+from quiesce.core.latch import Latch
+from quiesce.core.tree import ScopeState, TreeNode, logger
 
 if TYPE_CHECKING:
     from quiesce.core.backends import Bell
@@ -65,8 +66,8 @@ class Closing:
         backend = scope._backend
         self._scope = scope
         self.bell: Bell = backend.bell()
-        self.quiet: Gate = Gate(backend)  # nothing is left but jobs that called for the close
-        self.done: Gate = Gate(backend)
+        self.quiet: Latch = Latch(backend)  # nothing is left but jobs that called for the close
+        self.done: Latch = Latch(backend)
         self.patience: int = 0  # callers for whose sake there is grace
         self.waiters: set[object] = set()  # the tasks that wait for it: they do nothing else
         self.by_parent: bool = by_parent
@@ -83,7 +84,7 @@ class Closing:
         self._closers_by = math.inf
         self._handed_over = 0
         self._rounds = 0  # of cancelling
-        self._stuck: list[reports.Ended] = []
+        self._stuck: list[reports.ReportEntry] = []
 
     # Called by anyone, in one step.
 
@@ -93,7 +94,7 @@ class Closing:
         self._grace_until = min(self._grace_until, now + grace)
         self.cleanup = min(self.cleanup, cleanup)
         self.join_by = min(self.join_by, join_by)
-        if self._scope._state is State.CLOSING:
+        if self._scope._state is ScopeState.CLOSING:
             self.join_by = min(self.join_by, now + cleanup)
         if self.quiet.is_open:
             self._closers_by = min(self._closers_by, join_by, now + cleanup)
@@ -133,11 +134,11 @@ class Closing:
     def _stop_admitting(self) -> None:
         """Refuse everything from this very step on, in the whole tree (invariant 4)."""
         scope = self._scope
-        if scope._state is State.CLOSED:
+        if scope._state is ScopeState.CLOSED:
             return
         if scope._leftovers == "parent":
             return  # what is left is handed over, so it may go on
-        scope._state = State.CLOSING
+        scope._state = ScopeState.CLOSING
         for child in list(scope._children):
             child._close_with_parent(self.join_by)
 
@@ -182,7 +183,7 @@ class Closing:
                 warn_after *= 2
                 logger.warning(
                     "the close of scope %r has waited %.0f s, without a deadline, for:\n%s",
-                    scope.name, clock() - self._started, frontier.look(scope),
+                    scope.name, clock() - self._started, frontier.take_frontier(scope),
                 )  # fmt: skip
 
         hurried = self._hurried or self.bell.interrupted
@@ -195,7 +196,7 @@ class Closing:
 
     async def _cancel_and_join(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
-        scope._state = State.CLOSING
+        scope._state = ScopeState.CLOSING
         self.join_by = min(self.join_by, clock() + self.cleanup)
         scope._backend.look_at_parts(scope)
         for resource in scope._all_resources():
@@ -213,7 +214,7 @@ class Closing:
             for context in reversed(scope._contexts.copy()):
                 if scope._holds and clock() < self.join_by:
                     break  # begun by what has just ended; it may use what is still entered
-                contexts.close(scope, context, self.join_by)
+                contexts.close_context(scope, context, self.join_by)
                 await self._join_children()
             if clock() >= self.join_by:
                 break
@@ -341,15 +342,15 @@ class Closing:
         now = scope._backend.clock()
         for table in tables:
             for held in table.values():
-                if isinstance(held, Node) or held._fate == "nothing":
+                if isinstance(held, TreeNode) or held._fate == "nothing":
                     continue
                 stuck = held._fate == "stuck"
-                item = reports.ended(held, scope.name, now, stack=stuck)
+                item = reports.report_entry(held, scope.name, now, stack=stuck)
                 if stuck:
                     self._stuck.append(item)
                 else:
                     scope._undelivered.append((item,))
-            bury(scope, table)
+            bury_held(scope, table)
         failures.take_over(scope)
 
     async def _join_closers(self) -> None:
@@ -386,7 +387,7 @@ class Closing:
             scope._holds.clear()
             scope._turned_idle()
         self.report = self._write()
-        scope._state = State.CLOSED
+        scope._state = ScopeState.CLOSED
         scope._closed()
         self.quiet.open()
         self.done.open()
@@ -405,12 +406,12 @@ class Closing:
             scope=scope.name,
             completed=scope._completed + sum(part.completed for part in parts),
             withdrawn=scope._withdrawn + sum(part.withdrawn for part in parts),
-            cancelled=reports.chain(cut, [part.cancelled for part in parts]),
-            failed=reports.chain(scope._failed, [part.failed for part in parts]),
-            undelivered=reports.chain(
+            cancelled=reports.chain_items(cut, [part.cancelled for part in parts]),
+            failed=reports.chain_items(scope._failed, [part.failed for part in parts]),
+            undelivered=reports.chain_items(
                 (), [*scope._undelivered, *(part.undelivered for part in parts)]
             ),
-            stuck=reports.chain(self._stuck, [part.stuck for part in parts]),
+            stuck=reports.chain_items(self._stuck, [part.stuck for part in parts]),
             handed_over=self._handed_over,  # what children handed over, they handed to us
             services=stopped + sum(part.services for part in parts),
             handled=scope._handled + sum(part.handled for part in parts),

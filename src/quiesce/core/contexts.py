@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from quiesce.core import sites
-from quiesce.core.gate import Gate
+from quiesce.core import callsites
 from quiesce.core.hold import Hold
+from quiesce.core.latch import Latch
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import FrameType
 
+    from quiesce.core.callsites import Callsite
     from quiesce.core.closing import Closing
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
-    from quiesce.core.sites import Place
 
 T = TypeVar("T")
 
@@ -49,10 +49,10 @@ class Context(Generic[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T, Any], node: Scope) -> None:
         self._manager = manager
         self._reason: BaseException | None = None
-        self._ask = Gate(node._backend)
+        self._ask = Latch(node._backend)
         self._given_up = False
         self.node: Scope = node
-        self.ready: Gate = Gate(node._backend)  # entered, or failed to
+        self.ready: Latch = Latch(node._backend)  # entered, or failed to
         self.entered: bool = False
         self.error: BaseException | None = None
 
@@ -115,7 +115,7 @@ def _leaves(error: BaseException) -> set[int]:
 
 async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
     """Enter `manager` in a task of its own; what `Scope.enter` does."""
-    place = sites.starter(frame, scope._backend.current())
+    place = callsites.starting_code(frame, scope._backend.current())
     context = _start(scope, manager, place)
     name = context.node.name
     hold = Hold(scope, "entering", name, {}, place.f_code, place.f_lasti, context.give_up)
@@ -129,7 +129,7 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
         hold.release()
     if context.entered:
         return context.value
-    await leave(scope, context)
+    await leave_context(scope, context)
     if context.error is not None and not isinstance(context.error, scope._backend.cancelled):
         raise context.error
     message = f"scope {scope.name!r} was closed while {name} was being entered"
@@ -137,7 +137,7 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
 
 
 def _start(
-    scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType | Place
+    scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType | Callsite
 ) -> Context[T]:
     made_by = getattr(manager, "func", None)  # a function under contextlib.asynccontextmanager
     name: str = getattr(made_by, "__qualname__", type(manager).__qualname__)
@@ -153,7 +153,7 @@ def _start(
     return context
 
 
-def _scope_for(scope: Scope, name: str, frame: FrameType | Place) -> Scope:
+def _scope_for(scope: Scope, name: str, frame: FrameType | Callsite) -> Scope:
     """Open the scope of a context: not work, and closed after its parent's services."""
     from quiesce.core.scope import Scope as Plain  # noqa: PLC0415 - which imports this module
 
@@ -169,13 +169,13 @@ def _scope_for(scope: Scope, name: str, frame: FrameType | Place) -> Scope:
 async def _abandon(scope: Scope, context: Context[Any]) -> None:
     """Leave a context for a caller that was cancelled already."""
     context.give_up()
-    closing = close(scope, context, scope._backend.clock() + scope._cleanup)
+    closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.wait_shielded()
 
 
-async def leave(scope: Scope, context: Context[Any]) -> None:
+async def leave_context(scope: Scope, context: Context[Any]) -> None:
     """Leave a context, and wait for it; cancellation is passed on when it has been left."""
-    closing = close(scope, context, scope._backend.clock() + scope._cleanup)
+    closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.outlast()
 
 
@@ -187,13 +187,13 @@ async def leave_early(scope: Scope, entered: object) -> None:
     else:
         message = f"scope {scope.name!r} has not entered {entered!r}, or has left it already"
         raise UsageError(message)
-    await leave(scope, context)
+    await leave_context(scope, context)
     outcome = context.host.outcome
     if outcome is not None and outcome.error is not None:
         raise outcome.error
 
 
-def close(scope: Scope, context: Context[Any], join_by: float) -> Closing:
+def close_context(scope: Scope, context: Context[Any], join_by: float) -> Closing:
     """Begin to leave a context: its own scope does so, as a child of `scope`."""
     if context.node._closing is None:
         scope._children[context.node] = None

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
 
-from quiesce.core.node import State, current
+from quiesce.core.tree import ScopeState, current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quiesce.core.hold import Held
-    from quiesce.core.node import Node
     from quiesce.core.scope import Scope
+    from quiesce.core.tree import TreeNode
 
 __all__ = ["current_scope", "detached"]
 
@@ -22,9 +22,9 @@ __all__ = ["current_scope", "detached"]
 class Stopping(threading.local):
     """The scope whose close cancels something in this very step, in each thread."""
 
-    node: Node | None = None
+    node: TreeNode | None = None
 
-    def stop(self, node: Node, held: Held, *, force: bool = False) -> float | None:
+    def stop(self, node: TreeNode, held: Held, *, force: bool = False) -> float | None:
         """Ask something that a scope holds to end: see `Held._stop`."""
         before, self.node = self.node, node
         try:
@@ -42,7 +42,7 @@ is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
 def current_scope() -> Scope | None:
     """Return the innermost open scope around the running code, or None."""
     node = current.get()
-    while node is not None and node._state is State.CLOSED:
+    while node is not None and node._state is ScopeState.CLOSED:
         node = node._parent
     return cast("Scope | None", node)
 
@@ -54,7 +54,7 @@ def place_for(scope: Scope) -> Scope:
     """
     node = current.get()
     hop = None if node is None else node._errand
-    if hop is None or hop is scope._errand or hop._state is State.CLOSED:
+    if hop is None or hop is scope._errand or hop._state is ScopeState.CLOSED:
         return scope
     if hop._loop is not scope._loop:
         return scope

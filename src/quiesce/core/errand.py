@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from quiesce.core.light import LightScope, Model
+from quiesce.core.light_scope import LightScope, Model
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from quiesce.core.closing import Closing
-    from quiesce.core.node import Node
     from quiesce.core.scope import Scope
+    from quiesce.core.tree import TreeNode
 
 __all__: list[str] = []
 
@@ -33,7 +33,7 @@ class Errand(LightScope):
 
     __slots__ = ("_hop",)
 
-    def __init__(self, parent: Scope, hop: Node) -> None:
+    def __init__(self, parent: Scope, hop: TreeNode) -> None:
         """Open it below `parent`, held by the hop.
 
         *Raises*: `ScopeClosed` if either of the two accepts nothing more.
@@ -50,7 +50,7 @@ class Errand(LightScope):
         self._backend.soon(self._watch)
 
     @property
-    def _errand(self) -> Node | None:
+    def _errand(self) -> TreeNode | None:
         return self._hop
 
     def _watch(self) -> None:

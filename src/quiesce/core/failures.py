@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.node import Node, State, logger
+from quiesce.core.tree import ScopeState, TreeNode, logger
 
 if TYPE_CHECKING:
     from quiesce.core.scope import Scope
@@ -25,14 +25,14 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
             return
         caught = is_fatal(own)
         error = own if caught else error
-    Node._job_failed(scope, held, error)
+    TreeNode._job_failed(scope, held, error)
     fatal = is_fatal(error)
-    if scope._state is not State.CLOSED and (fatal or scope._on_error == "cancel"):
+    if scope._state is not ScopeState.CLOSED and (fatal or scope._on_error == "cancel"):
         scope._close(grace=0.0, cleanup=scope._cleanup)
         if scope._body is not None:
             scope._body.interrupt()
     if fatal:
-        node: Node | None = scope
+        node: TreeNode | None = scope
         raised = False
         while node is not None:
             node._fatal = error
@@ -49,7 +49,7 @@ def apply_later(scope: Scope, held: Any, error: BaseException) -> bool:
     The collector chooses neither the thread nor the step, which may be in the middle of a change of
     ours: so the function is called in the loop's next turn, or by the closing if that is earlier.
     """
-    if scope._state is State.CLOSED or not has_function(scope, error):
+    if scope._state is ScopeState.CLOSED or not has_function(scope, error):
         return False
     scope._unheard.append((held, error))  # so it lives on: its finalizer has run, that is all
     told = scope._backend.post(hear, scope)

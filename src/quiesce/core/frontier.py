@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quiesce.core import callsites
 from quiesce.core import report as reports
-from quiesce.core import sites
-from quiesce.core.node import Node
+from quiesce.core.tree import TreeNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ class FrontierEntry:
         parts = [f"{kind} {self.name}", f"{self.age:.1f} s", reports.started(self.where)]
         if self.waiting_on is not None:
             parts.append(f"waiting at {self.waiting_on}")
-        parts += [f"{key}={reports.text(value)}" for key, value in self.details.items()]
+        parts += [f"{key}={reports.text_of_value(value)}" for key, value in self.details.items()]
         return " · ".join(parts)
 
     def to_json(self) -> dict[str, object]:
@@ -56,7 +56,7 @@ class FrontierEntry:
             "where": self.where,
             "waiting_on": self.waiting_on,
             "service": self.service,
-            "details": {key: reports.plain(value) for key, value in self.details.items()},
+            "details": {key: reports.plain_json(value) for key, value in self.details.items()},
             "children": [child.to_json() for child in self.children],
         }
 
@@ -116,17 +116,17 @@ def _draw(entries: tuple[FrontierEntry, ...], margin: str = "") -> Iterator[str]
         yield from _draw(entry.children, margin + ("   " if last else "│  "))
 
 
-def look(node: Node) -> Frontier:
+def take_frontier(node: TreeNode) -> Frontier:
     """Take the frontier of a node."""
     return Frontier(node.name, node._state.value, _entries(node, node._backend.clock()))
 
 
-def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
+def _entries(node: TreeNode, now: float) -> tuple[FrontierEntry, ...]:
     found = [
         _entry(held, now, service=service)
         for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
         for held in list(table.values())
-        if not isinstance(held, Node)
+        if not isinstance(held, TreeNode)
     ]
     below = dict.fromkeys(
         (*node._children, *node._quiet, *(context.node for context in node._contexts))
@@ -134,7 +134,7 @@ def _entries(node: Node, now: float) -> tuple[FrontierEntry, ...]:
     return (*found, *(_scope_entry(child, now) for child in below))
 
 
-def _scope_entry(node: Node, now: float) -> FrontierEntry:
+def _scope_entry(node: TreeNode, now: float) -> FrontierEntry:
     return FrontierEntry(
         node.kind, node.name, now - node.since, node.where, None,
         service=not node._counts, details=node.details, children=_entries(node, now), is_scope=True,
@@ -144,6 +144,6 @@ def _scope_entry(node: Node, now: float) -> FrontierEntry:
 def _entry(held: Held, now: float, *, service: bool) -> FrontierEntry:
     return FrontierEntry(
         held.kind, held.name, now - held.since, held.where,
-        sites.waiting_on(held._chain()), service, held.details,
+        callsites.waiting_on(held._chain()), service, held.details,
         declared_as=getattr(held, "_declared_as", None),
     )  # fmt: skip

@@ -11,13 +11,13 @@ from asyncio.events import _get_running_loop
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
-from quiesce.core import sites
+from quiesce.core import callsites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import CodeType, TracebackType
 
-    from quiesce.core.node import Node
+    from quiesce.core.tree import TreeNode
 
 __all__ = ["Hold"]
 
@@ -50,7 +50,7 @@ class Resource(Protocol):
     def _gone(self) -> None:
         """Record that the scope is closed, and wake the tasks of others that still wait."""
 
-    def _move(self, node: Node) -> None:
+    def _move(self, node: TreeNode) -> None:
         """Belong to another node from now on."""
 
 
@@ -80,10 +80,10 @@ class Held(Protocol):
     def _swallowed(self) -> bool:
         """Return whether it was asked to end and visibly went on as if it had not been."""
 
-    def _chain(self) -> list[sites.Frame]:
+    def _chain(self) -> list[callsites.Frame]:
         """List the frames it is in, outermost first."""
 
-    def _move(self, node: Node) -> None:
+    def _move(self, node: TreeNode) -> None:
         """Belong to another node from now on."""
 
     def _reclassify(self) -> None:
@@ -119,7 +119,7 @@ class Described:
     @property
     def where(self) -> str | None:
         """The file and line that made it."""
-        return sites.describe(self._code, self._offset)
+        return callsites.describe(self._code, self._offset)
 
 
 class Hold(Described):
@@ -140,7 +140,7 @@ class Hold(Described):
 
     def __init__(
         self,
-        node: Node,
+        node: TreeNode,
         kind: str,
         name: str,
         details: Mapping[str, object],
@@ -149,7 +149,7 @@ class Hold(Described):
         on_stop: Callable[[], object] | None = None,
     ) -> None:
         """Describe it; the scope inserts it in the same step."""
-        self._node: Node = node
+        self._node: TreeNode = node
         self._kind = kind
         self._name = name
         self._since: float = node._backend.clock()
@@ -210,10 +210,10 @@ class Hold(Described):
     def _swallowed(self) -> bool:
         return False
 
-    def _chain(self) -> list[sites.Frame]:
+    def _chain(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: Node) -> None:
+    def _move(self, node: TreeNode) -> None:
         self._node = node
 
     def _reclassify(self) -> None:

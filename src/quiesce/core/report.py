@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from quiesce.core.hold import Held
 
-__all__ = ["Ended", "Report"]
+__all__ = ["Report", "ReportEntry"]
 
 _LINES_MAX = 20  # of each sort, in the readable form; to_json() has all
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ReportEntry:
     """One thing in a report."""
 
     kind: str
@@ -35,10 +35,10 @@ class Ended:
     def __str__(self) -> str:
         """Return one line, and the stack below it if there is one."""
         line = f"{self.kind} {self.name} · {self.age:.2f} s · {started(self.where)}"
-        shown = {key: text(plain(value)) for key, value in self.details.items()}
+        shown = {key: text_of_value(plain_json(value)) for key, value in self.details.items()}
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
-            line += f" · {type(self.error).__name__}: {text(self.error)}"
+            line += f" · {type(self.error).__name__}: {text_of_value(self.error)}"
         return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
 
     def to_json(self) -> dict[str, object]:
@@ -49,8 +49,8 @@ class Ended:
             "scope": self.scope,
             "where": self.where,
             "age": self.age,
-            "details": {key: plain(value) for key, value in self.details.items()},
-            "error": None if self.error is None else plain(self.error),
+            "details": {key: plain_json(value) for key, value in self.details.items()},
+            "error": None if self.error is None else plain_json(self.error),
             "stack": list(self.stack),
         }
 
@@ -60,14 +60,14 @@ def started(where: str | None) -> str:
     return f"started {where or 'at a place that is not known'}"
 
 
-def plain(value: object) -> object:
+def plain_json(value: object) -> object:
     """Return a detail as JSON has it, whatever it is."""
     if isinstance(value, str | int | float | bool | None):
         return value
-    return text(value, repr)
+    return text_of_value(value, repr)
 
 
-def text(value: object, make: Callable[[object], str] = str) -> str:
+def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
     """Return the text of a user's value, which may fail to give one."""
     try:
         return make(value)
@@ -75,17 +75,17 @@ def text(value: object, make: Callable[[object], str] = str) -> str:
         return f"<{type(value).__name__}, whose {make.__name__} raised {type(error).__name__}>"
 
 
-def ended(
+def report_entry(
     held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
-) -> Ended:
+) -> ReportEntry:
     """Describe something held, as it is now."""
     frames = tuple(str(frame) for frame in held._chain()) if stack else ()
-    return Ended(
+    return ReportEntry(
         held.kind, held.name, scope, held.where, now - held.since, held.details, error, frames
     )
 
 
-class Items(Sequence[Ended]):
+class Items(Sequence[ReportEntry]):
     """A sequence that equals any other with the same items."""
 
     __slots__ = ()
@@ -118,13 +118,13 @@ class Cut(Items):
         return len(self._held)
 
     @overload
-    def __getitem__(self, index: int) -> Ended: ...
+    def __getitem__(self, index: int) -> ReportEntry: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
-    def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
+    def __getitem__(self, index: slice) -> tuple[ReportEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> ReportEntry | tuple[ReportEntry, ...]:
         if isinstance(index, slice):
-            return tuple(ended(held, self._scope, self._now) for held in self._held[index])
-        return ended(self._held[index], self._scope, self._now)
+            return tuple(report_entry(held, self._scope, self._now) for held in self._held[index])
+        return report_entry(self._held[index], self._scope, self._now)
 
 
 class Chained(Items):
@@ -132,11 +132,11 @@ class Chained(Items):
 
     __slots__ = ("_parts", "_whole")
 
-    def __init__(self, parts: Sequence[Sequence[Ended]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[ReportEntry]]) -> None:
         self._parts = parts
-        self._whole: tuple[Ended, ...] | None = None
+        self._whole: tuple[ReportEntry, ...] | None = None
 
-    def _all(self) -> tuple[Ended, ...]:
+    def _all(self) -> tuple[ReportEntry, ...]:
         if self._whole is None:
             self._whole = tuple(item for part in self._parts for item in part)
         return self._whole
@@ -145,14 +145,16 @@ class Chained(Items):
         return sum(len(part) for part in self._parts)
 
     @overload
-    def __getitem__(self, index: int) -> Ended: ...
+    def __getitem__(self, index: int) -> ReportEntry: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Ended, ...]: ...
-    def __getitem__(self, index: int | slice) -> Ended | tuple[Ended, ...]:
+    def __getitem__(self, index: slice) -> tuple[ReportEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> ReportEntry | tuple[ReportEntry, ...]:
         return self._all()[index]
 
 
-def chain(own: Sequence[Ended], others: Sequence[Sequence[Ended]]) -> Sequence[Ended]:
+def chain_items(
+    own: Sequence[ReportEntry], others: Sequence[Sequence[ReportEntry]]
+) -> Sequence[ReportEntry]:
     """Join a scope's own items with those of its children, reading none of them."""
     filled = [part for part in others if part]
     if filled:
@@ -172,13 +174,13 @@ class Report:
     """Jobs that ran to their end."""
     withdrawn: int
     """Jobs that were cancelled on request, before the closing: not lost."""
-    cancelled: Sequence[Ended]
+    cancelled: Sequence[ReportEntry]
     """Jobs that the closing cut short."""
-    failed: Sequence[Ended]
+    failed: Sequence[ReportEntry]
     """Jobs that raised, each with its `error`."""
-    undelivered: Sequence[Ended]
+    undelivered: Sequence[ReportEntry]
     """Holds that nobody released."""
-    stuck: Sequence[Ended]
+    stuck: Sequence[ReportEntry]
     """What did not end by the deadline, each with its `stack`."""
     handed_over: int = 0
     """What was given to another scope, still running.
@@ -227,7 +229,7 @@ class Report:
         verdict = "nothing lost" if self.ok else "WORK LOST"
         lines = [f"scope {self.scope!r} closed in {self.seconds:.2f} s, {verdict}: {said}"]
         for word in ("failed", "cancelled", "undelivered", "stuck"):
-            items: Sequence[Ended] = getattr(self, word)
+            items: Sequence[ReportEntry] = getattr(self, word)
             for item in items[:_LINES_MAX]:
                 lines += [f"  {word}: {item}".replace("\n", "\n  ")]
             if len(items) > _LINES_MAX:

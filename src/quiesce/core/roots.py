@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quiesce.core.backends import Backend
-    from quiesce.core.node import Node
+    from quiesce.core.tree import TreeNode
 
 
-class Roots(Collection["Node"]):
+class Roots(Collection["TreeNode"]):
     """The scopes of all event loops, each of which changes only its own set."""
 
     def __init__(self) -> None:
-        self._by_loop: dict[object, tuple[Backend, set[Node]]] = {}
+        self._by_loop: dict[object, tuple[Backend, set[TreeNode]]] = {}
 
-    def add(self, node: Node) -> None:
+    def add(self, node: TreeNode) -> None:
         """Keep an open scope, and all that hangs on it, from being collected.
 
         The first scope of an event loop prunes.
@@ -34,7 +34,7 @@ class Roots(Collection["Node"]):
             if not backend.alive():
                 self._by_loop.pop(loop, None)
 
-    def discard(self, node: Node) -> None:
+    def discard(self, node: TreeNode) -> None:
         """Drop a scope that is closed."""
         loop = node._backend.loop
         entry = self._by_loop.get(loop)
@@ -51,7 +51,7 @@ class Roots(Collection["Node"]):
         """Return whether a scope is kept."""
         return any(node in nodes for _, nodes in list(self._by_loop.values()))
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[TreeNode]:
         """Iterate over a copy, which may be made in any thread."""
         return iter([node for _, nodes in list(self._by_loop.values()) for node in list(nodes)])
 

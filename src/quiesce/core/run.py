@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple,
 
 import anyio
 
-from quiesce.core import arguments, callers, staying
+from quiesce.core import arguments, close_callers, exit_threads
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
@@ -107,7 +107,7 @@ def run(
     coro: Any = main(*args)
     if not iscoroutine(coro):
         coro = arguments.coroutine(main, coro)
-    program = Program(coro, drain, cleanup, service=service)
+    program = ProgramRun(coro, drain, cleanup, service=service)
     before = {which: signal.getsignal(which) for which in _SIGNALS}
     try:
         start(program.supervise)
@@ -135,7 +135,7 @@ def _runner(backend: str) -> Callable[[Callable[[], Coroutine[Any, Any, None]]],
     return lambda supervise: asyncio.run(supervise())
 
 
-class Program:
+class ProgramRun:
     """One run of one program."""
 
     def __init__(
@@ -197,16 +197,16 @@ class Program:
     def _on_signal(self, which: signal.Signals) -> None:
         if self._signals == 1:
             self._turn.set()
-            tell(
+            write_stderr(
                 f"{which.name}: draining for up to {self._drain:g} s "
                 "(a second signal cancels what is left, a third leaves at once)"
             )
-            tell(self._in_flight())
+            write_stderr(self._in_flight())
         elif self._signals == 2:  # noqa: PLR2004 - the second signal
-            callers.begin(self._scope, 0.0, self._cleanup)
-            tell(f"{which.name}: cancelling what is left:\n{self._in_flight()}")
+            close_callers.begin_close(self._scope, 0.0, self._cleanup)
+            write_stderr(f"{which.name}: cancelling what is left:\n{self._in_flight()}")
         else:
-            tell(f"{which.name}: leaving at once, with:\n{self._in_flight()}")
+            write_stderr(f"{which.name}: leaving at once, with:\n{self._in_flight()}")
             self._leave(_EXIT_BY_SIGNAL + which)
 
     def _in_flight(self) -> str:
@@ -227,12 +227,12 @@ class Program:
             names = ", ".join(f"{entry.kind} {entry.name}" for entry in work[:_NAMES_MAX])
             more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
             if work:
-                tell(f"{max(0, left):g} s left, {len(work)} in flight: {names}{more}")
+                write_stderr(f"{max(0, left):g} s left, {len(work)} in flight: {names}{more}")
 
     def _tell_report(self, report: Report) -> None:
-        staying.watch()
+        exit_threads.watch_exit_threads()
         if self._signals or not report.ok:
-            tell(str(report))
+            write_stderr(str(report))
 
     def result(self) -> Any:
         """Return what `main` gave, or raise what is to be told of this run."""
@@ -255,7 +255,7 @@ class Program:
         os._exit(code)
 
 
-def tell(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write something to the standard error, if there is one."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # it is closed: the drain goes on without it

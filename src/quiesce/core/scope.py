@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, TypeVa
 
 from quiesce.core import (
     arguments,
-    block,
-    callers,
+    block_end,
+    close_callers,
     contexts,
     failures,
     frontier,
@@ -22,10 +22,10 @@ from quiesce.core import (
 from quiesce.core.backends import running_backend
 from quiesce.core.closing import Closing
 from quiesce.core.current import current_scope, place_for
-from quiesce.core.gate import Gate
 from quiesce.core.hold import Hold
-from quiesce.core.node import Node, State, current
+from quiesce.core.latch import Latch
 from quiesce.core.roots import roots
+from quiesce.core.tree import ScopeState, TreeNode, current
 from quiesce.errors import DuplicateKey, UsageError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from quiesce.core.backends import Body
+    from quiesce.core.callsites import Callsite
     from quiesce.core.frontier import Frontier
     from quiesce.core.job import Job
     from quiesce.core.report import Report
-    from quiesce.core.sites import Place
 
     ErrorPolicy = Literal["collect", "cancel"] | Callable[[Job[Any], BaseException], object]
 
@@ -48,11 +48,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")
 
-_OPEN = State.OPEN  # a plain global is quicker than an attribute of an enum
+_OPEN = ScopeState.OPEN  # a plain global is quicker than an attribute of an enum
 _getframe = sys._getframe
 
 
-class Scope(Node):
+class Scope(TreeNode):
     """The owner of everything in flight in one part of a program.
 
     ```python
@@ -107,7 +107,7 @@ class Scope(Node):
     ) -> None:
         """Describe a scope; it is opened by `async with`, or by `await Scope.open(...)`."""
         super().__init__(name)
-        arguments.text("name", name)
+        arguments.check_text("name", name)
         self._wants_adoption = adopt
         self._services_given = arguments.patterns("services", services)
         self._on_error = arguments.policy(on_error)
@@ -115,7 +115,7 @@ class Scope(Node):
         self._within = None if within is None else arguments.seconds("within", within)
         self._cleanup = arguments.seconds("cleanup", cleanup)
         self._reason: BaseException | None = None
-        self._token: Token[Node | None] | None = None
+        self._token: Token[TreeNode | None] | None = None
         self._body: Body | None = None
         self._context: contexts.Context[Any] | None = None
         self._unadopt: Callable[[], None] | None = None
@@ -146,8 +146,8 @@ class Scope(Node):
         scope._open(self, _getframe(1))
         return scope
 
-    def _open(self, parent: Node | None, frame: FrameType | Place) -> None:
-        if self._state is not State.NEW:
+    def _open(self, parent: TreeNode | None, frame: FrameType | Callsite) -> None:
+        if self._state is not ScopeState.NEW:
             message = f"scope {self.name!r} was opened before: make a new one"
             raise UsageError(message)
         if parent is not None:
@@ -157,14 +157,14 @@ class Scope(Node):
             raise UsageError(message)
         self._backend = running_backend() if parent is None else parent._backend
         self._loop, self._start = self._backend.loop, self._backend.start
-        self._closing_gate = Gate(self._backend)
+        self._closing_gate = Latch(self._backend)
         if self._wants_adoption:
             self._unadopt = self._backend.adopt()
         self._since = self._backend.clock()
         self._code, self._offset = frame.f_code, frame.f_lasti
-        self._state = State.OPEN
+        self._state = ScopeState.OPEN
         self._attach(parent)
-        if self._state is State.DRAINING:
+        if self._state is ScopeState.DRAINING:
             self._closing_gate.open()
         if parent is None:
             roots.add(self)
@@ -242,8 +242,8 @@ class Scope(Node):
         *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
         """
         self._admit()
-        arguments.text("kind", kind)
-        arguments.text("name", name)
+        arguments.check_text("kind", kind)
+        arguments.check_text("name", name)
         frame = _getframe(1)
         place = place_for(self)
         hold = Hold(place, kind, name, details, frame.f_code, frame.f_lasti)
@@ -322,7 +322,7 @@ class Scope(Node):
     def frontier(self) -> Frontier:
         """List what is in flight: what, since when, started where, waiting on what."""
         self._check_opened()
-        return frontier.look(self)
+        return frontier.take_frontier(self)
 
     async def idle(self) -> None:
         """Wait until nothing is in flight, here or in child scopes, services apart.
@@ -385,8 +385,10 @@ class Scope(Node):
         *Raises*: nothing of what the jobs raised; that is in the report.
         """
         grace = math.inf if within is None else arguments.seconds("within", within)
-        closing, early = callers.begin(self, grace, arguments.seconds("cleanup", cleanup))
-        return await callers.join(self, closing, early=early, patient=True)
+        closing, early = close_callers.begin_close(
+            self, grace, arguments.seconds("cleanup", cleanup)
+        )
+        return await close_callers.join_close(self, closing, early=early, patient=True)
 
     async def aclose(self, within: float = 5.0) -> Report:
         """Cancel everything in flight, and wait for its end, `within` seconds at most.
@@ -399,8 +401,8 @@ class Scope(Node):
 
         *Raises*: nothing of what the jobs raised; that is in the report.
         """
-        closing, early = callers.begin(self, 0.0, arguments.seconds("within", within))
-        return await callers.join(self, closing, early=early, patient=False)
+        closing, early = close_callers.begin_close(self, 0.0, arguments.seconds("within", within))
+        return await close_callers.join_close(self, closing, early=early, patient=False)
 
     def _close(
         self, *, grace: float, cleanup: float, join_by: float = math.inf, by_parent: bool = False
@@ -411,7 +413,7 @@ class Scope(Node):
             closing = self._closing = Closing(self, by_parent=by_parent)
             self._mark_draining(self, deep=self._leftovers != "parent")  # those may go on
         closing.by_parent = closing.by_parent or by_parent
-        if self._state is not State.CLOSED:
+        if self._state is not ScopeState.CLOSED:
             closing.tighten(grace=grace, cleanup=cleanup, join_by=join_by)
         if not begun:
             closing.start()
@@ -420,7 +422,7 @@ class Scope(Node):
     def _close_with_parent(self, join_by: float) -> Closing:
         return self._close(grace=0.0, cleanup=math.inf, join_by=join_by, by_parent=True)
 
-    def _mark_draining(self, root: Node, *, deep: bool = True) -> None:
+    def _mark_draining(self, root: TreeNode, *, deep: bool = True) -> None:
         super()._mark_draining(root, deep=deep)
         self._closing_gate.open()
 
@@ -448,15 +450,15 @@ class Scope(Node):
         limit = math.inf if self._within is None else self._within
         # A body that was cancelled, and has swallowed it, was told to stop all the same.
         stop = exc is not None or self._backend.cancellations() > self._cancellations
-        closing, early = callers.begin(self, 0.0 if stop else limit, self._cleanup)
+        closing, early = close_callers.begin_close(self, 0.0 if stop else limit, self._cleanup)
         try:
-            report = await callers.join(self, closing, early=early, patient=exc is None)
+            report = await close_callers.join_close(self, closing, early=early, patient=exc is None)
         except self._backend.cancelled as cancellation:
             if closing.has_result(early=early):  # else it could not wait for it: see callers.py
-                block.end(self, closing.result(early=early), cancellation)
+                block_end.end_block(self, closing.result(early=early), cancellation)
             raise
         late, gave_up = closing.expired and not by_hand, self._gave_up and not by_hand
-        block.end(self, report, exc, late=late, gave_up=gave_up)
+        block_end.end_block(self, report, exc, late=late, gave_up=gave_up)
 
     def _leave_context(self) -> None:
         if self._token is not None:
@@ -481,8 +483,8 @@ class Scope(Node):
 
     def __del__(self) -> None:
         """Complain of a scope that nobody closed before its event loop ended."""
-        state = getattr(self, "_state", State.NEW)  # or the constructor has raised
-        if state not in {State.NEW, State.CLOSED} and self._parent is None:
+        state = getattr(self, "_state", ScopeState.NEW)  # or the constructor has raised
+        if state not in {ScopeState.NEW, ScopeState.CLOSED} and self._parent is None:
             message = f"scope {self.name!r}, opened at {self.where}, was never closed"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 

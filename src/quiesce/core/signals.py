@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core import exits
+from quiesce.core import process_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +39,7 @@ def heard(
         post: Calls a function in the event loop, soon; it may be called at any moment.
         call: Is posted.
         numbers: The signals.
-        sets_exit_code: Whether the exit code is to tell that work was lost, if `exits.lost()` was called when the
+        sets_exit_code: Whether the exit code is to tell that work was lost, if `process_exit.lost()` was called when the
             block ends. uvicorn ends by each SIGTERM that its own handler has seen, which leaves no exit code: so
             it is stopped by its switch, and its handler sees the signal when the block ends and nothing was lost.
     """
@@ -89,7 +89,7 @@ class _Handler:
         """Pass a signal that stopped the server on to its own handler, unless the exit code has to tell of a loss."""
         if self._is_owed and not any(entry[2] for entry in self.entries):
             self._is_owed = False
-            if not exits.is_lost():
+            if not process_exit.is_lost():
                 self.__wrapped__(self._number, None)
 
     def tell(self) -> None:

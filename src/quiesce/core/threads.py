@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio.to_thread
 
-from quiesce.core import arguments, sites
+from quiesce.core import arguments, callsites
 from quiesce.core.hold import NOTHING, Fate, Hold
-from quiesce.core.node import acting
+from quiesce.core.tree import acting
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import CodeType, FrameType
 
-    from quiesce.core.node import Node
     from quiesce.core.scope import Scope
+    from quiesce.core.tree import TreeNode
 
 T = TypeVar("T")
 
@@ -31,19 +31,19 @@ class ThreadHold(Hold):
 
     _fate: ClassVar[Fate] = "stuck"
 
-    def __init__(self, node: Node, name: str, code: CodeType | None, offset: int) -> None:
+    def __init__(self, node: TreeNode, name: str, code: CodeType | None, offset: int) -> None:
         super().__init__(node, "thread", name, NOTHING, code, offset)
         self.ident: int | None = None
 
-    def _chain(self) -> list[sites.Frame]:
-        return sites.thread_chain(self.ident)
+    def _chain(self) -> list[callsites.Frame]:
+        return callsites.thread_chain(self.ident)
 
 
 async def run_in_thread(
     scope: Scope, fn: Callable[..., T], args: tuple[Any, ...], frame: FrameType
 ) -> T:
     """Run `fn` in a thread, held until it has really returned, whoever waits for it."""
-    place = sites.starter(frame, scope._backend.current())
+    place = callsites.starting_code(frame, scope._backend.current())
     hold = ThreadHold(scope, arguments.name_of(fn), place.f_code, place.f_lasti)
     begin = [hold]  # whoever takes it out decides: the thread that begins, or we, leaving
     failed: list[BaseException] = []  # until somebody takes it: we, or the report
@@ -109,13 +109,13 @@ def call_from_thread(
         message = "from_thread() is for other threads; here, call or await the function itself"
         raise UsageError(message)
     caller = by_thread.get(threading.get_ident())  # a thread of a scope's own, perhaps
-    call = Call(scope, lambda: fn(*args, **options), repr(fn), caller)
+    call = ThreadCall(scope, lambda: fn(*args, **options), repr(fn), caller)
     if not scope._backend.post(call.begin):
         raise _gone(scope)
     return call.future
 
 
-class Call:
+class ThreadCall:
     """One call from another thread."""
 
     def __init__(

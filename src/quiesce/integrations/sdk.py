@@ -13,7 +13,7 @@ __all__: list[str] = []
 Version = tuple[int, ...]
 
 
-def parsed(text: str) -> Version:
+def version_numbers(text: str) -> Version:
     """Return the numbers of a version, without what follows them (`rc1`, `.dev0`, `+local`)."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
@@ -37,13 +37,13 @@ def require(distribution: str, *, extra: str, oldest: str) -> Version:
     except metadata.PackageNotFoundError:
         message = f"quiesce.integrations.{extra} needs {wanted}, and it is not installed: {advice}"
         raise SdkMissing(message, name=distribution) from None
-    if parsed(version) < parsed(oldest):
+    if version_numbers(version) < version_numbers(oldest):
         message = (
             f"quiesce.integrations.{extra} needs {wanted}, and {version} is installed:"
             f" {advice} --upgrade"
         )
         raise SdkMissing(message, name=distribution)
-    return parsed(version)
+    return version_numbers(version)
 
 
 def unknown(distribution: str, what: str) -> NoReturn:

@@ -1,18 +1,28 @@
-"""What makes a leak fail a test: `guard`, `sweep`, `plant`, `escapes`, and time that jumps."""
+"""What makes a leak fail a test: `guard`, `sweep`, `plant`, `escapes`, and time that jumps.
+
+The modules, in reading order:
+
+- `clock`: virtual time, and an order of tasks that a seed decides.
+- `loop_steps`: which callback of an event loop is a step of a task.
+- `leaks`: `guard`: what is left behind.
+- `sweeps`: `sweep`: cancel a scenario at each of its suspensions.
+- `plants`: `plant`: work in flight that a shutdown has to drain or to name.
+- `escaping`: `escapes`: where work leaves a hop.
+"""
 
 from __future__ import annotations
 
 from quiesce.errors import EscapeError, GateFailed, LeakError, SweepFailed
 from quiesce.testing.clock import VirtualLoop, run
-from quiesce.testing.departures import Escape, Escapes
-from quiesce.testing.escaping import escapes
-from quiesce.testing.findings import Finding
-from quiesce.testing.gate import Gate, GateRow, assert_gate
-from quiesce.testing.guarding import guard
-from quiesce.testing.planting import PLANTS, Planted, plant
+from quiesce.testing.escaping.escape_report import Escape, Escapes
+from quiesce.testing.escaping.escapes import escapes
+from quiesce.testing.leaks.findings import Finding
+from quiesce.testing.leaks.guard import guard
+from quiesce.testing.plants.planting import PLANTS, Planted, plant
+from quiesce.testing.plants.shutdown_gate import Gate, GateRow, assert_gate
 from quiesce.testing.sweeps.record import Fault, Hit
 from quiesce.testing.sweeps.result import Sweep, SweepFailure
-from quiesce.testing.sweeps.sweeping import sweep
+from quiesce.testing.sweeps.sweep_runs import sweep
 
 __all__ = [
     "PLANTS",

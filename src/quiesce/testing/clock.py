@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.testing.steps import task_of
+from quiesce.testing.loop_steps import stepped_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -73,7 +73,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
     def _shuffle(self, order: random.Random) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]  # not in the stubs
         callbacks = [handle._callback for handle in ready]  # there is no public way
-        places = [i for i, callback in enumerate(callbacks) if task_of(callback) is not None]
+        places = [i for i, callback in enumerate(callbacks) if stepped_task(callback) is not None]
         if len(places) > 1:
             handles = [ready[i] for i in places]
             order.shuffle(handles)
@@ -122,7 +122,7 @@ def run(
         ArgumentError: uvloop has neither a mock clock nor a seed.
         UsageError: The package of the backend is missing, or this version cannot be seeded.
     """
-    check(backend, clock, seed)
+    check_run(backend, clock, seed)
     try:
         if backend == "trio":
             return _run_trio(fn, args, clock, seed)
@@ -155,7 +155,7 @@ def _run_trio(
         return trio.run(fn, *args, clock=mock)
 
 
-def check(backend: Backend, clock: Clock, seed: int | None) -> None:
+def check_run(backend: Backend, clock: Clock, seed: int | None) -> None:
     """Refuse what cannot be, before anything runs."""
     if backend not in BACKENDS:
         message = f"backend is one of {', '.join(BACKENDS)}, not {backend!r}"

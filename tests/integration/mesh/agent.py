@@ -26,7 +26,7 @@ import uvicorn
 
 import quiesce
 from quiesce.mesh import CascadeCancelled, Node, Patience, current_hop
-from quiesce.mesh.http import Http
+from quiesce.mesh.transport.http_transport import HttpTransport
 from tests.integration.mesh.orders import Orders
 from tests.integration.mesh.patterns import Job, Ways
 from tests.integration.mesh.plans import BARE, SENDING, Plan
@@ -96,7 +96,7 @@ class Agent:
                 url=config.url,
                 journal=None if config.kind == "brief" else self.journal,
                 peers=[url for name, url in config.peers.items() if config.kinds[name] != "opaque"],
-                transport=Http(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
+                transport=HttpTransport(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
                 patience=Patience(**config.patience),  # type: ignore[arg-type]  # one is an int
                 services=["*"] if config.mutant == "declared" else (),
             )  # fmt: skip

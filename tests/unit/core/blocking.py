@@ -11,7 +11,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from quiesce.core import node
+from quiesce.core import graveyard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,5 +78,5 @@ async def buried(scope: Scope) -> None:
     A thread has returned before it can say so: that its function has ended is not enough.
     """
     with anyio.fail_after(PATIENCE_SECONDS):
-        while any(grave.name == scope.name for grave in node.graveyards):
+        while any(grave.name == scope.name for grave in graveyard.graveyards):
             await settled()

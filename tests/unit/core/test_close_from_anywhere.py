@@ -13,8 +13,8 @@ import pytest
 
 import quiesce
 from quiesce import Report, Scope
+from quiesce.core.graveyard import graveyards
 from quiesce.core.job import Outcome
-from quiesce.core.node import graveyards
 from tests.stress import Resource, Stubborn, lasting, turns
 
 if TYPE_CHECKING:

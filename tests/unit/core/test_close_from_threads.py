@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from quiesce import Report, Scope
-from quiesce.core.node import graveyards
+from quiesce.core.graveyard import graveyards
 
 PROMPT = 1.0
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from quiesce import Scope, current_scope
-from quiesce.core import known
+from quiesce.core import libraries
 from tests.unit.core.adoption_work import others
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
@@ -114,10 +114,10 @@ async def test_what_only_has_its_name_is_adopted(module: str, owner: str | None)
 def test_only_coroutines_are_looked_up() -> None:
     """Other awaitables, and a coroutine that has ended, are nobody's watcher."""
     coro = library("sse_starlette.sse")._shutdown_watcher(None, None)
-    assert known.is_process_wide(coro)
+    assert libraries.is_process_wide(coro)
     coro.close()
-    assert not known.is_process_wide(coro)
-    assert not known.is_process_wide(object())
+    assert not libraries.is_process_wide(coro)
+    assert not libraries.is_process_wide(object())
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_only_coroutines_are_looked_up() -> None:
 )
 def test_a_library_is_told_by_its_package(module: str | None, package: str) -> None:
     """Several libraries are below `google`: the agents of google-adk are not the clients of Google Cloud."""
-    assert known.package_of(module) == package
-    assert (package in known.HOUSEKEEPERS) == (package in {"asyncpg", "google.auth"})
+    assert libraries.package_of(module) == package
+    assert (package in libraries.HOUSEKEEPERS) == (package in {"asyncpg", "google.auth"})
 
 
 async def test_what_every_program_uses_has_no_name_to_be_declared_by() -> None:
     """A task that waits for an event is not a library's; one of a library, or of the program, has its name."""
     event = asyncio.Event()
     coro, own = event.wait(), library("unheard.pool")._shutdown_watcher(None, None)
-    assert known.full_name(coro) is None
-    assert known.full_name(own) == "unheard.pool._shutdown_watcher"
+    assert libraries.full_name(coro) is None
+    assert libraries.full_name(own) == "unheard.pool._shutdown_watcher"
     coro.close()
     own.close()

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from quiesce import Scope, UsageError
-from quiesce.core.light import LightScope, Model
-from quiesce.core.node import current
+from quiesce.core.light_scope import LightScope, Model
+from quiesce.core.tree import current
 from tests.stress import turns
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ async def _failure(scope: LightScope) -> None:
 async def _lost(scope: LightScope) -> None:
     from quiesce.core import report  # noqa: PLC0415 - only here
 
-    scope._lose([report.Ended("item", "x", "light", None, 0.0, {})], given_up=False)
+    scope._lose([report.ReportEntry("item", "x", "light", None, 0.0, {})], given_up=False)
 
 
 async def _closing(scope: LightScope) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from quiesce import Report, Scope, ScopeClosed, UsageError, current_scope
-from quiesce.core.light import LightScope, Model
+from quiesce.core.light_scope import LightScope, Model
 from tests.stress import Stubborn, turns
 
 on_asyncio = pytest.mark.backends("asyncio", "uvloop")

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from quiesce import JobCancelled, Scope, ScopeClosed, UsageError
-from quiesce.core.light import LightScope, Model
+from quiesce.core.light_scope import LightScope, Model
 from tests.stress import turns
 
 if TYPE_CHECKING:

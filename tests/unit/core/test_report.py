@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce import DrainTimeout, Ended, Report, Scope, WorkLost
+from quiesce import DrainTimeout, Report, ReportEntry, Scope, WorkLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ def report_of(**what: Any) -> Report:
     return Report(**{"scope": "made", "completed": 0, "withdrawn": 0, **empty, **what})
 
 
-def item(name: str = "x", **what: Any) -> Ended:
+def item(name: str = "x", **what: Any) -> ReportEntry:
     """Make something that ended."""
-    return Ended(**{"kind": "job", "scope": "made", "where": "app.py:1", "age": 1.0, "details": {},
+    return ReportEntry(**{"kind": "job", "scope": "made", "where": "app.py:1", "age": 1.0, "details": {},
                     "name": name, **what})  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_details_of_any_sort_are_plain_in_json() -> None:
     }  # fmt: skip
 
 
-async def cut(*, below: int) -> Sequence[Ended]:
+async def cut(*, below: int) -> Sequence[ReportEntry]:
     """Return the `cancelled` of a real report: 3 of the scope itself, the rest of child scopes."""
     scope = await Scope.open("cut")
     for number in range(3):

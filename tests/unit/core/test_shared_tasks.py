@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quiesce import Scope
-from quiesce.core.light import LightScope, Model
+from quiesce.core.light_scope import LightScope, Model
 from tests.stress import turns
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")

@@ -15,7 +15,7 @@ import pytest
 
 import quiesce
 from quiesce import Scope
-from quiesce.core import node
+from quiesce.core import graveyard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -176,7 +176,7 @@ async def test_nobody_needs_to_keep_a_hold() -> None:
     assert [entry.name for entry in scope.frontier()] == ["forgotten"]
     report = await scope.aclose(within=0.01)
     assert [item.name for item in report.undelivered] == ["forgotten"]
-    assert not node.graveyards, "a hold that nobody can release any more is kept for ever"
+    assert not graveyard.graveyards, "a hold that nobody can release any more is kept for ever"
 
 
 async def test_an_ended_job_is_let_go() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from quiesce import Scope
-from quiesce.core.backends.asyncio import AsyncioBackend
+from quiesce.core.backends.asyncio.backend import AsyncioBackend
 from quiesce.core.roots import roots
 from tests.stress import turns
 

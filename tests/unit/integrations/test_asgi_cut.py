@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from quiesce.core.node import graveyards
+from quiesce.core.graveyard import graveyards
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import SHORT, Call, ask, forever, living, lost, wrapped
 from tests.unit.mesh.meshing import until

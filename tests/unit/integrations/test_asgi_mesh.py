@@ -13,7 +13,7 @@ import quiesce
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import CascadeFront, Node, Settled
-from quiesce.mesh.transport import RECEIPTS
+from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import SHORT, Lifespan, ask, living, lost, plain, respond
 from tests.unit.mesh.meshing import NoRoom, World, here, until
@@ -262,7 +262,7 @@ async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCapt
             await respond(send)
             return
         await receive()
-        owner = quiesce.core.serving.drain_of_server.get()
+        owner = quiesce.core.server_drain.drain_of_server.get()
         assert owner is not None
         part.hold("task", "t1")
         owner.join("part", drain, part)

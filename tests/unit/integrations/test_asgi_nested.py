@@ -10,8 +10,8 @@ import pytest
 
 import quiesce
 from quiesce import Scope
-from quiesce.core.light import LightScope
-from quiesce.core.node import current
+from quiesce.core.light_scope import LightScope
+from quiesce.core.tree import current
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import Call, ask, living, lost, plain, respond, wrapped
 

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 import quiesce
-from quiesce.core.node import current
-from quiesce.integrations.asgi.request import RequestScope
+from quiesce.core.tree import current
+from quiesce.integrations.asgi.request_scope import RequestScope
 from tests.stress import CANCELLED, Stubborn, turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from quiesce.core import exits
+from quiesce.core import process_exit
 from quiesce.core.signals import heard
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
@@ -40,7 +40,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep the tests' own exit code, and their signal handlers."""
     before = {number: signal.getsignal(number) for number in (SIGTERM, SIGINT)}
     signal.signal(SIGTERM, signal.SIG_DFL)
-    monkeypatch.setattr(exits, "_lost", False)
+    monkeypatch.setattr(process_exit, "_lost", False)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -138,7 +138,7 @@ async def test_a_signal_stops_the_server_also_if_a_drain_was_begun_by_hand(when:
         signal.raise_signal(SIGTERM)
         await until(lambda: server.should_exit)
         assert app.report is not None
-    assert exits._lost
+    assert process_exit._lost
     assert lost(app) == {"cancelled": ["GET /"]}
 
 
@@ -299,7 +299,7 @@ async def test_the_exit_code_tells_of_a_loss(
             signal.raise_signal(SIGTERM)
             await until(lambda: server.should_exit)
     with counting_exits(monkeypatch) as seen:
-        exits.leave()
+        process_exit.exit_process()
     assert seen == codes
 
 
@@ -312,7 +312,7 @@ async def test_a_worker_of_a_server_tells_of_a_loss_without_a_signal(
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(Call(app).run)
         await turns()
-    assert exits._lost
+    assert process_exit._lost
 
 
 def test_elsewhere_than_in_the_main_thread_the_signal_is_the_servers() -> None:

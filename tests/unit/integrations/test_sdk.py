@@ -31,14 +31,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 )
 def test_a_version_is_its_numbers(text: str, numbers: tuple[int, ...]) -> None:
     """What follows the numbers does not count."""
-    assert sdk.parsed(text) == numbers
+    assert sdk.version_numbers(text) == numbers
 
 
 @pytest.mark.parametrize("version", ["0.8.1", "0.10.0", "1.0.0rc1"])
 def test_an_sdk_that_is_new_enough_is_taken(installed: dict[str, str], version: str) -> None:
     """The version comes back as numbers, which compare as versions do."""
     installed["an-sdk"] = version
-    assert sdk.require("an-sdk", extra="some", oldest="0.8.1") == sdk.parsed(version)
+    assert sdk.require("an-sdk", extra="some", oldest="0.8.1") == sdk.version_numbers(version)
 
 
 def test_an_sdk_that_is_not_there_is_named_with_what_to_install(installed: dict[str, str]) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import JournalBroken, QuiesceError, RemoteProtocolError
-from quiesce.mesh import frontier, journal, records, wire
-from quiesce.mesh.facts import (
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import (
     RAN,
     Begun,
     Cancelled,
@@ -30,12 +30,14 @@ from quiesce.mesh.facts import (
     Taken,
     Tallied,
 )
-from quiesce.mesh.receipt import Alone, pack
+from quiesce.mesh.protocol.receipt import Alone, pack
+from quiesce.mesh.runtime import progress
+from quiesce.mesh.store import journal, record_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
 
 BLOCK = 1000
 SECONDS_MAX = 1.0  # of the processor, for one input; none takes a tenth of it
@@ -196,19 +198,19 @@ def _bodies(name: str) -> tuple[bytes, ...]:
     return tuple(json.dumps(body, separators=(",", ":")).encode() for body in found)
 
 
-def _answer_again(found: wire.Answered) -> bool:
+def _answer_again(found: codec.Answered) -> bool:
     """Return whether it is the same but for the notes, for which a header has little room."""
-    text = wire.response_header(EDGE, found.answer, must_ask=found.must_ask)
-    again = wire.parse_response_header(text, EDGE)
+    text = codec.response_header(EDGE, found.answer, must_ask=found.must_ask)
+    again = codec.parse_response_header(text, EDGE)
     one, other = found.answer.receipt, again.answer.receipt
     if one is None or other is None:
         return again == found
-    return bool(wire.receipt_json(one) | {"notes": 0} == wire.receipt_json(other) | {"notes": 0})
+    return bool(codec.receipt_json(one) | {"notes": 0} == codec.receipt_json(other) | {"notes": 0})
 
 
 def _records() -> list[Record]:
     (receipt,) = {
-        wire.receipt_of(vector["receipt"])
+        codec.receipt_of(vector["receipt"])
         for vector in VECTORS["response_headers"]["right"]
         if vector["receipt"] is not None and "notes" in vector["receipt"]
     }
@@ -231,66 +233,66 @@ def _records() -> list[Record]:
 
 
 def _record_again(record: Record) -> bool:
-    line = records.line_of(record)
-    return records.line_of(_JOURNAL._record(2, line)) == line
+    line = record_format.record_line(record)
+    return record_format.record_line(_JOURNAL._record(2, line)) == line
 
 
 _BUSY = [
-    frontier.Busy("0123456789ab", "", "planner", "at work", 1.5, "a task"),
-    frontier.Busy("ba9876543210", "0123456789ab", "hotel", "not reached", None, ""),
+    progress.Busy("0123456789ab", "", "planner", "at work", 1.5, "a task"),
+    progress.Busy("ba9876543210", "0123456789ab", "hotel", "not reached", None, ""),
 ]
 _JOURNAL = journal.Journal("a journal")  # never opened
 TARGETS: dict[str, Target] = {
     "request header": Target(
-        wire.parse_request_header,
+        codec.parse_request_header,
         RemoteProtocolError,
-        lambda handed: bool(wire.parse_request_header(wire.request_header(handed)) == handed),
+        lambda handed: bool(codec.parse_request_header(codec.request_header(handed)) == handed),
         _headers("request_headers"),
         header_changed,
     ),
     "response header": Target(
-        lambda data: wire.parse_response_header(data, EDGE),
+        lambda data: codec.parse_response_header(data, EDGE),
         RemoteProtocolError,
         _answer_again,
         _headers("response_headers"),
         header_changed,
     ),
     "call": Target(
-        wire.parse_call,
+        codec.parse_call,
         RemoteProtocolError,
-        lambda call: wire.parse_call(wire.call_body(call)) == call,
+        lambda call: codec.parse_call(codec.call_body(call)) == call,
         _bodies("calls"),
         body_changed,
     ),
     "reply": Target(
-        wire.parse_reply,
+        codec.parse_reply,
         RemoteProtocolError,
-        lambda reply: wire.parse_reply(wire.reply_body(reply)) == reply,
+        lambda reply: codec.parse_reply(codec.reply_body(reply)) == reply,
         _bodies("replies"),
         body_changed,
     ),
     "probe": Target(
-        frontier.parse_probe,
+        progress.parse_probe,
         RemoteProtocolError,
-        lambda found: frontier.parse_probe(frontier.probe_body(*found)) == found,
+        lambda found: progress.parse_probe(progress.probe_body(*found)) == found,
         (
-            frontier.probe_body([EDGE, bytes(12)], 1.5),
+            progress.probe_body([EDGE, bytes(12)], 1.5),
             b'{"v":0,"edges":["%s"]}' % EDGE.hex().encode(),
         ),
         body_changed,
     ),
     "frontier": Target(
-        frontier.parse_answer,
+        progress.parse_answer,
         RemoteProtocolError,
-        lambda busy: frontier.parse_answer(frontier.answer_body(busy)) == busy,
-        (frontier.answer_body(_BUSY), frontier.answer_body([])),
+        lambda busy: progress.parse_answer(progress.answer_body(busy)) == busy,
+        (progress.answer_body(_BUSY), progress.answer_body([])),
         body_changed,
     ),
     "journal line": Target(
         lambda data: _JOURNAL._record(2, data + b"\n"),
         JournalBroken,
         _record_again,
-        tuple(records.line_of(record)[:-1] for record in _records()),
+        tuple(record_format.record_line(record)[:-1] for record in _records()),
         line_changed,
         lambda data: _line(data[9:]),
     ),

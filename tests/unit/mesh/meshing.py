@@ -12,8 +12,8 @@ import anyio
 from quiesce import Scope, detached
 from quiesce.errors import CascadeCancelled, EdgeRefused, JournalBroken, PeerLost
 from quiesce.mesh import Memory, Node, Patience, Unknown, current_hop
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import mark
+from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.store.journal import Journal
 from tests.stress import lasting, turns
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pytest
 
     from quiesce.mesh import Cascade
-    from quiesce.mesh.hop import Hop
+    from quiesce.mesh.runtime.hop import Hop
 
     Handler = Callable[[Hop], Awaitable[object]]
 
@@ -237,7 +237,7 @@ async def cancel_inside(cascade: Cascade) -> Hop:
 
 def marks(world: World) -> set[str]:
     """Return what the edges are called in public."""
-    return {mark(edge) for edge in world.edges}
+    return {edge_mark(edge) for edge in world.edges}
 
 
 class Full:

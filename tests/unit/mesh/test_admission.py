@@ -11,9 +11,11 @@ import pytest
 
 from quiesce import detached
 from quiesce.errors import ArgumentError, EdgeRefused
-from quiesce.mesh import Node, Settled, Unknown, admission, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.policy import Allowance
+from quiesce.mesh import Node, Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.runtime import admission
+from quiesce.mesh.transport.address_policy import Allowance
 from tests.stress import lasting
 from tests.unit.mesh.meshing import NoRoom, World, here, leaves, until
 from tests.unit.mesh.serving import Exchange
@@ -29,13 +31,13 @@ in_virtual_time = pytest.mark.backends("asyncio", "trio")
 
 def header(world: World, edge: bytes | None = None) -> tuple[bytes, bytes]:
     """Return the header of a message that nobody has sent."""
-    handed = wire.Handed(bytes(16), edge or os.urandom(12), "0" * 12, int(world.wall) + 3600)
-    return b"cascade", wire.request_header(handed).encode()
+    handed = codec.Handed(bytes(16), edge or os.urandom(12), "0" * 12, int(world.wall) + 3600)
+    return b"cascade", codec.request_header(handed).encode()
 
 
 def asks(count: int) -> bytes:
     """Return a call with questions for edges that never were."""
-    return wire.call_body(Call("", (), tuple((os.urandom(12), False) for _ in range(count))))
+    return codec.call_body(NodeCall("", (), tuple((os.urandom(12), False) for _ in range(count))))
 
 
 def answering(status: int, calls: list[int] | None = None) -> Any:
@@ -82,7 +84,7 @@ async def test_strangers_at_many_addresses_do_not_starve_a_peer(
         other = await world.add("b")
         async with other.cascade("c"):
             (known,) = other._hops
-            body = wire.call_body(Call("", (), ((known, False),)))
+            body = codec.call_body(NodeCall("", (), ((known, False),)))
             await other._serve(RECEIPTS, body, "192.0.2.1")
             for number in range(20):
                 await other._serve(RECEIPTS, asks(20), f"10.0.0.{number}")
@@ -109,7 +111,7 @@ async def test_one_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
 def test_callers_are_counted_by_address_and_network() -> None:
     """An IPv6 host has a whole network of addresses."""
     found = {
-        admission.caller({"client": (host, 1)})
+        admission.caller_address({"client": (host, 1)})
         for host in (
             "2001:db8::1",
             "2001:db8::ffff",
@@ -119,8 +121,8 @@ def test_callers_are_counted_by_address_and_network() -> None:
         )
     }
     assert found == {"2001:db8::/64", "2001:db8:0:1::/64", "192.0.2.1", "fe80::/64"}
-    assert admission.caller({"client": None}) == ""
-    assert admission.caller({"client": ("unix:", 0)}) == "unix:"
+    assert admission.caller_address({"client": None}) == ""
+    assert admission.caller_address({"client": ("unix:", 0)}) == "unix:"
 
 
 def test_there_is_a_bound_to_the_callers_that_are_counted() -> None:

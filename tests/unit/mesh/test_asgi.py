@@ -12,8 +12,9 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import Scope
-from quiesce.mesh import Settled, current_hop, wire
-from quiesce.mesh.courier import Call
+from quiesce.mesh import Settled, current_hop
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
 from tests.stress import turns
 from tests.unit.mesh.meshing import Full, HandlerError, NoRoom, World, here, until
 from tests.unit.mesh.serving import BODY, START, Exchange, answers
@@ -350,7 +351,7 @@ async def test_a_hop_that_is_cancelled_says_so() -> None:
         async def then(made: Exchange) -> None:
             await until(lambda: pair.other._hops)
             (edge,) = pair.other._hops
-            body = wire.call_body(Call("", (), ((edge, True),)))
+            body = codec.call_body(NodeCall("", (), ((edge, True),)))
             await pair.world.lines.call("http://b", RECEIPTS, body)
             await until(lambda: len(made.sent) == 2)
 
@@ -423,7 +424,7 @@ async def test_what_is_no_message_is_refused() -> None:
 async def test_a_node_that_takes_nothing_is_unavailable(why: str) -> None:
     """The app does not run: nobody would know when it has ended."""
     async with two() as pair:
-        header = wire.request_header(wire.Handed(bytes(16), bytes(12), "0" * 12, 1))
+        header = codec.request_header(codec.Handed(bytes(16), bytes(12), "0" * 12, 1))
         app = pair.other.asgi(answers)
         if why == "closed":
             await pair.other.drain(1)

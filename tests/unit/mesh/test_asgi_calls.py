@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 import pytest
 
-from quiesce.mesh import CascadeFront, wire
+from quiesce.mesh import CascadeFront
+from quiesce.mesh.protocol import codec
 from tests.unit.mesh.meshing import World, here
 from tests.unit.mesh.serving import Exchange, answers
 
@@ -90,7 +91,7 @@ async def test_who_stands_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_pa
                 made = Exchange(CascadeFront(other, around), "POST", "/", headers=[header])
                 await made.run()
         assert made.told is not None
-        assert wire.parse_response_header(made.told, handing._edge).must_ask
+        assert codec.parse_response_header(made.told, handing._edge).must_ask
         others[0].not_sent()
 
 

@@ -10,12 +10,13 @@ import anyio
 import pytest
 
 from quiesce import Scope
-from quiesce.core import exits
-from quiesce.core.node import logger
+from quiesce.core import process_exit
+from quiesce.core.tree import logger
 from quiesce.errors import JournalInUse
-from quiesce.mesh import CascadeFront, Patience, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.transport import RECEIPTS
+from quiesce.mesh import CascadeFront, Patience
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import HandlerError, World, here, until
 from tests.unit.mesh.serving import Exchange, Life, answers
@@ -239,7 +240,7 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server waits for open requests before it ends the lifespan: until the work has ended, or is cut."""
-    monkeypatch.setattr(exits, "_lost", False)
+    monkeypatch.setattr(process_exit, "_lost", False)
     heard: list[int] = []
     gate = anyio.Event()
 
@@ -258,7 +259,7 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
             async with node.cascade("c") as _kept:
                 here().spawn(gate.wait)
                 (edge,) = node._hops
-            body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+            body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
             question = Exchange(served, "POST", RECEIPTS, parts=[body])
             asking = server.spawn(question.run)
             await until(lambda: node._exchange._waiting == 1)
@@ -268,14 +269,14 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
             if ends:
                 gate.set()
             await until(asking.done)
-            ((_, answer),) = wire.parse_reply(question.body).answers
+            ((_, answer),) = codec.parse_reply(question.body).answers
             assert answer.receipt is not None
             assert (answer.receipt.status, heard) == ("done" if ends else "cancelled", [number])
-            assert exits._lost is False  # it is told when the lifespan has ended
+            assert process_exit._lost is False  # it is told when the lifespan has ended
             gate.set()
             life.ask("shutdown")
             await job
-        assert exits._lost is not ends
+        assert process_exit._lost is not ends
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
@@ -305,7 +306,7 @@ async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
     number: int, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
     """SIGTERM sets its switch, and its own handler sees it after a drain that lost nothing; SIGINT at once."""
-    monkeypatch.setattr(exits, "_lost", False)
+    monkeypatch.setattr(process_exit, "_lost", False)
     uvicorn = Uvicorn()
     before = signal.signal(number, uvicorn.handle)
     try:
@@ -326,7 +327,7 @@ async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
             life.ask("shutdown")
             await job
         assert uvicorn.seen == ([] if has_switch and is_lost else [number])
-        assert exits._lost is is_lost
+        assert process_exit._lost is is_lost
     finally:
         signal.signal(number, before)
 
@@ -369,7 +370,7 @@ async def test_after_the_signal_connections_are_not_used_again(*, is_front: bool
         app = CascadeFront(node, answers) if is_front else node.asgi(answers)
 
         async def connections(**options: Any) -> list[str | None]:
-            call = wire.call_body(Call("", (), ()))
+            call = codec.call_body(NodeCall("", (), ()))
             async with root.cascade("c"):
                 with here().delegate("http://b") as handing:
                     header = (b"cascade", handing.header.encode())
@@ -407,7 +408,7 @@ async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None
         await until(lambda: elsewhere not in node._hops)
 
         def asked(*edges: bytes) -> Any:
-            body = wire.call_body(Call("", (), tuple((edge, False) for edge in edges), 50.0))
+            body = codec.call_body(NodeCall("", (), tuple((edge, False) for edge in edges), 50.0))
             return world._servers.spawn(node._serve, RECEIPTS, body)
 
         both, other = asked(*edges), asked(elsewhere)
@@ -419,7 +420,7 @@ async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None
         await turns(5)
         assert not both.done()
         gates[1].set()
-        kinds = [answer.kind for _, answer in wire.parse_reply(await both).answers]
+        kinds = [answer.kind for _, answer in codec.parse_reply(await both).answers]
         assert kinds == ["closed", "closed"]
 
 
@@ -433,10 +434,10 @@ async def test_a_question_after_the_signal_does_not_wait_for_other_agents() -> N
             (edge,) = node._hops
         await until(lambda: not node._hops)
         node._exchange.told_to_end(math.inf)
-        body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+        body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world._servers.spawn(node._serve, RECEIPTS, body)
         await until(asking.done)
-        ((_, answer),) = wire.parse_reply(await asking).answers
+        ((_, answer),) = codec.parse_reply(await asking).answers
         assert answer.kind == "working"
 
 
@@ -451,7 +452,7 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
             here().spawn(gate.wait)
             (edge,) = node._hops
         node._exchange.told_to_end(math.inf)
-        body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+        body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world._servers.spawn(node._serve, RECEIPTS, body)
         await until(lambda: node._exchange._waiting == 1)
         await turns(5)
@@ -463,7 +464,7 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
 
 async def test_a_second_signal_cuts_a_node_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `Quiesce`: the first one counts the grace, the second one ends it."""
-    monkeypatch.setattr(exits, "_lost", False)
+    monkeypatch.setattr(process_exit, "_lost", False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         async with World() as world, Scope("server") as server:
@@ -485,7 +486,7 @@ async def test_a_second_signal_cuts_a_node_alone_at_once(monkeypatch: pytest.Mon
             signal.raise_signal(signal.SIGTERM)
             with anyio.fail_after(100):
                 await job
-            assert exits._lost
+            assert process_exit._lost
             assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
     finally:
         signal.signal(signal.SIGTERM, before)

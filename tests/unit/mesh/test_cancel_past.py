@@ -9,10 +9,11 @@ import anyio
 import pytest
 
 from quiesce.errors import RemoteProtocolError
-from quiesce.mesh import Settled, Unknown, wire
-from quiesce.mesh.courier import Call, Reply
-from quiesce.mesh.facts import WORKING
-from quiesce.mesh.receipt import mark
+from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import WORKING
+from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply
 from tests.unit.mesh.meshing import HASTE, World, here, until
 from tests.unit.mesh.test_engine import CASCADE, ONE, ROOT, TWO, new
 
@@ -96,11 +97,11 @@ async def test_what_follows_is_told_to_who_knows_the_edge_alone(tmp_path: Path) 
         node = world.nodes["b"]
         assert cascade._record is not None
         ((edge, sent),) = cascade._record.edges.items()
-        below = node._engine.called(Call("", (), ((edge, False),)), 0.0).below
+        below = node._engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
         assert below == tuple((edge, *one) for one in sent.below)
-        strange = bytes.fromhex(mark(edge) * 2)
-        for call in (Call("", (), ()), Call("", (), ((strange, True),))):
-            reply = wire.parse_reply(wire.reply_body(node._engine.called(call, 0.0)))
+        strange = bytes.fromhex(edge_mark(edge) * 2)
+        for call in (NodeCall("", (), ()), NodeCall("", (), ((strange, True),))):
+            reply = codec.parse_reply(codec.reply_body(node._engine.called(call, 0.0)))
             assert reply.below == ()
 
 
@@ -123,7 +124,7 @@ def test_each_is_told_once_if_it_answers() -> None:
     engine.send(hop, ONE, "http://one", 0.0)
     engine.sent(ONE, "is taken", 0.0)
     (call,) = engine.due(30.0)
-    engine.replied(call, Reply((), ((ONE, WORKING),), below=((ONE, TWO, "http://two"),)), 30.0)
+    engine.replied(call, NodeReply((), ((ONE, WORKING),), below=((ONE, TWO, "http://two"),)), 30.0)
     engine.cancel(hop, 31.0)
     called: list[str] = []
     now = 31.0
@@ -134,7 +135,7 @@ def test_each_is_told_once_if_it_answers() -> None:
                 engine.failed(call, now)
             else:
                 assert call.asks == ((TWO, True),)
-                engine.replied(call, Reply((), ((TWO, WORKING),)), now)
+                engine.replied(call, NodeReply((), ((TWO, WORKING),)), now)
         now = engine.next_at()
     assert called.count("http://one") > 5
     assert called.count("http://two") == 1
@@ -147,7 +148,7 @@ def test_each_is_told_once_if_it_answers() -> None:
 )  # fmt: skip
 def test_what_follows_is_two_edges_and_an_address(below: object) -> None:
     """Anything else makes it no reply."""
-    good = wire.dumps({"v": 0, "below": [["00" * 12, "11" * 12, "http://b"]]})
-    assert wire.parse_reply(good).below == ((bytes(12), b"\x11" * 12, "http://b"),)
+    good = codec.dumps({"v": 0, "below": [["00" * 12, "11" * 12, "http://b"]]})
+    assert codec.parse_reply(good).below == ((bytes(12), b"\x11" * 12, "http://b"),)
     with pytest.raises(RemoteProtocolError):
-        wire.parse_reply(wire.dumps({"v": 0, "below": below}))
+        codec.parse_reply(codec.dumps({"v": 0, "below": below}))

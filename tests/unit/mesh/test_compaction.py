@@ -18,11 +18,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce.mesh import SettledWithLosses, compaction
-from quiesce.mesh.compaction import Compaction, Tidying
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Over, Write
-from quiesce.mesh.journal import Draft, Journal
+from quiesce.mesh import SettledWithLosses
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import Over, Write
+from quiesce.mesh.store import compaction
+from quiesce.mesh.store.compaction import Compaction, Tidying
+from quiesce.mesh.store.journal import Draft, Journal
 from tests.stress import turns
 from tests.unit.mesh.meshing import Full, World, here, leaves, nothing, until
 from tests.unit.mesh.test_node_recovery import restarted
@@ -427,10 +428,10 @@ async def test_what_ages_while_it_is_written_is_forgotten_in_time(
 
 PROGRAM = """
 import asyncio, sys
-from quiesce.mesh import compaction
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import Write
-from quiesce.mesh.journal import Journal
+from quiesce.mesh.store import compaction
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import Write
+from quiesce.mesh.store.journal import Journal
 
 compaction._SLICE = 50
 

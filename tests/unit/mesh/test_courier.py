@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from quiesce.errors import ArgumentError
-from quiesce.mesh.courier import Call, Courier, Patience, Reply
-from quiesce.mesh.facts import WORKING, Post, Watch
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.protocol.facts import WORKING, Post, Watch
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.protocol.scheduler import Courier, NodeCall, NodeReply, Patience
 
 ONE, TWO, THREE = (bytes([number]) * 12 for number in range(3))
 DONE = Receipt("done")
@@ -56,14 +56,14 @@ def test_a_receipt_is_sent_at_once_and_until_it_is_taken() -> None:
     for _ in range(5):
         assert courier.next_at() == now
         (call,) = courier.due(now)
-        assert call == Call("a", ((ONE, DONE),), ())
+        assert call == NodeCall("a", ((ONE, DONE),), ())
         assert courier.due(now + 50) == []
         courier.failed(call, now)
         waits.append(courier.next_at() - now)
         now = courier.next_at()
     assert waits == [1.0, 2.0, 4.0, 4.0, 4.0]
     (call,) = courier.due(now)
-    courier.replied(call, Reply((ONE,), ()), now)
+    courier.replied(call, NodeReply((ONE,), ()), now)
     assert courier.next_at() == math.inf
 
 
@@ -72,7 +72,7 @@ def test_a_receipt_that_was_not_taken_is_sent_again() -> None:
     courier, _ = new()
     courier.post(Post(ONE, "a", DONE), 0.0)
     (call,) = courier.due(0.0)
-    courier.replied(call, Reply((), ()), 0.0)
+    courier.replied(call, NodeReply((), ()), 0.0)
     assert courier.next_at() == 1.0
 
 
@@ -96,8 +96,8 @@ def test_an_edge_in_doubt_is_asked_for_soon_and_then_seldom() -> None:
     courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
     courier.watch(Watch(TWO, "b"), 0.0)
     (call,) = courier.due(2.0)
-    assert call == Call("a", (), ((ONE, False),))
-    courier.replied(call, Reply((), ((ONE, WORKING),)), 2.0)
+    assert call == NodeCall("a", (), ((ONE, False),))
+    courier.replied(call, NodeReply((), ((ONE, WORKING),)), 2.0)
     assert [one.to for one in courier.due(30.0)] == ["b"]
     assert [one.to for one in courier.due(32.0)] == ["a"]
 
@@ -109,10 +109,10 @@ def test_one_that_is_to_end_is_told_at_once_also_during_a_question() -> None:
     (call,) = courier.due(30.0)
     courier.watch(Watch(ONE, "a", cancel=True), 30.0)
     assert courier.due(30.0) == []
-    courier.replied(call, Reply((), ((ONE, WORKING),)), 31.0)
+    courier.replied(call, NodeReply((), ((ONE, WORKING),)), 31.0)
     (call,) = courier.due(31.0)
     assert call.asks == ((ONE, True),)
-    courier.replied(call, Reply((), ((ONE, WORKING),)), 32.0)
+    courier.replied(call, NodeReply((), ((ONE, WORKING),)), 32.0)
     assert courier.next_at() == 62.0
 
 
@@ -122,7 +122,7 @@ def test_what_is_closed_is_asked_for_no_more() -> None:
     courier.watch(Watch(ONE, "a"), 0.0)
     (call,) = courier.due(30.0)
     courier.unwatch(ONE)
-    courier.replied(call, Reply((), ((ONE, WORKING),)), 31.0)
+    courier.replied(call, NodeReply((), ((ONE, WORKING),)), 31.0)
     assert courier.next_at() == math.inf
 
 
@@ -135,7 +135,7 @@ def test_a_silent_node_is_given_up_after_a_while_and_one_that_answers_is_not() -
         now = courier.next_at()
         for call in courier.due(now):
             if now < 500.0:
-                courier.replied(call, Reply((), ((ONE, WORKING),)), now)
+                courier.replied(call, NodeReply((), ((ONE, WORKING),)), now)
             else:
                 courier.failed(call, now)
     assert given_up == [(ONE, "a was not heard of any more")]
@@ -174,7 +174,7 @@ def test_what_failed_is_tried_soon_if_the_node_is_heard_of() -> None:
     assert not courier.contact("a", 40.6)
     assert courier.next_at() == 41.5
     (call,) = courier.due(41.5)
-    assert call == Call("a", ((ONE, DONE),), ((TWO, True),))
+    assert call == NodeCall("a", ((ONE, DONE),), ((TWO, True),))
     courier.failed(call, 42.0)
     assert [one.to for one in courier.due(43.0)] == ["b"]
     assert courier.next_at() == 44.0  # as after a first failure
@@ -196,8 +196,8 @@ def test_what_failed_is_tried_at_once_if_the_node_has_answered() -> None:
     courier.failed(call, 2.0)
     courier.post(Post(TWO, "a", DONE), 2.5)
     (call,) = courier.due(2.5)
-    courier.replied(call, Reply((TWO,), ()), 2.6)
-    assert courier.due(2.6) == [Call("a", (), ((ONE, False),))]
+    courier.replied(call, NodeReply((TWO,), ()), 2.6)
+    assert courier.due(2.6) == [NodeCall("a", (), ((ONE, False),))]
     assert courier._asks.failing == {}
 
 
@@ -277,7 +277,7 @@ def test_what_failed_together_is_tried_again_together() -> None:
     courier.watch(Watch(THREE, "b", in_doubt=True), 1.0)
     one, other = courier.due(3.0)
     courier.failed(one, 3.0)
-    courier.replied(other, Reply((), ((THREE, WORKING),)), 3.0)
+    courier.replied(other, NodeReply((), ((THREE, WORKING),)), 3.0)
     assert courier.next_at() == 4.0
     (again,) = courier.due(4.0)
     assert again == one

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quiesce.errors import UsageError
-from quiesce.mesh.detector import Detector
-from quiesce.mesh.facts import (
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import (
     NEVER,
     NOT_NOW,
     RUN,
@@ -28,8 +28,8 @@ from quiesce.mesh.facts import (
     Watch,
     Write,
 )
-from quiesce.mesh.receipt import NOTES_MAX, Note, Receipt, mark, unpack
-from quiesce.mesh.states import EDGE_MOVES, HOP_MOVES, EdgeState, HopState
+from quiesce.mesh.protocol.receipt import NOTES_MAX, Note, Receipt, edge_mark, unpack
+from quiesce.mesh.protocol.states import EDGE_MOVES, HOP_MOVES, EdgeState, HopState
 
 CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
 DONE = Receipt("done")
@@ -386,7 +386,7 @@ def test_a_receipt_has_so_many_notes_and_those_of_losses_first() -> None:
         edge = number.to_bytes(12, "big")
         detector.send(hop, edge, "there")
         lost = number >= 3 * NOTES_MAX - 2
-        note = Note(mark(edge), "", "there", "lost" if lost else "done")
+        note = Note(edge_mark(edge), "", "there", "lost" if lost else "done")
         detector.receive(edge, Receipt(note.status, lost=int(lost), notes=(note,)))
     detector.end(hop, "done")
     settle = detector.take()[-1]
@@ -400,8 +400,8 @@ def test_a_receipt_has_so_many_notes_and_those_of_losses_first() -> None:
 
 def test_a_mark_does_not_give_the_edge_away() -> None:
     """It is short, and the same for the same edge."""
-    assert mark(ONE) == mark(ONE) != mark(TWO)
-    assert (len(mark(ONE)), ONE.hex() in mark(ONE)) == (12, False)
+    assert edge_mark(ONE) == edge_mark(ONE) != edge_mark(TWO)
+    assert (len(edge_mark(ONE)), ONE.hex() in edge_mark(ONE)) == (12, False)
 
 
 def test_a_verdict_that_nobody_was_told_of_is_told_after_a_restart() -> None:

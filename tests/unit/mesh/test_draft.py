@@ -13,15 +13,15 @@ from unittest import mock
 import pytest
 
 from quiesce.errors import JournalBroken
-from quiesce.mesh import journal as journals
-from quiesce.mesh.facts import Over
-from quiesce.mesh.journal import Journal
+from quiesce.mesh.protocol.facts import Over
+from quiesce.mesh.store import journal as journals
+from quiesce.mesh.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quiesce.mesh.facts import Record
-    from quiesce.mesh.journal import Draft
+    from quiesce.mesh.protocol.facts import Record
+    from quiesce.mesh.store.journal import Draft
 
 A, B, C = (Over(letter * 12) for letter in (b"a", b"b", b"c"))
 

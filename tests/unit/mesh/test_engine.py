@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from quiesce.mesh.courier import Patience, Reply
-from quiesce.mesh.engine import Engine
-from quiesce.mesh.facts import NEVER, WORKING, Settle
-from quiesce.mesh.receipt import Receipt
-from quiesce.mesh.wire import Handed
+from quiesce.mesh.protocol.codec import Handed
+from quiesce.mesh.protocol.engine import Engine
+from quiesce.mesh.protocol.facts import NEVER, WORKING, Settle
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.protocol.scheduler import NodeReply, Patience
 
 CASCADE, ROOT, ONE, TWO = bytes(16), b"r" * 12, b"1" * 12, b"2" * 12
 
@@ -27,9 +27,9 @@ def test_a_node_answers_only_for_what_it_was_asked() -> None:
         engine.sent(edge, "is in doubt", 0.0)
     engine.end(hop, "done", 0.0)
     first, second = engine.due(10.0)
-    engine.replied(first, Reply((), ((ONE, NEVER), (TWO, NEVER))), 10.0)
+    engine.replied(first, NodeReply((), ((ONE, NEVER), (TWO, NEVER))), 10.0)
     assert engine.take_news() == []
-    engine.replied(second, Reply((), ((TWO, NEVER),)), 10.0)
+    engine.replied(second, NodeReply((), ((TWO, NEVER),)), 10.0)
     (settle,) = engine.take_news()
     assert isinstance(settle, Settle)
     assert settle.receipt.undelivered == 2
@@ -68,12 +68,12 @@ def test_of_several_nodes_at_one_address_none_can_say_never(
     engine.send(hop, ONE, "one", 0.0)
     engine.sent(ONE, "is taken", 0.0)
     (call,) = engine.due(30.0)
-    engine.replied(call, Reply((), ((ONE, WORKING),), 400.0, "x.1.0"), 30.0)
+    engine.replied(call, NodeReply((), ((ONE, WORKING),), 400.0, "x.1.0"), 30.0)
     engine.horizon.wall = lambda: 100.0  # the next message is sent when both are there
     engine.send(hop, TWO, "one", 130.0)
     engine.sent(TWO, "is in doubt", 130.0)
     engine.horizon.wall = lambda: 103.0
     calls = [call for call in engine.due(133.0) if (TWO, False) in call.asks]
-    engine.replied(calls[0], Reply((), ((TWO, NEVER),), age, other), 133.0)
+    engine.replied(calls[0], NodeReply((), ((TWO, NEVER),), age, other), 133.0)
     receipt = hop.tally.sum()
     assert (receipt.undelivered, receipt.unknown) == (undelivered, 1 - undelivered)

@@ -11,10 +11,12 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import PeerLost, RemoteProtocolError
-from quiesce.mesh import Memory, Patience, Settled, Unknown, exchange, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.facts import WORKING
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh import Memory, Patience, Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import WORKING
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.runtime import peer_calls
 from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, until
 
@@ -29,7 +31,7 @@ in_virtual_time = pytest.mark.backends("asyncio", "trio")
 
 def ask(*edges: bytes, wait: float = 0.0) -> bytes:
     """Write a call that asks for edges."""
-    return wire.call_body(Call("", (), tuple((edge, False) for edge in edges), wait))
+    return codec.call_body(NodeCall("", (), tuple((edge, False) for edge in edges), wait))
 
 
 def answers(reply: bytes) -> list[Any]:
@@ -97,7 +99,7 @@ async def test_one_that_answers_at_once_is_not_asked_over_and_over() -> None:
         class Hasty(Deaf):
             async def call(self, to: str, path: str, body: bytes) -> bytes:
                 await super().call(to, path, body)
-                asked = wire.parse_call(body).asks
+                asked = codec.parse_call(body).asks
                 said = [[edge.hex(), "working"] for edge, _ in asked]
                 return json.dumps({"v": 0, "answers": said}).encode()
 
@@ -105,7 +107,7 @@ async def test_one_that_answers_at_once_is_not_asked_over_and_over() -> None:
         node = await world.add("a", url=None, transport=hasty, patience=Patience())
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                handing.answered(wire.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing._edge, WORKING))
         assert isinstance(await cascade.settled(60), Unknown)
         assert 2 <= hasty.count <= 70
 
@@ -118,7 +120,7 @@ async def test_one_that_does_not_answer_is_asked_less_and_less() -> None:
         node = await world.add("a", url=None, transport=deaf, patience=Patience(give_up=600))
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                handing.answered(wire.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing._edge, WORKING))
         assert isinstance(await cascade.settled(300), Unknown)
         assert deaf.count < 50
         found = await cascade.settled()
@@ -390,7 +392,7 @@ async def test_questions_end_with_the_node_that_is_asked() -> None:
 
 async def test_so_many_may_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More are answered at once; and none waits for longer than a minute."""
-    monkeypatch.setattr(exchange, "_POLLS_MAX", 2)
+    monkeypatch.setattr(peer_calls, "_POLLS_MAX", 2)
     async with World() as world:
         other = await world.add("b")
         async with other.cascade("c"):
@@ -432,11 +434,11 @@ async def test_a_question_with_a_receipt_or_with_news_is_not_kept_waiting() -> N
         receipts = ((b"y" * 12, Receipt("done")),)
         asks = ((edge, False),)
         for call in (
-            Call("", receipts, asks, 50.0),
-            Call("", (), (*asks, (b"z" * 12, False)), 50.0),
+            NodeCall("", receipts, asks, 50.0),
+            NodeCall("", (), (*asks, (b"z" * 12, False)), 50.0),
         ):
             with anyio.fail_after(1):
-                await world.lines.call("http://b", RECEIPTS, wire.call_body(call))
+                await world.lines.call("http://b", RECEIPTS, codec.call_body(call))
 
 
 # What is no call.

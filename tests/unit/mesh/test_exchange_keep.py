@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce.errors import EdgeRefused
-from quiesce.mesh import Settled, Unknown, links, wire
-from quiesce.mesh.courier import Call
+from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.transport import links
 from tests.stress import lasting
 from tests.unit.mesh.meshing import World, here
 
@@ -96,7 +98,7 @@ async def test_who_asks_says_how_long_a_message_may_take(
         async with other.cascade("c"):
             (known,) = other._hops
             asks = ((EDGE, False), (known, False))
-            body = wire.call_body(Call("", (), asks, keep=keep))
+            body = codec.call_body(NodeCall("", (), asks, keep=keep))
             reply = json.loads(await other._serve("/quiesce/receipts", body))
         assert reply["answers"] == [[EDGE.hex(), said], [known.hex(), "working"]]
 
@@ -107,7 +109,7 @@ async def test_who_does_not_say_it_is_not_told_never_by_one_that_keeps_ids_for_l
     """It cannot know for how long the message may come."""
     async with World(tmp_path) as world:
         other = await world.add("b", keep_seconds=3599)
-        body = wire.call_body(Call("", (), ((EDGE, False),)))
+        body = codec.call_body(NodeCall("", (), ((EDGE, False),)))
         reply = json.loads(await other._serve("/quiesce/receipts", body))
         assert reply["answers"] == [[EDGE.hex(), "not now"]]
 
@@ -121,8 +123,8 @@ async def test_one_that_is_not_even_looked_at_is_refused_for_as_long_as_it_is_re
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
-                told = links.refuse(other, handing.header)
+                told = links.refuse_message(other, handing.header)
         assert told == f"00-{handing.mark};s={said}"
         with pytest.raises(EdgeRefused):
             other.handle(handing.header)
-        assert links.refuse(other, "rubbish") is None
+        assert links.refuse_message(other, "rubbish") is None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from quiesce.mesh import wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.transport import RECEIPTS
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.unit.mesh.meshing import World, until
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ async def test_a_question_waits_for_what_a_node_has_handed_to_itself() -> None:
             await world.hand("a", handler)
         await until(lambda: edge not in node._hops)
         node._exchange.told_to_end(1000.0)
-        body = wire.call_body(Call("", (), ((edge, False),), 50.0))
+        body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world._servers.spawn(node._serve, RECEIPTS, body)
         await until(lambda: node._exchange._waiting == 1)
         gate.set()
-        ((_, answer),) = wire.parse_reply(await asking).answers
+        ((_, answer),) = codec.parse_reply(await asking).answers
         assert answer.receipt is not None
         assert answer.receipt.hops == 2

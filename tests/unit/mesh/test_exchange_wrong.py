@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from quiesce.mesh import Patience, Settled, Unknown, wire
-from quiesce.mesh.facts import Answer
-from quiesce.mesh.receipt import Receipt
-from quiesce.mesh.transport import RECEIPTS, not_ok
+from quiesce.mesh import Patience, Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import Answer
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.transport.node_transport import RECEIPTS, not_ok
 from tests.stress import lasting
 from tests.unit.mesh.meshing import Lines, World, here, leaves, until
 
@@ -121,7 +122,7 @@ async def test_an_agent_that_is_asked_at_a_wrong_address_is_unknown_in_the_end(
             await world.hand("b", leaves)
             for _ in range(400):
                 with here().delegate("http://b") as handing:
-                    handing.answered(wire.response_header(handing._edge, CLOSED))
+                    handing.answered(codec.response_header(handing._edge, CLOSED))
                 await lasting(1)
             (_, found, *_) = (await cascade.frontier()).entries
             assert found.state == "not reached"

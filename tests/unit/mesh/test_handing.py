@@ -11,10 +11,11 @@ import anyio.to_thread
 import pytest
 
 from quiesce import ArgumentError, UsageError
-from quiesce.mesh import Settled, Unknown, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
-from quiesce.mesh.receipt import Note, Receipt, mark
+from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer
+from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
+from quiesce.mesh.protocol.scheduler import NodeCall
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, here, nothing
 
@@ -29,7 +30,7 @@ DONE = Receipt("done", notes=(Note("0" * 12, "", "b", "done"),))
 
 def says(answer: Answer) -> Callable[[Handing], None]:
     """Return a function by which the receiver gives this answer, in the header."""
-    return lambda handing: handing.answered(wire.response_header(handing._edge, answer))
+    return lambda handing: handing.answered(codec.response_header(handing._edge, answer))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ async def test_what_the_answer_says_is_what_is_known(
         lambda handing: handing.in_doubt(),
         says(UNKNOWN),
         lambda handing: handing.answered("rubbish"),
-        lambda handing: handing.answered(wire.response_header(b"x" * 12, Answer("closed", DONE))),
+        lambda handing: handing.answered(codec.response_header(b"x" * 12, Answer("closed", DONE))),
     ],
 )
 @pytest.mark.parametrize("url", [None, "http://a"])
@@ -120,7 +121,7 @@ async def test_one_that_works_is_asked_for_if_nobody_posts(must_ask: bool) -> No
         node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
-                text = wire.response_header(handing._edge, WORKING, must_ask=must_ask)
+                text = codec.response_header(handing._edge, WORKING, must_ask=must_ask)
                 handing.answered(text)
             await turns(10)
             assert bool(world.lines.calls) == must_ask
@@ -154,9 +155,9 @@ async def test_a_receipt_may_be_faster_than_the_answer() -> None:
         node = await world.add("a")
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                body = wire.call_body(Call("", ((handing._edge, DONE),), ()))
+                body = codec.call_body(NodeCall("", ((handing._edge, DONE),), ()))
                 await world.lines.call("http://a", "/quiesce/receipts", body)
-                handing.answered(wire.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing._edge, WORKING))
         assert isinstance(await cascade.settled(1), Settled)
 
 
@@ -168,7 +169,7 @@ async def test_it_is_named_by_its_mark(caplog: pytest.LogCaptureFixture) -> None
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
                 handing.answered("rubbish")
-        assert repr(handing) == f"<Handing {mark(handing._edge)} to http://b>"
+        assert repr(handing) == f"<Handing {edge_mark(handing._edge)} to http://b>"
         assert handing.mark in caplog.text
         assert handing._edge.hex() not in caplog.text
         assert handing.headers == {"Cascade": handing.header}
@@ -183,7 +184,7 @@ async def test_a_refusal_for_now_says_nothing_of_a_copy_that_went_before(times: 
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 assert len({handing.header for _ in range(times)}) == 1
-                handing.answered(wire.response_header(handing._edge, NOT_NOW))
+                handing.answered(codec.response_header(handing._edge, NOT_NOW))
         settlement = await cascade.settled(0.1, require="participants")
         assert settlement.ok == (times == 1)
 

@@ -14,7 +14,7 @@ from quiesce import Scope, UsageError
 from quiesce.core.current import detached
 from quiesce.errors import CascadeCancelled
 from quiesce.mesh import Settled, Unknown, current_hop
-from quiesce.mesh.hop import hop_of
+from quiesce.mesh.runtime.hop import hop_of_node
 from tests.stress import CANCELLED, lasting, turns
 from tests.unit.mesh.meshing import HandlerError, World, fails, here, is_held_by, nothing
 
@@ -449,10 +449,10 @@ async def test_the_client_of_another_node_is_told_of_once(caplog: pytest.LogCapt
     """What it sends in a hop that is not its node's belongs to nobody; outside of hops there is nothing to say."""
     async with World() as world:
         node, other = await world.add("a"), await world.add("b")
-        assert hop_of(node) is None
+        assert hop_of_node(node) is None
         async with node.cascade("c"):
-            assert hop_of(node) is here()
-            assert [hop_of(other) for _ in range(3)] == [None] * 3
+            assert hop_of_node(node) is here()
+            assert [hop_of_node(other) for _ in range(3)] == [None] * 3
         assert caplog.text.count("Use a client of node 'a' there") == 1
 
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from quiesce import detached
-from quiesce.core.backends.asyncio import AsyncioBackend
+from quiesce.core.backends.asyncio.backend import AsyncioBackend
 from tests.unit.mesh.meshing import World
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
     from quiesce.mesh import Hop
-    from quiesce.mesh.parts import Part
+    from quiesce.mesh.runtime.hop_parts import Part
 
 on_asyncio = pytest.mark.backends("asyncio", "uvloop")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quiesce.core.report import Report
     from quiesce.mesh import Cascade, Hop
-    from quiesce.mesh.parts import Part
+    from quiesce.mesh.runtime.hop_parts import Part
 
 
 async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:

@@ -19,9 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, UsageError
-from quiesce.mesh import records as forms
-from quiesce.mesh import wire
-from quiesce.mesh.facts import (
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import (
     RAN,
     Aged,
     Begun,
@@ -38,17 +37,27 @@ from quiesce.mesh.facts import (
     Taken,
     Tallied,
 )
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import ENDS, Alone, Note, Receipt, Status, mark, pack, unpack
+from quiesce.mesh.protocol.receipt import (
+    ENDS,
+    Alone,
+    Note,
+    Receipt,
+    Status,
+    edge_mark,
+    pack,
+    unpack,
+)
+from quiesce.mesh.store import record_format as forms
+from quiesce.mesh.store.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
 
 EDGE, OTHER = bytes(12), bytes(range(12))
 SLOW_AND_SHARED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-LOST = Receipt("lost", 2, lost=1, notes=(Note(mark(EDGE), "", "n", "lost", 0.25, "why"),))
+LOST = Receipt("lost", 2, lost=1, notes=(Note(edge_mark(EDGE), "", "n", "lost", 0.25, "why"),))
 RECORDS: list[Record] = [
     Begun(EDGE, bytes(16), "0123456789ab", "http://a"),
     Begun(OTHER, bytes(16), "", None, is_root=True),
@@ -151,7 +160,7 @@ def test_what_is_usual_is_read_as_anything_else(
     over = Over(edge, Alone(name).packed(edge, parent, microseconds), is_root)
     read: list[Any] = []
     for record in (begun, over):
-        text = forms.line_of(record)[9:]
+        text = forms.record_line(record)[9:]
         read.append(forms._usual(text))
         known = forms._decode(json.loads(text))
         if read[-1] is not None:
@@ -201,7 +210,7 @@ def plain(record: Record) -> list[object]:
 
 def _plain(value: object) -> object:
     if isinstance(value, Receipt):
-        return wire.receipt_json(value)
+        return codec.receipt_json(value)
     return value.hex() if isinstance(value, bytes) else value
 
 
@@ -226,8 +235,8 @@ def test_one_process_has_it(journal: Journal) -> None:
 
 PROGRAM = """
 import sys
-from quiesce.mesh.facts import Over
-from quiesce.mesh.journal import Journal
+from quiesce.mesh.protocol.facts import Over
+from quiesce.mesh.store.journal import Journal
 journal = Journal(sys.argv[1])
 journal.open()
 number = 0

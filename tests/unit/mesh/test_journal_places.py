@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce.errors import JournalBroken, JournalInUse
-from quiesce.mesh import Settled, wire
-from quiesce.mesh.facts import Answer, Begun
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Note, Receipt, pack
+from quiesce.mesh import Settled
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import Answer, Begun
+from quiesce.mesh.protocol.receipt import Note, Receipt, pack
+from quiesce.mesh.store.journal import Journal
 from tests.stress import lasting
 from tests.unit.mesh.meshing import World
 from tests.unit.mesh.test_exchange_keep import Late
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from quiesce.mesh.facts import Record
+    from quiesce.mesh.protocol.facts import Record
 
 EDGES = [bytes([number]) * 12 for number in range(3)]
 
@@ -105,8 +106,8 @@ def test_a_header_that_is_written_can_be_read(size: int) -> None:
         for one, why in zip(receipt.notes, [*whys, *[0] * 5], strict=True)
     ]
     receipt = Receipt("done", hops=9, notes=tuple(padded))
-    header = wire.response_header(edge, Answer("closed", receipt))
-    assert wire.parse_response_header(header, edge).answer.receipt is not None
+    header = codec.response_header(edge, Answer("closed", receipt))
+    assert codec.parse_response_header(header, edge).answer.receipt is not None
 
 
 @pytest.mark.backends("asyncio", "trio")

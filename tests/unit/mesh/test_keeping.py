@@ -14,9 +14,11 @@ import anyio
 import pytest
 
 from quiesce.errors import EdgeRefused, JournalBroken, UsageError
-from quiesce.mesh import Node, Settled, SettledWithLosses, Unknown, journal, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.keeping import RETRY_SECONDS
+from quiesce.mesh import Node, Settled, SettledWithLosses, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.store import journal
+from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
 from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import HASTE, Full, World, here, nothing, until
 
@@ -226,7 +228,7 @@ async def test_two_nodes_at_one_address_are_noticed(
         seen = ""
         for number in range(12):
             for node in (one, two):
-                body = wire.call_body(Call("", (), (), seen=seen))
+                body = codec.call_body(NodeCall("", (), (), seen=seen))
                 seen = json.loads(await node._serve("/quiesce/receipts", body, "10.0.0.1"))["seen"]
             assert ("Give each replica" in caplog.text) == (number >= 9)
         assert caplog.text.count("Give each replica") == 2  # each of them, once
@@ -274,8 +276,10 @@ async def test_short_lives_forget_as_a_long_one_does(tmp_path: Path) -> None:
         for _ in range(6):
             await node.open()
             for number in range(20):
-                header = wire.request_header(
-                    wire.Handed(bytes(16), os.urandom(12), f"{number:012x}", int(world.wall) + 3600)
+                header = codec.request_header(
+                    codec.Handed(
+                        bytes(16), os.urandom(12), f"{number:012x}", int(world.wall) + 3600
+                    )
                 )
                 async with node.handle(header) as hop:
                     pass
@@ -293,7 +297,7 @@ async def test_a_journal_is_made_smaller_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that lives for a second has no other time for it."""
-    monkeypatch.setattr("quiesce.mesh.compaction._COMPACT_FROM", 1000)
+    monkeypatch.setattr("quiesce.mesh.store.compaction._COMPACT_FROM", 1000)
     async with World(tmp_path) as world:
         node = world.make("b")
         await node.open()
@@ -321,8 +325,8 @@ async def test_a_copy_does_not_run_in_the_life_after(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         node = world.make("b", keep_seconds=100)
         await node.open()
-        header = wire.request_header(
-            wire.Handed(bytes(16), os.urandom(12), "0" * 12, int(world.wall) + 100)
+        header = codec.request_header(
+            codec.Handed(bytes(16), os.urandom(12), "0" * 12, int(world.wall) + 100)
         )
         async with node.handle(header) as hop:
             pass

@@ -112,7 +112,7 @@ async def test_what_a_machine_may_have_lost_is_unknown(
     durability: str, boot: str, verdict: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last of what a process wrote may not have come to the disk, unless it waited for that."""
-    monkeypatch.setattr("quiesce.mesh.keeping._BOOT", tmp_path / "boot")
+    monkeypatch.setattr("quiesce.mesh.store.journal_keeper._BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("1")
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b", durability=durability)
@@ -138,7 +138,7 @@ async def test_one_that_was_closed_well_has_all_after_a_start_of_the_machine(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the disk when it is closed; so what never came is known not to have run."""
-    monkeypatch.setattr("quiesce.mesh.keeping._BOOT", tmp_path / "boot")
+    monkeypatch.setattr("quiesce.mesh.store.journal_keeper._BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("1")
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b", on_journal_failure=mode)

@@ -11,21 +11,22 @@ import anyio.lowlevel
 import pytest
 
 from quiesce.errors import ArgumentError, PeerLost, UsageError
-from quiesce.mesh import CascadeFront, Node, Settled, Unknown, current_hop, wire
-from quiesce.mesh.links import (
+from quiesce.mesh import CascadeFront, Node, Settled, Unknown, current_hop
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.transport.address_policy import Allowance
+from quiesce.mesh.transport.links import (
     REQUEST_KEY,
     RESPONSE_KEY,
     Link,
     Links,
     handed,
-    refuse,
-    serve,
+    refuse_message,
+    serve_link,
     with_answer,
     with_meta,
     without_meta,
 )
-from quiesce.mesh.policy import Allowance
-from quiesce.mesh.transport import RECEIPTS, Memory
+from quiesce.mesh.transport.node_transport import RECEIPTS, Memory
 from quiesce.testing import sweep
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def over(node: Node) -> Callable[[str, dict[str, Any]], Awaitable[Any]]:
     """Return a connection to a node of this process."""
 
     async def ask(method: str, body: dict[str, Any]) -> Any:
-        return await serve(node, method, body)
+        return await serve_link(node, method, body)
 
     return ask
 
@@ -166,16 +167,16 @@ async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(tmp_pat
     async with Node("below", journal=tmp_path / "below") as below:
         below._exchange._noted._callers[""] = Allowance(2, 0.0, below._clock)
         handed_over = [
-            wire.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
+            codec.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
             for one in range(4)
         ]
-        told = [refuse(below, wire.request_header(one)) or "" for one in handed_over]
+        told = [refuse_message(below, codec.request_header(one)) or "" for one in handed_over]
         said = [one.rpartition(";s=")[2] for one in told]
         assert said == ["never", "never", "not-now", "not-now"]
         assert [below._engine.detector.knows(one.edge) for one in handed_over] == [
             True, True, False, False,
         ]  # fmt: skip
-        assert refuse(below, wire.request_header(handed_over[0])) == told[0]
+        assert refuse_message(below, codec.request_header(handed_over[0])) == told[0]
 
 
 # What its end means.

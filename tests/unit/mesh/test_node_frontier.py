@@ -11,8 +11,9 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import PeerLost, RemoteProtocolError
-from quiesce.mesh import Busy, MeshFrontier, Settled, Unknown, wire
-from quiesce.mesh.transport import NoMesh
+from quiesce.mesh import Busy, MeshFrontier, Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.transport.node_transport import NoMesh
 from tests.stress import turns
 from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, until
 
@@ -256,7 +257,7 @@ async def test_who_does_not_know_an_edge_learns_nothing() -> None:
         node = await world.add("b")
         async with node.cascade("c"):
             pass
-        body = wire.dumps({"v": 0, "edges": ["00" * 12]})
+        body = codec.dumps({"v": 0, "edges": ["00" * 12]})
         assert json.loads(await world.lines.call("http://b", PROBE, body)) == {"v": 0, "busy": []}
         assert not node._engine.detector.knows(bytes(12))
 
@@ -268,7 +269,7 @@ async def test_one_question_is_one_question_to_each_node_below() -> None:
         node = world.nodes["b"]
         (edge,) = node._engine.detector._hops
         world.lines.calls.clear()
-        body = wire.dumps({"v": 0, "edges": [edge.hex()] * 900})
+        body = codec.dumps({"v": 0, "edges": [edge.hex()] * 900})
         found: Any = json.loads(await world.lines.call("http://b", PROBE, body))
         assert {entry[2] for entry in found["busy"]} == {"b", "c"}
         assert len([to for to, path, _ in world.lines.calls if path == PROBE]) == 2
@@ -288,7 +289,7 @@ async def test_a_question_takes_no_longer_than_ten_seconds() -> None:
         world.lines = Silent()
         await begun(world)
         (edge,) = world.nodes["b"]._engine.detector._hops
-        body = wire.dumps({"v": 0, "edges": [edge.hex()], "within": 1e9})
+        body = codec.dumps({"v": 0, "edges": [edge.hex()], "within": 1e9})
         began = anyio.current_time()
         await world.lines.call("http://b", PROBE, body)
         assert anyio.current_time() - began <= 10
@@ -318,6 +319,6 @@ async def test_a_receipt_that_rode_and_cannot_be_posted_does_not_spoil_the_answe
                 gate.set()
                 assert "closed" in await job
                 await until(lambda: other._engine.trouble(handing._edge))
-                body = wire.dumps({"v": 0, "edges": [handing._edge.hex()], "within": 0.1})
+                body = codec.dumps({"v": 0, "edges": [handing._edge.hex()], "within": 0.1})
                 told = json.loads(await other._serve(PROBE, body))
         assert [entry[3] for entry in told["busy"]] == ["waits"]

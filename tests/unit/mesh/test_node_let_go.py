@@ -12,9 +12,9 @@ import pytest
 
 from quiesce.errors import JournalBroken, UsageError
 from quiesce.mesh import Unknown
-from quiesce.mesh.facts import EdgeClosed
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh.protocol.facts import EdgeClosed
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.store.journal import Journal
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, here, nothing, until
 

@@ -12,11 +12,12 @@ import pytest
 from quiesce import Scope
 from quiesce.core.roots import roots
 from quiesce.errors import JournalBroken, PeerLost
-from quiesce.mesh import Patience, Settled, SettledWithLosses, Unknown, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.facts import EdgeClosed
-from quiesce.mesh.journal import Journal
-from quiesce.mesh.receipt import Receipt
+from quiesce.mesh import Patience, Settled, SettledWithLosses, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import EdgeClosed
+from quiesce.mesh.protocol.receipt import Receipt
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.store.journal import Journal
 from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import HASTE, Full, World, here, leaves, nothing
 
@@ -126,7 +127,7 @@ async def test_a_late_copy_is_refused_after_a_restart(tmp_path: Path) -> None:
                     handing.answered(await world.deliver("b", handing.header, handler))
             with here().delegate("http://b") as handing:
                 headers.append(handing.header)
-                body = wire.call_body(Call("", (), ((handing._edge, False),)))
+                body = codec.call_body(NodeCall("", (), ((handing._edge, False),)))
                 await world.lines.call("http://b", RECEIPTS, body)
         await restarted(world, other, tmp_path)
         ran: list[Hop] = []
@@ -335,7 +336,7 @@ async def test_what_cannot_be_written_is_not_done(
         with pytest.raises(JournalBroken):
             node.cascade("d")
         with pytest.raises(PeerLost):
-            await node._serve(RECEIPTS, wire.call_body(Call("", (), ())))
+            await node._serve(RECEIPTS, codec.call_body(NodeCall("", (), ())))
         if isinstance(found, Settled):  # all that b had to say was written
             assert '["closed"' in written
             assert found.receipt.hops == 1 + len(ran)

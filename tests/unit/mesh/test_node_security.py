@@ -10,9 +10,11 @@ import anyio
 import pytest
 
 from quiesce.errors import EdgeRefused, QuiesceError
-from quiesce.mesh import Settled, Unknown, admission, wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.receipt import Note, Receipt
+from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.receipt import Note, Receipt
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.runtime import admission
 from tests.stress import lasting, turns
 from tests.unit.mesh.meshing import WALL, World, fails, here, leaves, marks, nothing, until
 
@@ -25,15 +27,15 @@ RECEIPTS, PROBE = "/quiesce/receipts", "/quiesce/probe"
 DONE = Receipt("done", notes=(Note("0" * 12, "", "forger", "done"),))
 
 
-def handed(number: int, home: str | None = None, begin_by: float = WALL) -> wire.Handed:
+def handed(number: int, home: str | None = None, begin_by: float = WALL) -> codec.Handed:
     """Make what comes with a message, of a sender that is none of the nodes."""
     edge = number.to_bytes(12, "big")
-    return wire.Handed(bytes(16), edge, "0" * 12, int(begin_by), home)
+    return codec.Handed(bytes(16), edge, "0" * 12, int(begin_by), home)
 
 
 async def post(world: World, *receipts: tuple[bytes, Receipt]) -> Any:
     """Post receipts to a."""
-    body = wire.call_body(Call("", receipts, ()))
+    body = codec.call_body(NodeCall("", receipts, ()))
     return json.loads(await world.lines.call("http://a", RECEIPTS, body))
 
 
@@ -56,7 +58,7 @@ async def test_an_address_that_is_not_allowed_is_never_called(home: str) -> None
     """Whoever has sent it has to ask."""
     async with World() as world:
         node = await world.add("b")
-        header = wire.request_header(handed(1, home))
+        header = codec.request_header(handed(1, home))
         told = await world.deliver("b", header, leaves)
         assert told.endswith(";s=working;d=ask")
         for hop in list(node._hops.values()):
@@ -138,7 +140,7 @@ async def test_what_strangers_can_have_noted_is_bounded(
         async def flood(first: int) -> None:
             for number in range(first, first + 200):
                 if way == "ask":
-                    body = wire.call_body(Call("", (), ((number.to_bytes(12, "big"), False),)))
+                    body = codec.call_body(NodeCall("", (), ((number.to_bytes(12, "big"), False),)))
                     await world.lines.call("http://a", RECEIPTS, body)
                 else:
                     moved = -4000 if way == "late" else 100_000
@@ -155,7 +157,7 @@ async def test_what_strangers_can_have_noted_is_bounded(
         # One who has a right to it asks again, and is answered in the end; what runs, at once.
         async with node.cascade("c"):
             (root,) = node._hops
-            body = wire.call_body(Call("", (), ((b"z" * 12, False), (root, False))))
+            body = codec.call_body(NodeCall("", (), ((b"z" * 12, False), (root, False))))
             reply = json.loads(await world.lines.call("http://a", RECEIPTS, body))
             assert [answer for _, answer in reply["answers"]] == ["working"]
             await lasting(0.2)
@@ -196,7 +198,7 @@ async def busy(world: World, texts: list[str]) -> None:
         await world.hand("b", mid)
         await world.hand("c", fails)
         with here().delegate("http://b") as handing:
-            texts.extend((repr(handing), repr(wire.parse_request_header(handing.header))))
+            texts.extend((repr(handing), repr(codec.parse_request_header(handing.header))))
             texts += [await world.deliver("b", handing.header, leaves) for _ in range(2)]
             handing.answered("rubbish")
         with here().delegate("http://nobody") as handing:
@@ -270,7 +272,7 @@ async def test_a_node_that_is_asked_by_another_than_its_sender_says_nothing(tmp_
     """Who does not know the id of an edge cannot ask for it by its mark."""
     async with World(tmp_path) as world:
         node = await world.add("b")
-        told = await world.deliver("b", wire.request_header(handed(7)), leaves)
+        told = await world.deliver("b", codec.request_header(handed(7)), leaves)
         known = told[3:15]
         body = b'{"v":0,"asks":[["%s",true]]}' % (known.encode() * 2)
         await world.lines.call("http://b", RECEIPTS, body.replace(b"http://a", b""))

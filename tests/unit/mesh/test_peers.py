@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quiesce.mesh import Node
-from quiesce.mesh import peers as mesh_peers
-from quiesce.mesh.peers import is_work, peers_of
+from quiesce.mesh.runtime import peers as mesh_peers
+from quiesce.mesh.runtime.peers import may_start_work, peers_of
 
 NODE = Node(
     "a",
@@ -56,7 +56,7 @@ def test_a_server_that_answers_with_a_receipt_is_learned(monkeypatch: pytest.Mon
 
 def test_descriptions_are_not_work() -> None:
     """But what changes something is, wherever it goes."""
-    assert not is_work("GET", "/.well-known/agent-card.json")
-    assert not is_work("GET", "/quiesce/ready")
-    assert is_work("GET", "/run")
-    assert is_work("POST", "/.well-known/agent-card.json")
+    assert not may_start_work("GET", "/.well-known/agent-card.json")
+    assert not may_start_work("GET", "/quiesce/ready")
+    assert may_start_work("GET", "/run")
+    assert may_start_work("POST", "/.well-known/agent-card.json")

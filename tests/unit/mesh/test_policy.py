@@ -6,7 +6,12 @@ import pytest
 
 from quiesce import ArgumentError
 from quiesce.errors import LocalProtocolError
-from quiesce.mesh.policy import Allowance, Policy, address, origin
+from quiesce.mesh.transport.address_policy import (
+    AddressPolicy,
+    Allowance,
+    address,
+    origin,
+)
 
 PEERS = ["https://peer.example", "http://other.example:8080/agents/x/", "https://peer.example/a"]
 
@@ -40,12 +45,12 @@ PEERS = ["https://peer.example", "http://other.example:8080/agents/x/", "https:/
 )
 def test_a_receipt_is_posted_to_peers_and_to_its_own_origin(home: str, allowed: bool) -> None:  # noqa: FBT001 - a case
     """And nowhere else, whoever asks for it."""
-    assert Policy("https://own.example", PEERS).allows(home) == allowed
+    assert AddressPolicy("https://own.example", PEERS).allows(home) == allowed
 
 
 def test_a_node_without_an_address_posts_to_peers_only() -> None:
     """It has no origin."""
-    policy = Policy(None, PEERS)
+    policy = AddressPolicy(None, PEERS)
     assert policy.allows("https://peer.example")
     assert not policy.allows("https://own.example")
 
@@ -67,7 +72,7 @@ def test_a_node_without_an_address_posts_to_peers_only() -> None:
 )
 def test_a_request_goes_to_the_node_below_whose_address_it_is(url: str, node: str) -> None:
     """A peer, the longest one; else the root of its server, without what is secret in the address."""
-    assert Policy("https://own.example", PEERS).node_of(url) == node
+    assert AddressPolicy("https://own.example", PEERS).node_of(url) == node
 
 
 @pytest.mark.parametrize(

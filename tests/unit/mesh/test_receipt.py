@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiesce.mesh import wire
-from quiesce.mesh.receipt import (
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.receipt import (
     COUNT_MAX,
     ENDS,
     NAME_MAX,
@@ -21,16 +21,16 @@ from quiesce.mesh.receipt import (
     Receipt,
     Status,
     Tally,
+    edge_mark,
+    edge_note,
     foremost,
-    mark,
     not_run,
-    note,
     pack,
     unpack,
 )
 
 EDGE = bytes(12)
-OWN = note(EDGE, "parent", "name", "done", 0.5, "why")
+OWN = edge_note(EDGE, "parent", "name", "done", 0.5, "why")
 
 
 def some_notes(done: int) -> st.SearchStrategy[tuple[Note, ...]]:
@@ -53,7 +53,7 @@ def test_what_is_made_is_what_it_would_be_and_frozen() -> None:
     receipt = tally.close("failed", OWN, volatile=True)
     other = Receipt("failed", 3, failed=1, lost=1, volatile=2, notes=(OWN, OWN))
     assert (type(receipt), receipt, hash(receipt)) == (Receipt, other, hash(other))
-    same = Note(mark(EDGE), "parent", "name", "done", 0.5, "why")
+    same = Note(edge_mark(EDGE), "parent", "name", "done", 0.5, "why")
     assert (type(OWN), OWN, hash(OWN)) == (Note, same, hash(same))
     for made, name in ((receipt, "hops"), (OWN, "why")):
         with pytest.raises(FrozenInstanceError):
@@ -70,12 +70,12 @@ def test_one_that_was_alone_is_what_any_other_would_be(
     edge: bytes, parent: str, name: str, microseconds: int
 ) -> None:
     """It says what one says that is made in the long way, and others can read it."""
-    own = note(edge, parent, name, "done", microseconds / 1e6, "")
+    own = edge_note(edge, parent, name, "done", microseconds / 1e6, "")
     other = Tally().close("done", own, volatile=False)
     written = Alone(name).packed(edge, parent, microseconds)
     assert unpack(written) == unpack(pack(other))
     if not parent:
-        assert wire.receipt_of(json.loads(written)) == unpack(written)
+        assert codec.receipt_of(json.loads(written)) == unpack(written)
 
 
 @pytest.mark.parametrize("status", ENDS)
@@ -89,12 +89,12 @@ def test_a_hop_counts_itself(status: Status) -> None:
 
 def test_counts_have_a_bound_that_can_be_told() -> None:
     """Whatever others say: what is made of it is a receipt that everybody takes."""
-    own, tally = note(EDGE, mark(EDGE), "name", "done", 0.5, ""), Tally()
+    own, tally = edge_note(EDGE, edge_mark(EDGE), "name", "done", 0.5, ""), Tally()
     for _ in range(3):
         tally.add(Receipt("done", *(COUNT_MAX,) * 8))
     for status in ENDS:
         for receipt in (tally.sum(), tally.close(status, own, volatile=True)):
-            assert wire.receipt_of(json.loads(pack(receipt))) == receipt
+            assert codec.receipt_of(json.loads(pack(receipt))) == receipt
 
 
 def test_one_that_could_not_be_sent_is_not_noted() -> None:

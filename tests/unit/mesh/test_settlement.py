@@ -8,8 +8,14 @@ from dataclasses import replace
 import pytest
 
 from quiesce.errors import ArgumentError
-from quiesce.mesh.receipt import Note, Receipt
-from quiesce.mesh.settlement import Settled, SettledWithLosses, Settlement, Unknown, settle
+from quiesce.mesh.protocol.receipt import Note, Receipt
+from quiesce.mesh.runtime.settlement import (
+    Settled,
+    SettledWithLosses,
+    Settlement,
+    Unknown,
+    settlement_of,
+)
 
 A, B, C, D = (letter * 12 for letter in "abcd")
 NOTES = (
@@ -23,7 +29,7 @@ WHOLE = Receipt("done", 3, failed=1, notes=NOTES[:2])
 
 def verdict(receipt: Receipt, require: str = "full") -> Settlement:
     """Judge a receipt."""
-    return settle(
+    return settlement_of(
         receipt,
         name="book-trip",
         cascade=bytes(16),

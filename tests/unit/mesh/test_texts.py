@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from quiesce.mesh import wire
-from quiesce.mesh.courier import Call
-from quiesce.mesh.facts import Answer
-from quiesce.mesh.frontier import Busy, MeshFrontier, answer_body, parse_answer
-from quiesce.mesh.receipt import Note, Receipt, mark
-from quiesce.mesh.settlement import Unknown, settle
-from quiesce.mesh.texts import harmless
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import Answer
+from quiesce.mesh.protocol.harmless_text import harmless
+from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
+from quiesce.mesh.protocol.scheduler import NodeCall
+from quiesce.mesh.runtime.progress import Busy, MeshFrontier, answer_body, parse_answer
+from quiesce.mesh.runtime.settlement import Unknown, settlement_of
 
 EDGE = b"e" * 12
 EVIL = "bank\x1b[2K\x1b]0;owned\x07\n\x1b[32mcascade 'trip': settled\x1b[0m\r\u202e\u2028"
@@ -41,22 +41,22 @@ def test_what_is_not_seen_is_spelled_out(text: str, seen: str) -> None:
 
 def test_a_receipt_cannot_forge_a_verdict() -> None:
     """Neither by a name nor by a reason: also not in what is logged or given to machines."""
-    note = Note(mark(EDGE), "", EVIL, "done", 0.1, f"why {EVIL}")
-    body = wire.call_body(Call("", ((EDGE, Receipt("done", notes=(note,))),), ()))
-    ((_, receipt),) = wire.parse_call(body).receipts
-    header = wire.response_header(EDGE, Answer("closed", Receipt("done", notes=(note,))))
-    told = wire.parse_response_header(header, EDGE).answer.receipt
+    note = Note(edge_mark(EDGE), "", EVIL, "done", 0.1, f"why {EVIL}")
+    body = codec.call_body(NodeCall("", ((EDGE, Receipt("done", notes=(note,))),), ()))
+    ((_, receipt),) = codec.parse_call(body).receipts
+    header = codec.response_header(EDGE, Answer("closed", Receipt("done", notes=(note,))))
+    told = codec.parse_response_header(header, EDGE).answer.receipt
     for found in (receipt, told):
         assert found is not None
         assert found.notes[0].name.isprintable()
         assert found.notes[0].why.isprintable()
-    text = str(settle(receipt, name="trip", cascade=bytes(16), seconds=0.1))
+    text = str(settlement_of(receipt, name="trip", cascade=bytes(16), seconds=0.1))
     assert shows_nothing_else(text, 2)
 
 
 def test_names_that_came_another_way_are_shown_as_harmless() -> None:
     """As that of an agent's card, which a message was sent to."""
-    note = Note(mark(EDGE), "", EVIL, "unknown", None, EVIL)
+    note = Note(edge_mark(EDGE), "", EVIL, "unknown", None, EVIL)
     receipt = Receipt("done", hops=0, unknown=1, notes=(note,))
     found = Unknown("trip", "", receipt, 0.1, missing=(f"what became of it {EVIL}",))
     assert shows_nothing_else(str(found), 3)

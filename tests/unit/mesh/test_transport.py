@@ -7,7 +7,7 @@ import pytest
 from quiesce import UsageError
 from quiesce.errors import PeerLost
 from quiesce.mesh import Memory
-from quiesce.mesh.transport import NoMesh, not_ok
+from quiesce.mesh.transport.node_transport import NoMesh, not_ok
 
 
 async def echo(path: str, body: bytes) -> bytes:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.mesh import Settled, Unknown, frontier
+from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.runtime import progress
 from tests.unit.mesh.meshing import World
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ async def test_the_verdict_names_it_and_the_line_that_declares_it(
     name: str | None,
 ) -> None:
     """What it is, where it was started and since when; with the line, which an item has none of, it is settled."""
-    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LASTING_SECONDS", 0.0)
     folders = [tmp_path / name for name in ("unknown", "named", "module")]
     for folder in folders:
         folder.mkdir()
@@ -126,7 +127,7 @@ async def test_work_that_has_just_begun_is_not_to_be_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any
 ) -> None:
     """It may be the work itself, and end soon."""
-    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 3600.0)  # also on a busy machine
+    monkeypatch.setattr(progress, "_LASTING_SECONDS", 3600.0)  # also on a busy machine
     found = await verdict(tmp_path, pool, "use_task", [])
     assert "task Pool.keep since" in str(found)
     assert "declare it" not in str(found)
@@ -136,7 +137,7 @@ async def test_work_that_goes_on_in_the_handler_is_not_to_be_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any
 ) -> None:
     """As long as the handler has not returned, what it has started may be what it waits for."""
-    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LASTING_SECONDS", 0.0)
     async with World(tmp_path) as world:
         root, _ = await world.add("a"), await world.add("b")
         found: list[Unknown] = []

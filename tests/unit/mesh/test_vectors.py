@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce.errors import RemoteProtocolError
-from quiesce.mesh import wire
-from quiesce.mesh.facts import Answer
-from quiesce.mesh.receipt import mark
-from quiesce.mesh.wire import Answered, Handed
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.codec import Answered, Handed
+from quiesce.mesh.protocol.facts import Answer
+from quiesce.mesh.protocol.receipt import edge_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ EDGE = bytes.fromhex(VECTORS["response_headers"]["edge"])
 
 def test_marks() -> None:
     """An edge has the mark that is published."""
-    assert [mark(bytes.fromhex(edge)) for edge, _ in VECTORS["marks"]] == [
+    assert [edge_mark(bytes.fromhex(edge)) for edge, _ in VECTORS["marks"]] == [
         shown for _, shown in VECTORS["marks"]
     ]
 
@@ -39,26 +39,26 @@ def test_request_headers(vector: dict[str, Any]) -> None:
         vector["begin_by"],
         vector["home"],
     )
-    assert wire.parse_request_header(vector["text"]) == handed
+    assert codec.parse_request_header(vector["text"]) == handed
     if vector["text"].startswith("00"):  # of a later version more is read than we write
-        assert wire.request_header(handed) == vector["text"]
+        assert codec.request_header(handed) == vector["text"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["response_headers"]["right"])
 def test_response_headers(vector: dict[str, Any]) -> None:
     """An answer is read as published, and written so."""
-    receipt = None if vector["receipt"] is None else wire.receipt_of(vector["receipt"])
+    receipt = None if vector["receipt"] is None else codec.receipt_of(vector["receipt"])
     answer = Answer(vector["kind"], receipt)
     must_ask = vector.get("must_ask", False)
-    assert wire.parse_response_header(vector["text"], EDGE) == Answered(answer, must_ask)
-    assert wire.response_header(EDGE, answer, must_ask=must_ask) == vector["text"]
+    assert codec.parse_response_header(vector["text"], EDGE) == Answered(answer, must_ask)
+    assert codec.response_header(EDGE, answer, must_ask=must_ask) == vector["text"]
 
 
 @pytest.mark.parametrize("body", VECTORS["calls"]["right"])
 def test_calls(body: dict[str, Any]) -> None:
     """A call that is published is one, and comes out the same."""
-    call = wire.parse_call(json.dumps(body).encode())
-    written = json.loads(wire.call_body(call))
+    call = codec.parse_call(json.dumps(body).encode())
+    written = json.loads(codec.call_body(call))
     known = {key: value for key, value in body.items() if key != "later"}
     assert {"receipts": [], "asks": []} | known == written
 
@@ -66,17 +66,17 @@ def test_calls(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", VECTORS["replies"]["right"])
 def test_replies(body: dict[str, Any]) -> None:
     """A reply that is published is one, and comes out the same."""
-    assert json.loads(wire.reply_body(wire.parse_reply(json.dumps(body).encode()))) == body
+    assert json.loads(codec.reply_body(codec.parse_reply(json.dumps(body).encode()))) == body
 
 
 WRONG: list[tuple[Callable[[Any], object], object]] = [
-    *((wire.parse_request_header, text) for text in VECTORS["request_headers"]["wrong"]),
+    *((codec.parse_request_header, text) for text in VECTORS["request_headers"]["wrong"]),
     *(
-        (lambda text: wire.parse_response_header(text, EDGE), text)
+        (lambda text: codec.parse_response_header(text, EDGE), text)
         for text in VECTORS["response_headers"]["wrong"]
     ),
-    *((wire.parse_call, json.dumps(body).encode()) for body in VECTORS["calls"]["wrong"]),
-    *((wire.parse_reply, json.dumps(body).encode()) for body in VECTORS["replies"]["wrong"]),
+    *((codec.parse_call, json.dumps(body).encode()) for body in VECTORS["calls"]["wrong"]),
+    *((codec.parse_reply, json.dumps(body).encode()) for body in VECTORS["replies"]["wrong"]),
 ]
 
 

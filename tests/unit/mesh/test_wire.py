@@ -10,11 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiesce.errors import LocalProtocolError, RemoteProtocolError
-from quiesce.mesh import wire
-from quiesce.mesh.courier import Call, Courier, Patience, Reply
-from quiesce.mesh.facts import NEVER, NOT_NOW, UNKNOWN, WORKING, Answer, Post, Watch
-from quiesce.mesh.receipt import NAME_MAX, NOTES_MAX, WHY_MAX, Note, Receipt, mark
-from quiesce.mesh.wire import Answered, Handed
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.codec import Answered, Handed
+from quiesce.mesh.protocol.facts import (
+    NEVER,
+    NOT_NOW,
+    UNKNOWN,
+    WORKING,
+    Answer,
+    Post,
+    Watch,
+)
+from quiesce.mesh.protocol.receipt import (
+    NAME_MAX,
+    NOTES_MAX,
+    WHY_MAX,
+    Note,
+    Receipt,
+    edge_mark,
+)
+from quiesce.mesh.protocol.scheduler import Courier, NodeCall, NodeReply, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +41,7 @@ HANDED = Handed(CASCADE, EDGE, "0123456789ab", 1_763_290_000)
 
 edges = st.binary(min_size=12, max_size=12)
 counts = st.integers(0, 2**53 - 1)
-marks = edges.map(mark)
+marks = edges.map(edge_mark)
 
 
 def seen(most: int) -> st.SearchStrategy[str]:
@@ -61,22 +76,22 @@ answers = st.sampled_from([WORKING, NEVER, NOT_NOW, UNKNOWN]) | receipts.map(
 
 def test_the_header_of_a_message_is_short_and_read_again() -> None:
     """It has the cascade, the edge and a mark of the parent, in under 100 bytes."""
-    assert wire.request_header(HANDED) == HEADER
+    assert codec.request_header(HANDED) == HEADER
     assert len(HEADER) < 100
-    assert wire.parse_request_header(HEADER) == HANDED
-    assert wire.parse_request_header(HEADER.encode()) == HANDED
+    assert codec.parse_request_header(HEADER) == HANDED
+    assert codec.parse_request_header(HEADER.encode()) == HANDED
     home = Handed(CASCADE, EDGE, "0123456789ab", 1, "https://[::1]:8080/quiesce?a=b")
-    assert wire.parse_request_header(wire.request_header(home)) == home
+    assert codec.parse_request_header(codec.request_header(home)) == home
 
 
 def test_a_later_version_may_add_and_not_change() -> None:
     """More fields and parameters are ignored, of a later version; ours has none."""
-    assert wire.parse_request_header("01" + HEAD[2:] + "-abcd;h=http://a;x=1;b=7") == Handed(
+    assert codec.parse_request_header("01" + HEAD[2:] + "-abcd;h=http://a;x=1;b=7") == Handed(
         CASCADE, EDGE, "0123456789ab", 7, "http://a"
     )
     for wrong in ("ff" + HEADER[2:], HEAD + "-abcd;b=7"):
         with pytest.raises(RemoteProtocolError, match="has no such form"):
-            wire.parse_request_header(wrong)
+            codec.parse_request_header(wrong)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +107,14 @@ def test_a_later_version_may_add_and_not_change() -> None:
 def test_what_is_no_header_is_refused(wrong: str) -> None:
     """The error says what is wrong, and does not quote the secret."""
     with pytest.raises(RemoteProtocolError) as caught:
-        wire.parse_request_header(wrong)
+        codec.parse_request_header(wrong)
     assert EDGE.hex()[:8] not in str(caught.value)
 
 
 def test_an_address_that_does_not_fit_is_not_sent() -> None:
     """It would be cut, or would become another parameter."""
     with pytest.raises(LocalProtocolError, match="fits into a header"):
-        wire.request_header(Handed(CASCADE, EDGE, "0123456789ab", 1, "http://a;b"))
+        codec.request_header(Handed(CASCADE, EDGE, "0123456789ab", 1, "http://a;b"))
 
 
 @given(edges, answers, st.booleans())
@@ -109,11 +124,11 @@ def test_the_header_of_an_answer_is_read_again(
     must_ask: bool,  # noqa: FBT001 - hypothesis gives it
 ) -> None:
     """Whatever it says; of many notes only some are kept, the counts are all."""
-    text = wire.response_header(edge, answer, must_ask=must_ask)
-    assert len(text) <= wire.HEADER_BYTES_MAX
+    text = codec.response_header(edge, answer, must_ask=must_ask)
+    assert len(text) <= codec.HEADER_BYTES_MAX
     assert text.isascii()
     assert text.isprintable()
-    read = wire.parse_response_header(text, edge)
+    read = codec.parse_response_header(text, edge)
     if answer.receipt is None:
         assert read == Answered(answer, must_ask)
     else:
@@ -124,44 +139,44 @@ def test_the_header_of_an_answer_is_read_again(
 
 def test_the_answer_to_another_message_is_refused() -> None:
     """A header that a proxy has kept from another answer says nothing of this one."""
-    text = wire.response_header(EDGE, WORKING)
+    text = codec.response_header(EDGE, WORKING)
     with pytest.raises(RemoteProtocolError, match="another message"):
-        wire.parse_response_header(text, bytes(12))
+        codec.parse_response_header(text, bytes(12))
 
 
 @given(
     st.lists(st.tuples(edges, receipts), max_size=5),
     st.lists(st.tuples(edges, st.booleans())),
-    st.floats(0, wire.WAIT_MAX),
+    st.floats(0, codec.WAIT_MAX),
 )
 def test_a_call_is_read_again(posted: Any, asked: Any, wait: float) -> None:
     """Receipts and questions come out as they went in."""
-    call = Call("there", tuple(posted), tuple(asked), wait)
-    assert wire.parse_call(wire.call_body(call), "there") == call
+    call = NodeCall("there", tuple(posted), tuple(asked), wait)
+    assert codec.parse_call(codec.call_body(call), "there") == call
 
 
 @given(st.lists(edges, max_size=5), st.lists(st.tuples(edges, answers), max_size=5))
 def test_a_reply_is_read_again(taken: Any, answered: Any) -> None:
     """What was taken and what is answered come out as they went in."""
-    reply = Reply(tuple(taken), tuple(answered))
-    assert wire.parse_reply(wire.reply_body(reply)) == reply
+    reply = NodeReply(tuple(taken), tuple(answered))
+    assert codec.parse_reply(codec.reply_body(reply)) == reply
 
 
 def test_nobody_is_kept_waiting_for_longer_than_the_limit() -> None:
     """However long a caller would wait."""
-    assert wire.parse_call(b'{"v":0,"wait":1e9}').wait == wire.WAIT_MAX
+    assert codec.parse_call(b'{"v":0,"wait":1e9}').wait == codec.WAIT_MAX
 
 
 def test_long_texts_are_cut_when_they_are_written() -> None:
     """What a node writes is always what a node reads."""
-    note = Note(mark(EDGE), "", "n" * 1000, "failed", 0.5, "w" * 1000)
-    call = Call("", ((EDGE, Receipt("failed", failed=1, notes=(note,) * NOTES_MAX)),), ())
-    ((_, read),) = wire.parse_call(wire.call_body(call)).receipts
+    note = Note(edge_mark(EDGE), "", "n" * 1000, "failed", 0.5, "w" * 1000)
+    call = NodeCall("", ((EDGE, Receipt("failed", failed=1, notes=(note,) * NOTES_MAX)),), ())
+    ((_, read),) = codec.parse_call(codec.call_body(call)).receipts
     assert len(read.notes) == NOTES_MAX
     assert (len(read.notes[0].name), len(read.notes[0].why)) == (NAME_MAX, WHY_MAX)
 
 
-GOOD_NOTE: list[object] = [mark(EDGE), "", "n", "done", None, ""]
+GOOD_NOTE: list[object] = [edge_mark(EDGE), "", "n", "done", None, ""]
 WRONG: tuple[object, ...] = (-1, [], "x" * 501)
 WRONG_NOTES = [
     {"s": "done", "n": 1, "notes": [[*GOOD_NOTE[:place], wrong, *GOOD_NOTE[place + 1 :]]]}
@@ -186,7 +201,7 @@ def test_what_is_no_receipt_is_refused(receipt: object) -> None:
     """Above all one that does not count itself: it would be taken for more than it is."""
     body = json.dumps({"v": 0, "receipts": [[EDGE.hex(), receipt]]}).encode()
     with pytest.raises(RemoteProtocolError):
-        wire.parse_call(body)
+        codec.parse_call(body)
 
 
 @pytest.mark.parametrize(
@@ -197,13 +212,13 @@ def test_what_is_no_receipt_is_refused(receipt: object) -> None:
         b'{"v":0,"asks":[["AB",true]]}', b'{"v":NaN}', b"[" * 100_000, b"1" * 10_000,
         b'{"v":0,"wait":1%s,"answers":1}' % (b"0" * 400), b'{"v":0,"keep":1%s,"answers":1}' % (b"0" * 400),
         b'{"v":0,"wait":Infinity,"answers":1}', b'{"v":0,"wait":-1,"answers":1}', b'{"v":0,"wait":"1","answers":1}',
-        b'{"v":0,"asks":[%s]}' % b",".join([b"[]"] * 1001), b" " * (wire.BODY_BYTES_MAX + 1),
+        b'{"v":0,"asks":[%s]}' % b",".join([b"[]"] * 1001), b" " * (codec.BODY_BYTES_MAX + 1),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("parse", [wire.parse_call, wire.parse_reply])
+@pytest.mark.parametrize("parse", [codec.parse_call, codec.parse_reply])
 def test_what_is_no_body_is_refused(parse: Callable[[bytes], object], body: bytes) -> None:
     """Whatever somebody posts."""
-    if parse is wire.parse_reply:
+    if parse is codec.parse_reply:
         body = body.replace(b"asks", b"answers")
     with pytest.raises(RemoteProtocolError):
         parse(body)
@@ -218,12 +233,12 @@ def test_a_reply_that_would_be_too_long_leaves_out_answers() -> None:
     """They are asked for again; who is told more than he takes would never be told anything."""
     edges = [number.to_bytes(12, "big") for number in range(1000)]
     answers = tuple((edge, Answer("closed", LONGEST)) for edge in edges)
-    body = wire.reply_body(Reply((), answers))
-    assert 0.9 * wire.BODY_BYTES_MAX < len(body) <= wire.BODY_BYTES_MAX
-    read = wire.parse_reply(body).answers
+    body = codec.reply_body(NodeReply((), answers))
+    assert 0.9 * codec.BODY_BYTES_MAX < len(body) <= codec.BODY_BYTES_MAX
+    read = codec.parse_reply(body).answers
     assert read == answers[: len(read)]
     short = tuple((edge, WORKING) for edge in edges)
-    assert wire.parse_reply(wire.reply_body(Reply(tuple(edges), short))).answers == short
+    assert codec.parse_reply(codec.reply_body(NodeReply(tuple(edges), short))).answers == short
 
 
 def test_receipts_that_would_be_too_long_go_in_more_calls() -> None:
@@ -234,7 +249,7 @@ def test_receipts_that_would_be_too_long_go_in_more_calls() -> None:
         courier.post(Post(edge, "a", LONGEST if edge < edges[100] else Receipt("done")), 0.0)
         courier.watch(Watch(edge, "a", cancel=True), 0.0)
     calls = courier.due(0.0)
-    assert max(len(wire.call_body(call)) for call in calls) <= wire.BODY_BYTES_MAX
+    assert max(len(codec.call_body(call)) for call in calls) <= codec.BODY_BYTES_MAX
     assert [edge for call in calls for edge, _ in call.receipts] == edges
     assert [edge for call in calls for edge, _ in call.asks] == edges
     assert len(calls) < 12

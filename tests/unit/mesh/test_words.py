@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from quiesce import Scope, UsageError, detached
-from quiesce.core.node import graveyards
-from quiesce.core.report import Ended
+from quiesce.core.graveyard import graveyards
+from quiesce.core.report import ReportEntry
 from quiesce.mesh import Patience, Unknown
 from quiesce.mesh.routes.following import Followed
 from tests.stress import turns
@@ -179,7 +179,7 @@ async def test_no_receipt_is_undelivered_if_there_is_none() -> None:
 
 def test_a_place_that_is_not_known_is_said_to_be_so() -> None:
     """A question mark says nothing."""
-    lost = Ended("item", "in asyncio.Queue", "hop", None, 1.0, {})
+    lost = ReportEntry("item", "in asyncio.Queue", "hop", None, 1.0, {})
     assert str(lost) == "item in asyncio.Queue · 1.00 s · started at a place that is not known"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.resources.pool import RunnerPool
+from quiesce.pool.pool import RunnerPool
 from tests.stress import CANCELLED, turns
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quiesce.resources import spawning
-from quiesce.resources.ready import Line
+from quiesce.processes import process_spawn
+from quiesce.processes.readiness.probe import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,17 +82,17 @@ class Census:
 def counted() -> Iterator[Census]:
     """Note each child that the library forks, and fail if anything of one is left in the end."""
     census = Census()
-    spawn = spawning.spawn
+    spawn = process_spawn.spawn
 
-    def noting(*args: Any, **options: Any) -> spawning.Child:
+    def noting(*args: Any, **options: Any) -> process_spawn.SpawnedChild:
         child = spawn(*args, **options)
         census.pids.append(child.pid)
         return child
 
-    spawning.spawn = noting
+    process_spawn.spawn = noting
     try:
         yield census
     finally:
-        spawning.spawn = spawn
+        process_spawn.spawn = spawn
         left = census.left()
     assert not left, f"the test left: {left}"

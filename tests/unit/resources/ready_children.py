@@ -15,15 +15,15 @@ import anyio
 import anyio.lowlevel
 import uvloop
 
-from quiesce.resources import lifeline
-from quiesce.resources.descriptors import readable
-from quiesce.resources.ready import Launch, Ready, ready_of
+from quiesce.processes import watchdog
+from quiesce.processes.descriptors import readable
+from quiesce.processes.readiness.probe import Launch, Ready, ready_of
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Iterator
 
-    from quiesce.resources.listening import Listener
+    from quiesce.processes.readiness.listener import Listener
 
 PROGRAMS = Path(__file__).parents[2] / "integration" / "child_programs.py"
 uvloop.new_event_loop().close()  # the first one opens a pipe, for good
@@ -172,7 +172,7 @@ def open_descriptors() -> set[str]:
 @contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
     """Fail if descriptors, children, or files in a folder are left."""
-    lifeline.watcher._end()  # of the processes of other tests: it is a child, too
+    watchdog.watcher._end()  # of the processes of other tests: it is a child, too
     before = open_descriptors()
     yield
     assert open_descriptors() - before == set()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from quiesce import Job, Scope
-    from quiesce.resources.stream import Stream
+    from quiesce.streams.stream import Stream
 
 
 def this_task() -> object:

@@ -8,9 +8,9 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
-from quiesce.resources import lifeline
+from quiesce.processes import watchdog
 
-MARK = f"{lifeline.MARK}=1234."  # and a number for each process
+MARK = f"{watchdog.MARK}=1234."  # and a number for each process
 
 
 class System:
@@ -61,7 +61,7 @@ class System:
             "time": SimpleNamespace(sleep=self.pauses.append),
         }
         own: dict[str, Any] = {"__import__": lambda name, *_: modules[name], "open": self.open}
-        exec(lifeline.WATCHER, {"__builtins__": {**vars(builtins), **own}})  # noqa: S102 - it is ours
+        exec(watchdog.WATCHER, {"__builtins__": {**vars(builtins), **own}})  # noqa: S102 - it is ours
 
 
 def test_a_process_in_its_exec_is_found_by_the_second_look() -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from quiesce import Scope, ScopeClosed, current_scope
-from quiesce.resources.pool import RunnerPool
+from quiesce.pool.pool import RunnerPool
 from tests.stress import SCHEDULING, Raising, run_bounded, turns, unclosed
 from tests.unit.resources.pool_runners import User, World
 

@@ -9,7 +9,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import StartFailed
-from quiesce.resources.backoff import Backoff, Histories
+from quiesce.pool.backoff import Backoff, Histories
 from tests.stress import turns
 from tests.unit.resources.pool_runners import User, World
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quiesce import FrontierEntry
-    from quiesce.resources.pool import RunnerPool
+    from quiesce.pool.pool import RunnerPool
     from tests.unit.resources.pool_runners import FakeRunner
 
 IDLE = 0.02

@@ -12,7 +12,7 @@ import pytest
 
 from quiesce import Process, Program, RunnerPool, Scope
 from quiesce.errors import ProcessLost, RunnerReleased, StartFailed
-from quiesce.resources import spawning
+from quiesce.processes import process_spawn
 from tests.stress import turns
 from tests.unit.resources.processes import BARREN, POLITE, READY, STUBBORN, Census, counted
 
@@ -60,7 +60,7 @@ class Lessee:
 async def test_five_stubborn_runners_end_in_one_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are asked before the first is killed, and all are killed when one grace is over."""
     sent: list[tuple[int, float]] = []
-    signal_group = spawning.signal_group
+    signal_group = process_spawn.signal_group
 
     def noting(group: int, number: int) -> None:
         sent.append((number, time.monotonic()))
@@ -72,7 +72,7 @@ async def test_five_stubborn_runners_end_in_one_grace(monkeypatch: pytest.Monkey
             for key in range(5):
                 async with pool.lease(key):
                     pass
-            monkeypatch.setattr(spawning, "signal_group", noting)
+            monkeypatch.setattr(process_spawn, "signal_group", noting)
             report = await pool.drain()
             monkeypatch.undo()
             assert report.ok

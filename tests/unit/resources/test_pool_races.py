@@ -10,8 +10,8 @@ import pytest
 
 from quiesce import ArgumentError, Scope, ScopeClosed, current_scope
 from quiesce.errors import StartFailed
-from quiesce.resources.backoff import Backoff
-from quiesce.resources.pool import RunnerPool
+from quiesce.pool.backoff import Backoff
+from quiesce.pool.pool import RunnerPool
 from tests.stress import SCHEDULING, turns
 from tests.unit.resources.pool_runners import FakeRunner, User, World
 
@@ -176,7 +176,7 @@ async def test_a_pool_is_shown_where_it_was_made() -> None:
     async with Scope("a"):
         where = World().pool()._node.where
         assert where is not None
-        assert "quiesce/resources" not in where
+        assert "src/quiesce/" not in where
 
 
 async def test_a_release_names_a_key_that_cannot_be_one() -> None:

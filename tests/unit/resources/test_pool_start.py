@@ -10,8 +10,8 @@ import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
 from quiesce.errors import RunnerReleased, StartFailed
-from quiesce.resources.backoff import Backoff
-from quiesce.resources.pool import RunnerPool
+from quiesce.pool.backoff import Backoff
+from quiesce.pool.pool import RunnerPool
 from tests.stress import turns
 from tests.unit.resources.pool_runners import FakeRunner, User, World
 

@@ -18,7 +18,7 @@ from tests.unit.resources.pool_runners import FakeRunner, User, World, joined, s
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from quiesce.resources.pool import RunnerPool
+    from quiesce.pool.pool import RunnerPool
     from tests.sweeping import Subject
 
     Act = Callable[[RunnerPool[str, FakeRunner], World], Awaitable[Any]]

@@ -19,13 +19,13 @@ import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
 from quiesce.errors import NotReady, SpawnFailed
-from quiesce.resources import spawning
-from quiesce.resources.connecting import UnixSocket
-from quiesce.resources.listening import Listener
-from quiesce.resources.notify import Notify
-from quiesce.resources.process import start_process
-from quiesce.resources.ready import Fd, Line
-from quiesce.resources.turns import of
+from quiesce.processes import process_spawn
+from quiesce.processes.fork_queue import of
+from quiesce.processes.process import start_process
+from quiesce.processes.readiness.connect import UnixSocket
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Line
 from tests.unit.resources.processes import Census, counted
 from tests.unit.resources.ready_children import open_descriptors
 
@@ -259,7 +259,7 @@ async def test_a_killed_child_that_does_not_die_does_not_hold_up_the_loop(
 
     child = subprocess.Popen(["true"], process_group=0)  # noqa: ASYNC220, S607 - what is tried
     monkeypatch.setattr(os, "waitpid", undead)
-    spawning.reap_killed(child.pid)
+    process_spawn.reap_killed(child.pid)
     assert await anyio.to_thread.run_sync(reaped.wait)
     assert set(asked[:-1]) == {os.WNOHANG}
     monkeypatch.undo()

@@ -17,10 +17,10 @@ import trio
 import uvloop
 
 from quiesce import Scope, ScopeClosed, UsageError
-from quiesce.core.node import graveyards
+from quiesce.core.graveyard import graveyards
 from quiesce.errors import ProcessStuck
-from quiesce.resources import owning, reaping, spawning
-from quiesce.resources.process import start_process
+from quiesce.processes import exit_watch, process_owner, process_spawn
+from quiesce.processes.process import start_process
 from tests.loops import what_is_left
 from tests.stress import turns
 from tests.unit.resources import processes
@@ -192,8 +192,8 @@ async def test_what_outlives_sigkill_is_stuck(monkeypatch: pytest.MonkeyPatch) -
     scope = await Scope.open("a")
     process = await start_process(processes.STUBBORN, scope=scope, ready=READY, name="x")
     with monkeypatch.context() as patch:
-        patch.setattr(spawning, "signal_group", in_vain)
-        patch.setattr(owning, "_KILLED_SECONDS", 0.05)
+        patch.setattr(process_spawn, "signal_group", in_vain)
+        patch.setattr(process_owner, "_KILLED_SECONDS", 0.05)
         with pytest.raises(ProcessStuck, match="x"):
             await process.stop(grace=GRACE)
         assert signalled == [signal.SIGTERM, signal.SIGKILL]
@@ -254,7 +254,7 @@ async def test_other_threads_are_refused() -> None:
 
 async def test_it_works_without_a_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread sees the exit where the system has no such file."""
-    monkeypatch.setattr(reaping, "open_exit_fd", lambda _: None)
+    monkeypatch.setattr(exit_watch, "open_exit_fd", lambda _: None)
     async with Scope("a"):
         process = await start_process(processes.STUBBORN_PARENT, ready=READY, grace=GRACE)
         assert await process.stop() == -signal.SIGKILL
@@ -273,7 +273,7 @@ async def test_a_process_that_cannot_be_watched_is_not_left(
     async with Scope("a") as scope:
         await (await start_process(["true"])).wait()  # there is a watcher from here on
         before = open_files()
-        monkeypatch.setattr(reaping, "watch_exit", fail)
+        monkeypatch.setattr(exit_watch, "watch_exit", fail)
         with pytest.raises(RuntimeError):
             await start_process(processes.STUBBORN_PARENT, stdin="pipe")
         assert not scope.frontier()
@@ -287,7 +287,7 @@ async def test_a_process_that_somebody_else_reaped_is_let_go() -> None:
     async with Scope("a"):
         process = await start_process(["true"])
         os.waitpid(process.pid, 0)  # noqa: ASYNC222 - somebody does just that
-        assert await process.wait() == spawning.RETURNCODE_UNKNOWN
+        assert await process.wait() == process_spawn.RETURNCODE_UNKNOWN
 
 
 async def test_no_files_are_left() -> None:
@@ -365,4 +365,4 @@ def test_other_processes_may_end_while_the_group_is_looked_for() -> None:
     stat = os.stat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "stat", gone)
-        assert spawning.group_lives(os.getpgrp())
+        assert process_spawn.group_lives(os.getpgrp())

@@ -10,8 +10,8 @@ import pytest
 
 from quiesce import Scope, UsageError
 from quiesce.errors import ProcessLost
-from quiesce.resources import incoming, output
-from quiesce.resources.process import Process, start_process
+from quiesce.processes import output, output_pipe
+from quiesce.processes.process import Process, start_process
 from tests.unit.resources.processes import GRACE, counted
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ async def test_output_that_nobody_reads_blocks_nobody(monkeypatch: pytest.Monkey
 async def test_a_slow_reader_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process waits for a reader that is behind, so the bound is kept and no line lost."""
     monkeypatch.setattr(output, "KEPT_BYTES_MAX", 100)
-    monkeypatch.setattr(incoming, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(output_pipe, "CHUNK_BYTES", 64)
     seen: list[str] = []
     async with Scope("a"):
         process = await start_process(MANY)

@@ -16,11 +16,11 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import NotReady, ProcessLost
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.listening import Listener
-from quiesce.resources.notify import Notify
-from quiesce.resources.process import Process, start_process
-from quiesce.resources.ready import Fd, Line
+from quiesce.processes.process import Process, start_process
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Line
 from tests.sweeping import Plan, sweep
 from tests.unit.resources import processes
 from tests.unit.resources.processes import Census, counted

@@ -11,7 +11,7 @@ import pytest
 
 from quiesce import ArgumentError, LineTooLong, Scope, start_process
 from quiesce.core.backends import running_backend
-from quiesce.resources import incoming, raw
+from quiesce.processes import output_pipe, raw_stdio
 from quiesce.testing import sweep
 
 pytestmark = pytest.mark.real_time
@@ -54,7 +54,7 @@ async def test_a_process_whose_bytes_nobody_takes_waits() -> None:
         process = await start_process(["python3", "-c", script], stdout="bytes")
         while process.raw._unwatch is not None:
             await anyio.lowlevel.checkpoint()
-        assert len(process.raw._buffer) < raw._UNREAD_BYTES_MAX + incoming.CHUNK_BYTES
+        assert len(process.raw._buffer) < raw_stdio._UNREAD_BYTES_MAX + output_pipe.CHUNK_BYTES
         assert process.returncode is None
         count = 0
         while count < 2_000_000:
@@ -78,7 +78,7 @@ async def test_what_is_posted_comes_behind_what_is_in_line() -> None:
     ours, theirs = os.pipe()
     for end in (ours, theirs):
         os.set_blocking(end, False)
-    sent = raw.Input(running_backend(), theirs)
+    sent = raw_stdio.Input(running_backend(), theirs)
     try:
         sent.post(b"x" * 1_000_000)
         os.read(ours, 65_536)

@@ -10,8 +10,8 @@ import pytest
 
 from quiesce import ArgumentError, Scope, ScopeClosed
 from quiesce.errors import NotReady, ProcessLost, SpawnFailed
-from quiesce.resources import reaping
-from quiesce.resources.process import Process, start_process
+from quiesce.processes import exit_watch
+from quiesce.processes.process import Process, start_process
 from tests.unit.resources import processes
 from tests.unit.resources.processes import GRACE, READY, counted, runs_in
 
@@ -122,7 +122,7 @@ async def test_a_probe_that_fails_by_the_exit_tells_of_the_exit() -> None:
     """The exit is the error then, and the probe's is its cause."""
 
     async def probe(process: Process) -> None:
-        while not reaping.has_exited(process.pid, process._child.exit_fd):
+        while not exit_watch.has_exited(process.pid, process._child.exit_fd):
             pass  # the loop has not seen it then
         raise ConnectionResetError
 

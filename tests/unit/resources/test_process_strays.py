@@ -12,10 +12,10 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import ProcessStuck
-from quiesce.resources import lifeline, owning
-from quiesce.resources.lifeline import Strays
-from quiesce.resources.process import start_process
-from quiesce.resources.ready import Line
+from quiesce.processes import process_owner, watchdog
+from quiesce.processes.process import start_process
+from quiesce.processes.readiness.probe import Line
+from quiesce.processes.watchdog import Strays
 from tests.unit.resources.processes import end, runs_in
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class Immortal:
 async def test_a_stray_that_outlives_sigkill_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is stuck, and its details have the number."""
     immortal = Immortal()
-    monkeypatch.setattr(lifeline, "strays", immortal)
-    monkeypatch.setattr(owning, "_KILLED_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog, "strays", immortal)
+    monkeypatch.setattr(process_owner, "_KILLED_SECONDS", 0.05)
     async with Scope("a") as scope:
         process = await start_process(["sleep", "60"])
         with pytest.raises(ProcessStuck):
@@ -167,8 +167,8 @@ class System:
         """Stand in for /proc."""
         self.looks = list(looks)
         self.now = 0.0
-        monkeypatch.setattr(lifeline, "_pids", self.pids)
-        monkeypatch.setattr(lifeline, "mark_of", lambda pid: self.seen[pid])
+        monkeypatch.setattr(watchdog, "_pids", self.pids)
+        monkeypatch.setattr(watchdog, "mark_of", lambda pid: self.seen[pid])
         monkeypatch.setattr(time, "monotonic", self.clock)
 
     def clock(self) -> float:
@@ -192,7 +192,7 @@ def test_a_process_in_its_exec_makes_a_look_unsure(monkeypatch: pytest.MonkeyPat
 
 def test_a_look_is_made_in_steps_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds up the event loop for one step at a time, and serves all that have asked before it began."""
-    monkeypatch.setattr(lifeline, "_STEP_PROCESSES", 2)
+    monkeypatch.setattr(watchdog, "_STEP_PROCESSES", 2)
     System(monkeypatch, {1: b"a", 2: b"", 3: b"b", 4: b"", 5: b"b"}, {})
     strays = Strays()
     assert strays.look(b"a", 0.0) is None
@@ -204,8 +204,8 @@ def test_a_look_is_made_in_steps_and_shared(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_steps_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many owners that ask at once do not make the steps of one look follow each other at once."""
-    monkeypatch.setattr(lifeline, "_STEP_PROCESSES", 1)
-    monkeypatch.setattr(lifeline, "_REST_SECONDS", 10.0)
+    monkeypatch.setattr(watchdog, "_STEP_PROCESSES", 1)
+    monkeypatch.setattr(watchdog, "_REST_SECONDS", 10.0)
     system = System(monkeypatch, {1: b"a", 2: b"a"})
     strays = Strays()
     asked = 0

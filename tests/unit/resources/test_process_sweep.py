@@ -9,7 +9,7 @@ import pytest
 
 from quiesce import Scope
 from quiesce.errors import ProcessLost
-from quiesce.resources.process import Process, start_process
+from quiesce.processes.process import Process, start_process
 from tests.sweeping import Plan, sweep
 from tests.unit.resources import processes
 from tests.unit.resources.processes import GRACE, READY, Census, counted

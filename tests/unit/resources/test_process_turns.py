@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from quiesce import Scope, ScopeClosed
-from quiesce.resources import spawning
-from quiesce.resources.process import start_process
-from quiesce.resources.turns import of
+from quiesce.processes import process_spawn
+from quiesce.processes.fork_queue import of
+from quiesce.processes.process import start_process
 from tests.unit.resources.processes import counted
 
 pytestmark = pytest.mark.real_time
@@ -24,13 +24,13 @@ async def test_others_run_between_the_forks(monkeypatch: pytest.MonkeyPatch) -> 
     """Tasks that start processes at the same time do not do so in one turn of the loop."""
     steps = 0
     seen: list[int] = []
-    spawn = spawning.spawn
+    spawn = process_spawn.spawn
 
-    def noting(*args: object, **options: object) -> spawning.Child:
+    def noting(*args: object, **options: object) -> process_spawn.SpawnedChild:
         seen.append(steps)
         return spawn(*args, **options)  # type: ignore[arg-type]  # whatever it was given
 
-    monkeypatch.setattr(spawning, "spawn", noting)
+    monkeypatch.setattr(process_spawn, "spawn", noting)
 
     async def tick() -> None:
         nonlocal steps

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce.errors import ArgumentError
-from quiesce.resources.addresses import PATH_BYTES_MAX
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.listening import Listener
-from quiesce.resources.notify import Notify
-from quiesce.resources.ready import Fd, Line, Probe, ready_of
+from quiesce.processes.readiness.addresses import PATH_BYTES_MAX
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Line, Probe, ready_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

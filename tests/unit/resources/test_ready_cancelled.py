@@ -13,10 +13,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.descriptors import readable, writable
-from quiesce.resources.notify import Notify
-from quiesce.resources.ready import Fd, Launch, ready_of
+from quiesce.processes.descriptors import readable, writable
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Launch, ready_of
 from tests.loops import BACKENDS
 from tests.sweeping import Plan, sweep
 from tests.unit.resources.ready_children import nothing_left, open_descriptors

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from quiesce.resources import connecting
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.descriptors import readable
-from quiesce.resources.ready import Launch
+from quiesce.processes.descriptors import readable
+from quiesce.processes.readiness import connect
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.probe import Launch
 from tests.unit.resources.ready_children import (
     free_port,
     never_ready,
@@ -127,23 +127,23 @@ def test_a_socket_that_reached_itself_is_nobody() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        assert connecting.connected_to_itself(sock)
+        assert connect.connected_to_itself(sock)
         port = sock.getsockname()[1]
     with socket.socket() as next_one:
         next_one.bind(("127.0.0.1", port))  # nothing lingers on it
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as sock:
         sock.connect(server.getsockname())
-        assert not connecting.connected_to_itself(sock)
+        assert not connect.connected_to_itself(sock)
 
 
 async def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that reached nobody but itself goes on to the next address, and then fails."""
-    monkeypatch.setattr(connecting, "connected_to_itself", lambda sock: True)
+    monkeypatch.setattr(connect, "connected_to_itself", lambda sock: True)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(ConnectionRefusedError),
     ):
-        await connecting.dialled("127.0.0.1", server.getsockname()[1])
+        await connect.dialled("127.0.0.1", server.getsockname()[1])
 
 
 async def test_a_connection_that_is_reset_at_once_is_closed(
@@ -151,18 +151,18 @@ async def test_a_connection_that_is_reset_at_once_is_closed(
 ) -> None:
     """A server may take a connection and throw it away before it was looked at: nothing is left."""
     made: list[socket.socket] = []
-    connected = connecting.connected
+    connected = connect.connected
 
     async def then_reset(*args: Any) -> socket.socket:
         made.append(await connected(*args))
         taken, _ = server.accept()
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, connecting.RESET)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, connect.RESET)
         taken.close()
         return made[0]
 
-    monkeypatch.setattr(connecting, "connected", then_reset)
+    monkeypatch.setattr(connect, "connected", then_reset)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="not conn"):
-        await connecting.dialled("127.0.0.1", server.getsockname()[1])
+        await connect.dialled("127.0.0.1", server.getsockname()[1])
     assert made[0].fileno() == -1
 
 
@@ -228,7 +228,7 @@ async def test_http_asks_for_the_target() -> None:
 
 async def test_a_head_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a limit to what is read."""
-    monkeypatch.setattr(connecting, "HEAD_BYTES_MAX", 100)
+    monkeypatch.setattr(connect, "HEAD_BYTES_MAX", 100)
     port = free_port()
     answer = "HTTP/1.1 200 OK" + "x" * 200
     with started(Http(f"http://127.0.0.1:{port}/"), "http", str(port), answer) as (child, probe):
@@ -237,7 +237,7 @@ async def test_a_head_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_an_attempt_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the connection and is silent is asked again, with more patience."""
-    monkeypatch.setattr(connecting, "ATTEMPT_SECONDS", 0.01)
+    monkeypatch.setattr(connect, "ATTEMPT_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         probe = Http(f"http://127.0.0.1:{server.getsockname()[1]}/", check_peer=False)
         with started(probe, "line") as (child, waiting):

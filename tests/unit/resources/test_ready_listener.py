@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from quiesce.errors import UsageError
-from quiesce.resources import addresses
-from quiesce.resources.descriptors import readable
-from quiesce.resources.listening import Listener
-from quiesce.resources.ready import Fd, Launch, Line
+from quiesce.processes.descriptors import readable
+from quiesce.processes.readiness import addresses
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.probe import Fd, Launch, Line
 from tests.unit.resources.ready_children import nothing_left, ready_after, started
 
 if TYPE_CHECKING:

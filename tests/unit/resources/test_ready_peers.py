@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quiesce.resources import peers
-from quiesce.resources.connecting import Http, Tcp, UnixSocket
-from quiesce.resources.listening import Listener
-from quiesce.resources.notify import Notify
+from quiesce.processes.readiness import peer_identity
+from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
+from quiesce.processes.readiness.listener import Listener
+from quiesce.processes.readiness.notify import Notify
 from tests.unit.resources.ready_children import (
     free_port,
     never_ready,
@@ -142,14 +142,14 @@ async def test_a_strangers_word_does_not_count(message: bytes) -> None:
 def test_who_descends_from_whom() -> None:
     """This process descends from its parent and itself; of a process that is gone, nobody knows."""
     me = os.getpid()
-    assert peers.descends(me, me)
-    assert peers.descends(me, os.getppid())
-    assert peers.descends(os.getppid(), me) is False
-    assert peers.descends(0, me) is False
+    assert peer_identity.descends(me, me)
+    assert peer_identity.descends(me, os.getppid())
+    assert peer_identity.descends(os.getppid(), me) is False
+    assert peer_identity.descends(0, me) is False
     with started(Notify(), "line") as (child, _):
-        assert peers.descends(child.pid, me)
-        assert peers.descends(me, child.pid) is False
-    assert peers.descends(child.pid, me) is None
+        assert peer_identity.descends(child.pid, me)
+        assert peer_identity.descends(me, child.pid) is False
+    assert peer_identity.descends(child.pid, me) is None
 
 
 def test_one_who_gets_another_parent_meanwhile_is_looked_at_again(
@@ -164,19 +164,19 @@ def test_one_who_gets_another_parent_meanwhile_is_looked_at_again(
             return (20, 30, 30) if seen.count(30) == 1 else (10, 30, 30)
         return None  # 20 has ended
 
-    monkeypatch.setattr(peers, "_kin", kin)
-    assert peers.descends(30, 10) is True
+    monkeypatch.setattr(peer_identity, "_kin", kin)
+    assert peer_identity.descends(30, 10) is True
     assert seen == [30, 20, 30]
-    monkeypatch.setattr(peers, "_kin", lambda pid: (20, 30, 30) if pid == 30 else None)
-    assert peers.descends(30, 10) is False, "it is hidden, and not ended"
+    monkeypatch.setattr(peer_identity, "_kin", lambda pid: (20, 30, 30) if pid == 30 else None)
+    assert peer_identity.descends(30, 10) is False, "it is hidden, and not ended"
 
 
 def test_of_an_unknown_socket_nobody_knows() -> None:
     """A socket that is in no table of this machine is not refused."""
     port = free_port()
-    assert peers.listeners_on("127.0.0.1", port) == set()
-    assert peers.listeners_at("nowhere") == set()
-    assert peers.holds(os.getpid(), set()) is None
+    assert peer_identity.listeners_on("127.0.0.1", port) == set()
+    assert peer_identity.listeners_at("nowhere") == set()
+    assert peer_identity.holds(os.getpid(), set()) is None
 
 
 def test_the_very_address_goes_before_all_addresses() -> None:
@@ -184,19 +184,19 @@ def test_the_very_address_goes_before_all_addresses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         inode = os.fstat(server.fileno()).st_ino
-        assert peers.listeners_on("127.0.0.1", port) == {inode}
-        assert peers.listeners_on("127.0.0.2", port) == set()
-        assert peers.holds(os.getpid(), {inode})
+        assert peer_identity.listeners_on("127.0.0.1", port) == {inode}
+        assert peer_identity.listeners_on("127.0.0.2", port) == set()
+        assert peer_identity.holds(os.getpid(), {inode})
     with (
         socket.create_server(("127.0.0.1", 0), reuse_port=True) as one,
         socket.create_server(("0.0.0.0", one.getsockname()[1]), reuse_port=True) as server,  # noqa: S104 - the case is all addresses
     ):
         port = one.getsockname()[1]
-        assert peers.listeners_on("127.0.0.1", port) == {os.fstat(one.fileno()).st_ino}
-        assert peers.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
+        assert peer_identity.listeners_on("127.0.0.1", port) == {os.fstat(one.fileno()).st_ino}
+        assert peer_identity.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - the case is all addresses
         port = server.getsockname()[1]
-        assert peers.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
+        assert peer_identity.listeners_on("127.0.0.2", port) == {os.fstat(server.fileno()).st_ino}
 
 
 def test_each_family_has_its_own() -> None:
@@ -204,15 +204,15 @@ def test_each_family_has_its_own() -> None:
     with socket.create_server(("0.0.0.0", 0)) as four:  # noqa: S104 - the case is all addresses
         port = four.getsockname()[1]
         inode = os.fstat(four.fileno()).st_ino
-        assert peers.listeners_on("::ffff:127.0.0.1", port) == {inode}
-        assert peers.listeners_on("::1", port) == set()
+        assert peer_identity.listeners_on("::ffff:127.0.0.1", port) == {inode}
+        assert peer_identity.listeners_on("::1", port) == set()
         try:
             six = socket.create_server(("::", port), family=socket.AF_INET6)
         except OSError:
             pytest.skip("there is no IPv6 here")
         with six:
-            assert peers.listeners_on("127.0.0.1", port) == {inode}
-            assert peers.listeners_on("::1", port) == {os.fstat(six.fileno()).st_ino}
+            assert peer_identity.listeners_on("127.0.0.1", port) == {inode}
+            assert peer_identity.listeners_on("::1", port) == {os.fstat(six.fileno()).st_ino}
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
         port = both.getsockname()[1]
-        assert peers.listeners_on("127.0.0.1", port) == {os.fstat(both.fileno()).st_ino}
+        assert peer_identity.listeners_on("127.0.0.1", port) == {os.fstat(both.fileno()).st_ino}

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.resources.notify import Notify
-from quiesce.resources.ready import Fd, Launch, Line, ready_of
+from quiesce.processes.readiness.notify import Notify
+from quiesce.processes.readiness.probe import Fd, Launch, Line, ready_of
 from tests.unit.resources.ready_children import (
     Started,
     never_ready,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from quiesce import Scope, UsageError
-from quiesce.resources.stream import stream
+from quiesce.streams.stream import stream
 from tests.stress import turns
 from tests.unit.resources.stream_sources import Counter, begin_to_read, cancelled_read
 

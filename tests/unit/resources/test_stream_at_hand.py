@@ -10,9 +10,9 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import Scope
-from quiesce.resources import pump
-from quiesce.resources.pump import Pump
-from quiesce.resources.stream import Stream
+from quiesce.streams import pump
+from quiesce.streams.pump import Pump
+from quiesce.streams.stream import Stream
 from tests.stress import turns
 
 if TYPE_CHECKING:

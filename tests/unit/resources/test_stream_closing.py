@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from quiesce import Scope, ScopeClosed, UsageError
-from quiesce.resources.stream import Stream, stream
+from quiesce.streams.stream import Stream, stream
 from tests.stress import CANCELLED, turns
 from tests.unit.resources.stream_sources import Counter, begin_to_read, cancel_soon, outcome_of
 

@@ -15,7 +15,7 @@ import trio
 
 from quiesce import Scope
 from quiesce.core.roots import roots
-from quiesce.resources.stream import Stream, stream
+from quiesce.streams.stream import Stream, stream
 from tests.unit.resources.stream_sources import Counter
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ import asyncio
 import sys
 import anyio
 from quiesce import Scope
-from quiesce.resources.stream import stream
+from quiesce.streams.stream import stream
 
 kept = []
 

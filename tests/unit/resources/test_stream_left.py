@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from quiesce import Scope
-from quiesce.resources.stream import stream
+from quiesce.streams.stream import stream
 from tests.leaving import ANYWHERE, ON_ASYNCIO, consume, uncollected
 from tests.stress import lasting, turns
 from tests.unit.resources.stream_sources import Counter, cancelled_read

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce import ArgumentError, JobCancelled, Scope, ScopeClosed, UsageError
-from quiesce.resources.stream import stream
+from quiesce.streams.stream import stream
 from tests.stress import turns
 from tests.unit.resources.stream_sources import (
     Counter,

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from quiesce import JobCancelled, Scope, ScopeClosed
-from quiesce.resources.stream import stream
+from quiesce.streams.stream import stream
 from tests.stress import CANCELLED, turns
 from tests.unit.resources.stream_sources import Counter, begin_to_read, on_trio, outcome_of
 

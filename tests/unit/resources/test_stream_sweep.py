@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from quiesce import Scope
-from quiesce.resources.stream import Stream, stream
+from quiesce.streams.stream import Stream, stream
 from tests.stress import CANCELLED, turns
 from tests.sweeping import Plan, sweep
 

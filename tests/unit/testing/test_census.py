@@ -25,9 +25,10 @@ from trio._core._thread_cache import WorkerThread
 from quiesce import Scope, stream
 from quiesce.core.threads import ThreadHold
 from quiesce.errors import LeakError
-from quiesce.resources import lifeline
-from quiesce.testing import files, guard, processes, threads
-from quiesce.testing.notes import Birth
+from quiesce.processes import watchdog
+from quiesce.testing import guard
+from quiesce.testing.leaks import child_processes_left, open_files, running_threads
+from quiesce.testing.leaks.births import Birth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -65,7 +66,7 @@ class Waits:
 async def test_a_worker_that_waits_in_pythons_own_code_is_found(what: str) -> None:
     """What a worker thread waits for is somebody's, also if all the code on its stack is Python's."""
     waits = Waits(what)
-    before = threads.present().keys()
+    before = running_threads.present_threads().keys()
     try:
         with pytest.raises(LeakError) as caught:  # noqa: PT012 - the block is what is guarded
             async with guard(kinds=["thread"], settle=0), anyio.create_task_group() as group:
@@ -77,7 +78,7 @@ async def test_a_worker_that_waits_in_pythons_own_code_is_found(what: str) -> No
                 group.cancel_scope.cancel()
     finally:
         waits.end()
-    while threads.present().keys() - before:
+    while running_threads.present_threads().keys() - before:
         await checkpoint()
     assert [finding.kind for finding in caught.value.findings] == ["thread"]
 
@@ -87,14 +88,14 @@ async def test_a_worker_in_a_function_without_frames_is_found() -> None:
     """A function that is not written in Python leaves nothing on the stack, and is found as well."""
     held = threading.Lock()
     held.acquire()
-    before = set(threads.present())
+    before = set(running_threads.present_threads())
     async with anyio.create_task_group() as group:
         group.start_soon(partial(anyio.to_thread.run_sync, held.acquire))
-        while set(threads.present()) == before:
+        while set(running_threads.present_threads()) == before:
             await anyio.to_thread.run_sync(os.getpid)
-        assert len(set(threads.present()) - before) == 1
+        assert len(set(running_threads.present_threads()) - before) == 1
         held.release()
-    assert set(threads.present()) <= before
+    assert set(running_threads.present_threads()) <= before
 
 
 def test_a_thread_whose_function_has_returned_is_not_left() -> None:
@@ -113,7 +114,7 @@ def test_a_thread_whose_function_has_returned_is_not_left() -> None:
     is_listed.wait()
     try:
         assert thread in threading.enumerate()
-        assert thread not in threads.present()
+        assert thread not in running_threads.present_threads()
     finally:
         is_seen.set()
         thread.join()
@@ -146,12 +147,12 @@ def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch) -> None:
         go_on.set()
         told.wait()
 
-    before = threads.present().keys()
+    before = running_threads.present_threads().keys()
     with monkeypatch.context() as patched:
         patched.setattr(WorkerThread, "_handle_job", slow)
         patched.setattr(time, "sleep", pause)
         trio.lowlevel.start_thread_soon(os.getpid, lambda _: told.set())
-        new = threads.present().keys() - before
+        new = running_threads.present_threads().keys() - before
     go_on.set()
     assert not new
 
@@ -192,12 +193,12 @@ async def test_a_worker_of_a_scope_that_tells_of_its_end_is_idle(
             go_on.wait()
 
     monkeypatch.setattr(ThreadHold, "release", slow)
-    before = threads.present().keys()
+    before = running_threads.present_threads().keys()
     async with Scope("app") as scope:
         scope.spawn(scope.to_thread, os.getpid)
         while not told.is_set():
             await checkpoint()
-        new = threads.present().keys() - before
+        new = running_threads.present_threads().keys() - before
         go_on.set()
     assert not new
 
@@ -254,12 +255,12 @@ def test_the_notes_of_processes_are_not_kept_for_ever() -> None:
     births: dict[int, Birth] = {}
     notes = [(os.getpid(), Birth(0, None)), *((2**22 + n, Birth(n, None)) for n in range(1, 1000))]
     for pid, birth in notes:  # Linux gives no number above 2 ** 22
-        processes.note(births, pid, birth)
+        child_processes_left.note_child(births, pid, birth)
     assert births[os.getpid()] is notes[0][1]
     assert len(births) < 100
 
 
-@pytest.mark.skipif(not processes.has_proc(), reason="there is no /proc to do without")
+@pytest.mark.skipif(not child_processes_left.has_proc(), reason="there is no /proc to do without")
 def test_processes_are_found_where_the_kernel_lists_no_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,10 +278,12 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
         for pid in (*family, os.getpid(), os.getppid()):
             (tmp_path / str(pid)).mkdir()
             (tmp_path / str(pid) / "stat").symlink_to(f"/proc/{pid}/stat")
-        monkeypatch.setattr(processes, "_PROC", str(tmp_path))
-        found = processes.present(())
+        monkeypatch.setattr(child_processes_left, "_PROC", str(tmp_path))
+        found = child_processes_left.present_children(())
         os.kill(grandchild, signal.SIGKILL)
-        while (state := processes.state_of(grandchild)) is not None and state.letter != "Z":
+        while (
+            state := child_processes_left.state_of(grandchild)
+        ) is not None and state.letter != "Z":
             pass  # dying takes a moment, and the guard sees who has not died
         parent.kill()
     assert {process.pid for process in found} == family
@@ -292,8 +295,8 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
 def test_the_table_of_the_lifeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lifeline's table is kept for all; of its two descriptors one is known to nobody."""
     with guard():
-        table = lifeline.Table()
-        monkeypatch.setattr(lifeline.watcher, "table", table)
+        table = watchdog.Table()
+        monkeypatch.setattr(watchdog.watcher, "table", table)
     monkeypatch.undo()
     table.close()
 
@@ -335,17 +338,17 @@ def test_files_are_found_although_a_weak_proxy_stands_for_what_is_gone() -> None
     proxies = [weakref.proxy(gone)]
     del gone
     with open("/dev/null") as file:  # noqa: PTH123 - any file
-        assert files._owners([file.fileno()]).keys() == {file.fileno()}
+        assert open_files._owners([file.fileno()]).keys() == {file.fileno()}
     assert len(proxies) == 1
 
 
 def test_an_idle_thread_of_a_pool_is_not_left() -> None:
     """A pool of a module keeps its threads for the next one who has work; a busy one is found."""
     held = threading.Event()
-    before = set(threads.present())
+    before = set(running_threads.present_threads())
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(os.getpid).result()
-        while set(threads.present()) - before:
+        while set(running_threads.present_threads()) - before:
             pass  # until it waits for work again
         begun = threading.Event()
 
@@ -355,6 +358,6 @@ def test_an_idle_thread_of_a_pool_is_not_left() -> None:
 
         future = pool.submit(work)
         begun.wait()
-        assert len(set(threads.present()) - before) == 1
+        assert len(set(running_threads.present_threads()) - before) == 1
         held.set()
         future.result()

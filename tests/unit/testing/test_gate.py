@@ -15,7 +15,7 @@ import pytest
 
 from quiesce import ArgumentError, Report, Scope, UsageError
 from quiesce.testing import Gate, GateFailed, GateRow, assert_gate
-from quiesce.testing.planting import PLANTS
+from quiesce.testing.plants.planting import PLANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -20,7 +20,8 @@ from anyio.lowlevel import checkpoint
 
 from quiesce import Scope
 from quiesce.errors import ArgumentError, LeakError, UsageError
-from quiesce.testing import Finding, guard, threads
+from quiesce.testing import Finding, guard
+from quiesce.testing.leaks import running_threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -401,7 +402,7 @@ def test_a_thread_is_found(thread: Callable[[], None]) -> None:
 def test_an_abandoned_worker_is_found(backend: str) -> None:
     """A worker thread that is left busy is found, also in code of Python's own; idle ones are not."""
     stop = threading.Event()
-    before = threads.present().keys()
+    before = running_threads.present_threads().keys()
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
@@ -414,7 +415,7 @@ def test_an_abandoned_worker_is_found(backend: str) -> None:
         found = found_in(backend, main)
     finally:
         stop.set()
-        while threads.present().keys() - before:
+        while running_threads.present_threads().keys() - before:
             pass  # it ends in a moment
     assert [f.kind for f in found] == ["thread"]
 

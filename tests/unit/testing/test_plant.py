@@ -15,11 +15,11 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
-from quiesce.resources.descriptors import readable
-from quiesce.testing import plant_process
-from quiesce.testing.plant_process import PlantedProcess
-from quiesce.testing.planting import PLANTS, Planted, plant
-from quiesce.testing.plants import PlantedLateStart
+from quiesce.processes.descriptors import readable
+from quiesce.testing.plants import process_kind
+from quiesce.testing.plants.kinds import PlantedLateStart
+from quiesce.testing.plants.planting import PLANTS, Planted, plant
+from quiesce.testing.plants.process_kind import PlantedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,7 +235,7 @@ async def test_a_process_that_finishes_before_it_is_listened_to_is_understood(
             fcntl.ioctl(fd, termios.FIONREAD, waiting)
             await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(plant_process, "readable", late)
+    monkeypatch.setattr(process_kind, "readable", late)
     async with Scope("app") as scope, plant(scope, "process", seconds=0.0) as planted:
         while planted.alive():
             await anyio.lowlevel.checkpoint()

@@ -17,8 +17,8 @@ from anyio.lowlevel import checkpoint as turn
 
 from quiesce.errors import LeakError, UsageError
 from quiesce.testing import sweep
-from quiesce.testing.guarding import guard
-from quiesce.testing.watching import watch
+from quiesce.testing.leaks.guard import guard
+from quiesce.testing.leaks.instrument import watch
 from tests.unit.testing import sweep_scenarios as scenarios
 from tests.unit.testing.sweep_scenarios import hold_up, line
 

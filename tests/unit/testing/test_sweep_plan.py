@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint as turn
 from quiesce.errors import ArgumentError, QuiesceError, UsageError
 from quiesce.testing import SweepFailed, sweep
 from quiesce.testing.sweeps.marker import SweepIncomplete, run_marked
-from quiesce.testing.sweeps.plan import Cut, parse
+from quiesce.testing.sweeps.plan import SweepCut, parse
 from tests.unit.testing import sweep_scenarios as scenarios
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def test_a_cut_that_is_survived_needs_no_second_one(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("text", "cut"),
     [
-        ("asyncio:task:native:12", Cut("asyncio", "task", "native", (12,))),
-        ("uvloop:all:child:12+17", Cut("uvloop", "all", "child", (12, 17))),
-        ("trio:all:undisturbed", Cut("trio", "all")),
+        ("asyncio:task:native:12", SweepCut("asyncio", "task", "native", (12,))),
+        ("uvloop:all:child:12+17", SweepCut("uvloop", "all", "child", (12, 17))),
+        ("trio:all:undisturbed", SweepCut("trio", "all")),
     ],
 )
-def test_an_id_can_be_read(text: str, cut: Cut) -> None:
+def test_an_id_can_be_read(text: str, cut: SweepCut) -> None:
     """The id of a cut, read, gives the cut."""
     assert parse(text) == cut
     assert cut.id == text

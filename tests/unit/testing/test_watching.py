@@ -15,11 +15,11 @@ import pytest
 import trio
 import uvloop
 
-from quiesce.core.backends.tasks import TaskJob
+from quiesce.core.backends.asyncio.tasks import TaskJob
 from quiesce.core.patches import Patch
-from quiesce.testing import watching
-from quiesce.testing.census import Census
-from quiesce.testing.watching import watch
+from quiesce.testing.leaks import instrument
+from quiesce.testing.leaks.census import Census
+from quiesce.testing.leaks.instrument import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,6 +177,6 @@ async def test_the_hooks_of_a_running_loop_are_given_back() -> None:
     """A census inside a running loop wraps the loop's hooks for generators, and unwraps them."""
     before = sys.get_asyncgen_hooks()
     census = Census(kinds=())
-    assert isinstance(sys.get_asyncgen_hooks().firstiter, watching._Hook)
+    assert isinstance(sys.get_asyncgen_hooks().firstiter, instrument._Hook)
     census.close()
     assert sys.get_asyncgen_hooks() == before

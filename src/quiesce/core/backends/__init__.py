@@ -2,6 +2,12 @@
 
 asyncio jobs are plain tasks (an anyio task group costs five times a bare task), trio jobs are
 system tasks. Everything above this package is the same for both.
+
+The modules, in reading order:
+
+- `base`: what core needs from an event loop.
+- `asyncio`: asyncio, and uvloop.
+- `trio_backend`: trio: a job is a system task, so any task may start or end it.
 """
 
 from __future__ import annotations
@@ -24,10 +30,10 @@ def running_backend() -> Backend:
     """
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run() and not _in_host_task(trio):
-        from quiesce.core.backends.trio import TrioBackend  # noqa: PLC0415 - trio is optional
+        from quiesce.core.backends.trio_backend import TrioBackend  # noqa: PLC0415 - trio is optional
 
         return TrioBackend()
-    from quiesce.core.backends.asyncio import AsyncioBackend  # noqa: PLC0415 - slow to import
+    from quiesce.core.backends.asyncio.backend import AsyncioBackend  # noqa: PLC0415 - slow to import
 
     backend = AsyncioBackend.running()
     if backend is None:

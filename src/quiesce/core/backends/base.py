@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from quiesce.core.hold import Held
     from quiesce.core.job import Job
-    from quiesce.core.node import Node
-    from quiesce.core.report import Ended
+    from quiesce.core.report import ReportEntry
+    from quiesce.core.tree import TreeNode
 
 
 class Waiter(Protocol):
@@ -79,7 +79,7 @@ class Backend(Protocol):
         """What is the running asyncio loop if we are here for certain; else ask `here()`."""
 
     @property
-    def start(self) -> Callable[[Node, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
+    def start(self) -> Callable[[TreeNode, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
         """Start a task that carries its own hold; the caller inserts it in the same step."""
 
     def here(self) -> bool:
@@ -121,7 +121,7 @@ class Backend(Protocol):
         In a context of nobody's: it is not what the running code has left with the loop.
         """
 
-    def about_to_run(self) -> set[Node] | None:
+    def about_to_run(self) -> set[TreeNode] | None:
         """Return the scopes whose code left callbacks that the loop has yet to call, and their parents.
 
         None if that cannot be told. There may be some whose callbacks were called in this turn.
@@ -136,13 +136,13 @@ class Backend(Protocol):
         It is a job's, or one that we caught: `on_error` raised it.
         """
 
-    def unasked(self, entries: list[tuple[Any, Ended]]) -> list[tuple[Held, Ended]]:
+    def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:
         """Return the adopted tasks whose failure nobody has asked for, and take it over."""
 
-    def stop_all(self, node: Node, table: dict[object, Held]) -> int:
+    def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:
         """Ask all that a node holds to end; hand on, and count, what other scopes wait for."""
 
-    def look_at_parts(self, node: Node) -> None:
+    def look_at_parts(self, node: TreeNode) -> None:
         """Find the tasks below a node that services have started and now wait for (parts.py)."""
 
     def adopt(self) -> Callable[[], None]:

@@ -8,17 +8,25 @@
   app take part in cascades as well; `declare_cascades` is for apps of your own.
 
 For a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
+
+The modules, in reading order:
+
+- `server`: a server that drains.
+- `push`: pushes that survive a crash.
+- `mesh`: messages as edges of a cascade.
+- `versions`: what differs between a2a-sdk 0.3 and 1.x.
+- `tracing`: the SDK's tracing, left out while no tracer is configured.
 """
 
-from quiesce.integrations.a2a.app import quiesce_app
-from quiesce.integrations.a2a.handler import QuiescentRequestHandler
-from quiesce.integrations.a2a.mesh import CASCADE_EXTENSION, declare_cascades
-from quiesce.integrations.a2a.mesh_client import CascadeClient, quiesce_client
-from quiesce.integrations.a2a.outbox import DeadLetter, MemoryOutbox, Outbox
-from quiesce.integrations.a2a.pushing import DurablePushSender
-from quiesce.integrations.a2a.recovering import Recovery
-from quiesce.integrations.a2a.signing import HmacSigner, PushRequest
-from quiesce.integrations.a2a.sqlite_outbox import SqliteOutbox
+from quiesce.integrations.a2a.mesh.extension import CASCADE_EXTENSION, declare_cascades
+from quiesce.integrations.a2a.mesh.message_edges import CascadeClient, quiesce_client
+from quiesce.integrations.a2a.push.push_outbox import DeadLetter, MemoryOutbox, Outbox
+from quiesce.integrations.a2a.push.push_sender import DurablePushSender
+from quiesce.integrations.a2a.push.push_signing import HmacSigner, PushRequest
+from quiesce.integrations.a2a.push.sqlite_outbox import SqliteOutbox
+from quiesce.integrations.a2a.server.app import quiesce_app
+from quiesce.integrations.a2a.server.recovery import Recovery
+from quiesce.integrations.a2a.server.request_handler import QuiescentRequestHandler
 
 __all__ = [
     "CASCADE_EXTENSION",

@@ -132,7 +132,7 @@ def status_event(task_id: str, context_id: str, status: Any) -> Any:
     )
 
 
-def failed(task: Any, why: str) -> Any:
+def failed_task(task: Any, why: str) -> Any:
     """Return a copy of a task that has failed, and says why."""
     copy = copied(task)
     status = failed_status(task.id, task.context_id, why)
@@ -199,7 +199,7 @@ def _user_class() -> Any:
     return type("RecoveredUser", (_Owner, User), {"user_name": "", "is_authenticated": False})
 
 
-def owner_of(context: Any) -> tuple[str, str]:
+def user_and_tenant(context: Any) -> tuple[str, str]:
     """Return the names of the user and the tenant of a call."""
     user = getattr(getattr(context, "user", None), "user_name", "") or ""
     return user, (getattr(context, "tenant", "") or "" if FIRST else "")  # 0.3 has no tenants

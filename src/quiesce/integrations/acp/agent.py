@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import acp
 
 from quiesce.core import arguments
-from quiesce.core.node import logger
 from quiesce.core.scope import Scope
+from quiesce.core.tree import logger
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.integrations.acp import binding, children
-from quiesce.integrations.acp.mesh_agent import MeshRequests
-from quiesce.integrations.acp.outbox import Outbox
-from quiesce.integrations.acp.requests import Requests
-from quiesce.integrations.acp.transport import (
+from quiesce.integrations.acp import agent_binding, handler_children
+from quiesce.integrations.acp.agent_transport import (
     MESSAGE_BYTES_MAX,
     StreamTransport,
     stdio_transport,
 )
+from quiesce.integrations.acp.request_hops import MeshRequests
+from quiesce.integrations.acp.requests import Requests
+from quiesce.integrations.acp.send_buffer import SendBuffer
 from quiesce.integrations.acp.witness import Witness
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from acp import Agent, Client
 
     from quiesce.core.report import Report
-    from quiesce.integrations.acp.transport import Transport
-    from quiesce.mesh.node import Node
+    from quiesce.integrations.acp.agent_transport import AgentTransport
+    from quiesce.mesh.runtime.node import Node
 
 __all__ = ["run_agent"]
 
@@ -93,15 +93,17 @@ async def run_agent(
     is closing; what the SDK raises if it cannot go on.
     """
     _check_loop()
-    binding.check_options(connection_kwargs)
+    agent_binding.check_agent_options(connection_kwargs)
     arguments.seconds("grace", grace)
     arguments.seconds("cleanup", cleanup)
-    arguments.text("name", name)
+    arguments.check_text("name", name)
     if input_stream is None and output_stream is None:
-        transport: Transport = await stdio_transport(message_bytes_max=stdio_buffer_limit_bytes)
+        transport: AgentTransport = await stdio_transport(
+            message_bytes_max=stdio_buffer_limit_bytes
+        )
     else:
         transport = _transport_of(input_stream, output_stream, stdio_buffer_limit_bytes)
-    return await serve(
+    return await serve_agent(
         agent, transport, grace=grace, cleanup=cleanup, scope=scope, name=name, node=node,
         use_unstable_protocol=use_unstable_protocol, **connection_kwargs,
     )  # fmt: skip
@@ -113,14 +115,14 @@ def _check_loop() -> None:
         raise UsageError(message)
 
 
-def _transport_of(writer: Any, reader: Any, message_bytes_max: int) -> Transport:
+def _transport_of(writer: Any, reader: Any, message_bytes_max: int) -> AgentTransport:
     if isinstance(writer, asyncio.StreamWriter) and isinstance(reader, asyncio.StreamReader):
         return StreamTransport(reader, writer, message_bytes_max=message_bytes_max)
     has_all = all(hasattr(writer, method) for method in ("send", "receive", "close"))
-    if binding.HAS_TRANSPORTS and reader is None and has_all:
+    if agent_binding.HAS_TRANSPORTS and reader is None and has_all:
         return Decoded(writer)
     wanted = "an asyncio.StreamWriter and an asyncio.StreamReader"
-    if binding.HAS_TRANSPORTS:
+    if agent_binding.HAS_TRANSPORTS:
         wanted += ", or one transport"
     message = f"run_agent() needs {wanted}, in this order, not {writer!r} and {reader!r}"
     raise ArgumentError(message)
@@ -147,9 +149,9 @@ class Decoded:
         await self._inner.close()
 
 
-async def serve(
+async def serve_agent(
     agent: Any,
-    transport: Transport,
+    transport: AgentTransport,
     *,
     name: str = "agent",
     grace: float = _GRACE_SECONDS,
@@ -184,7 +186,7 @@ class AgentSession:
     def __init__(
         self,
         agent: Any,
-        transport: Transport,
+        transport: AgentTransport,
         options: dict[str, Any],
         *,
         name: str = "agent",
@@ -200,7 +202,7 @@ class AgentSession:
         self._grace = grace
         self._cleanup = cleanup
         if node is not None:
-            from quiesce.mesh.links import check_node  # noqa: PLC0415 - only with a node
+            from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
 
             check_node(node)
         self._mesh = node
@@ -220,7 +222,7 @@ class AgentSession:
                 async with asyncio.timeout(self._cleanup):
                     await self._transport.close()
             raise
-        unwatch = children.watch(scope)
+        unwatch = handler_children.watch_children(scope)
         self._scope = scope
         try:
             self._start(scope)
@@ -237,8 +239,8 @@ class AgentSession:
 
     def _start(self, scope: Scope) -> None:
         """Start the loops, which the scope owns."""
-        outbox = Outbox(scope, self._transport, self._lost, flush_seconds=self._cleanup / 2)
-        peer = binding.Peer(outbox)
+        outbox = SendBuffer(scope, self._transport, self._lost, flush_seconds=self._cleanup / 2)
+        peer = agent_binding.AgentPeer(outbox)
         observers, store = self._options.get("observers"), self._options.get("state_store")
         witness = Witness(observers or (), store) if observers or store is not None else None
         if self._mesh is None:
@@ -248,11 +250,11 @@ class AgentSession:
         scope.spawn(outbox.pump, name="acp output", service=True)
         scope.spawn(self._serve, peer, requests, name="acp input", service=True)
 
-    async def _serve(self, peer: binding.Peer, requests: Requests) -> None:
+    async def _serve(self, peer: agent_binding.AgentPeer, requests: Requests) -> None:
         """Connect the agent, then read until the end of the input, or of the session."""
         assert self._scope is not None  # noqa: S101 - run() has opened it
         try:
-            connection, router = binding.connect(self._agent, peer, self._options)
+            connection, router = agent_binding.connect_agent_side(self._agent, peer, self._options)
             connection.close = self.close  # or it would wait for the task that calls it
             self._scope.spawn(self._respond, connection, name="acp responses", service=True)
             requests.serve(router)
@@ -274,7 +276,7 @@ class AgentSession:
             self._error = error
             self._end()
 
-    async def _read(self, peer: binding.Peer, requests: Requests) -> None:
+    async def _read(self, peer: agent_binding.AgentPeer, requests: Requests) -> None:
         receive, decode, take = self._transport.receive, not self._transport.decoded, requests.take
         timeout = self._options.get("receive_timeout")
         while True:

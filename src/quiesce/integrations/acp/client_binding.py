@@ -22,7 +22,7 @@ from quiesce.errors import ArgumentError
 from quiesce.integrations.sdk import unknown
 
 if TYPE_CHECKING:
-    from quiesce.integrations.acp.client_wire import Wire
+    from quiesce.integrations.acp.client_wire import ClientWire
 
 _FOREVER_BYTES = 1 << 62
 
@@ -32,7 +32,7 @@ takes_messages: bool = (
 """Whether this version of the SDK takes a message transport in place of two streams."""
 
 
-def bind(to_client: Any, wire: Wire, options: dict[str, Any]) -> ClientSideConnection:
+def bind(to_client: Any, wire: ClientWire, options: dict[str, Any]) -> ClientSideConnection:
     """Make the SDK's connection; it starts its tasks in this step, in the current context.
 
     Raises:
@@ -64,7 +64,7 @@ def bind(to_client: Any, wire: Wire, options: dict[str, Any]) -> ClientSideConne
 class _WireReader(asyncio.StreamReader):
     """A stream whose lines are the messages of a wire."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: ClientWire) -> None:
         super().__init__(limit=_FOREVER_BYTES)
         self._wire = wire
 
@@ -83,7 +83,7 @@ class _WireReader(asyncio.StreamReader):
 class _Sender:
     """What the SDK sends by."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: ClientWire) -> None:
         self._wire = wire
 
     async def send(self, payload: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import acp
 
-from quiesce.core import sites
+from quiesce.core import callsites
 from quiesce.core.hold import Described
 from quiesce.errors import PeerLost, ScopeClosed
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quiesce.core.hold import Fate
-    from quiesce.core.node import Node
+    from quiesce.core.tree import TreeNode
     from quiesce.integrations.acp.client_streams import Message
-    from quiesce.integrations.acp.client_wire import Wire
+    from quiesce.integrations.acp.client_wire import ClientWire
 
 __all__ = ["AgentLost", "ConnectionClosed"]
 
@@ -34,7 +34,7 @@ class ConnectionClosed(ScopeClosed, ConnectionError):  # noqa: N818 - likewise
     """The connection was closed at this end."""
 
 
-class Call(Described):
+class AgentCall(Described):
     """A request that waits for its answer, or a notification that waits for room; it is a hold.
 
     It is made for every request, so it has no `__init__`, and what it tells of itself is found when
@@ -46,7 +46,7 @@ class Call(Described):
     _fate: ClassVar[Fate] = "undelivered"
     _stops: ClassVar[bool] = False
 
-    wire: Wire
+    wire: ClientWire
     message: Message
     task: Any  # the caller's
     answer: asyncio.Future[Any]
@@ -70,11 +70,11 @@ class Call(Described):
     @property
     def where(self) -> str | None:
         """The line that awaits it, or that has started the task which does nothing else."""
-        for frame in reversed(sites.await_chain(self.task.get_coro())):
-            if not (frame.file.startswith(_SDK) or sites._plumbing_of(frame.file)):
+        for frame in reversed(callsites.await_chain(self.task.get_coro())):
+            if not (frame.file.startswith(_SDK) or callsites._plumbing_of(frame.file)):
                 return f"{frame.file}:{frame.line}"
         code = getattr(self.task, "_code_started", None)
-        return sites.describe(code, getattr(self.task, "_offset_started", 0))
+        return callsites.describe(code, getattr(self.task, "_offset_started", 0))
 
     @property
     def key(self) -> object:
@@ -87,10 +87,10 @@ class Call(Described):
     def _swallowed(self) -> bool:
         return False
 
-    def _chain(self) -> list[sites.Frame]:
+    def _chain(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: Node) -> None:
+    def _move(self, node: TreeNode) -> None:
         """Do nothing: a connection's scope hands nothing over."""
 
     def _reclassify(self) -> None:

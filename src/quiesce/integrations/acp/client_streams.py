@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from quiesce.core.node import logger
+from quiesce.core.tree import logger
 from quiesce.errors import LineTooLong, ProcessLost, UsageError
 
 if TYPE_CHECKING:
-    from quiesce.resources.process import Process
+    from quiesce.processes.process import Process
 
 __all__: list[str] = []
 
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 18
 Message = dict[str, Any]
 
 
-class Peer(Protocol):
+class ClientPeer(Protocol):
     """What carries messages to an agent and back."""
 
     async def send(self, message: Message) -> None:

@@ -26,9 +26,13 @@ from typing import TYPE_CHECKING, Any
 import acp
 import anyio
 
-from quiesce.core.node import State, current, logger
+from quiesce.core.tree import ScopeState, current, logger
 from quiesce.errors import ScopeClosed, UsageError
-from quiesce.integrations.acp.client_calls import AgentLost, Call, ConnectionClosed
+from quiesce.integrations.acp.client_calls import (
+    AgentCall,
+    AgentLost,
+    ConnectionClosed,
+)
 from quiesce.integrations.acp.client_streams import LinePeer
 from quiesce.integrations.acp.witness import INCOMING, OUTGOING, Witness
 
@@ -38,23 +42,23 @@ if TYPE_CHECKING:
     from acp.connection import StreamDirection
 
     from quiesce.core.scope import Scope
-    from quiesce.integrations.acp.client_streams import Message, Peer
+    from quiesce.integrations.acp.client_streams import ClientPeer, Message
 
 __all__: list[str] = []
 
 CANCEL_REQUEST = "$/cancel_request"
 _PROMPT, _CANCEL_SESSION = "session/prompt", "session/cancel"
 _NOTICE_SECONDS = 5.0  # that telling the agent of a cancelled request may take
-_OPEN = State.OPEN
+_OPEN = ScopeState.OPEN
 
 
-class Wire:
+class ClientWire:
     """The messages of one connection; what the SDK takes for its transport."""
 
     def __init__(
         self,
         scope: Scope,
-        peer: Peer,
+        peer: ClientPeer,
         *,
         cancel_session: bool,
         why_lost: Callable[[], str],
@@ -84,7 +88,7 @@ class Wire:
         self._witness = Witness(observers, None) if observers else None
         self._store = store
         self._next_id = 0
-        self._interrupted: set[Call] = set()  # by us, which is a cancellation too many
+        self._interrupted: set[AgentCall] = set()  # by us, which is a cancellation too many
         self._lost: BaseException | None = None
 
     # What the SDK calls to ask the agent.
@@ -100,7 +104,7 @@ class Wire:
             or get_ident() != self._thread
         ):
             self._check(answered=answered)
-        call = Call()
+        call = AgentCall()
         if answered:
             key: Any = self._next_id
             self._next_id = key + 1
@@ -162,13 +166,13 @@ class Wire:
         error.__cause__ = self._lost
         return error
 
-    def _end(self, call: Call) -> bool:
+    def _end(self, call: AgentCall) -> bool:
         """Stop holding a call; False if it has ended before."""
         waited = call.key in self._holds
         self._scope._discard(call.key)
         return waited
 
-    def _given_up(self, call: Call, error: BaseException) -> None:
+    def _given_up(self, call: AgentCall, error: BaseException) -> None:
         """End a call that has not ended well; raises what its caller is told instead of the error."""
         waited, answer = self._end(call), call.answer
         told = answer.exception() if answer.done() and not answer.cancelled() else None
@@ -212,7 +216,7 @@ class Wire:
             except Exception as error:  # noqa: BLE001 - whatever the transport is made of
                 logger.debug("the agent could not be told of a cancelled request: %s", error)
 
-    def stop(self, call: Call) -> None:
+    def stop(self, call: AgentCall) -> None:
         """Notify a caller that its request ends with the scope."""
         self._interrupt(call, self._closed())
         self._end(call)
@@ -222,10 +226,10 @@ class Wire:
         if self._lost is None:
             self._lost = error
             for call in list(self._holds.values()):
-                if isinstance(call, Call):
+                if isinstance(call, AgentCall):
                     self._interrupt(call, self._loss())
 
-    def _interrupt(self, call: Call, error: Exception) -> None:
+    def _interrupt(self, call: AgentCall, error: Exception) -> None:
         """Raise `error` in a caller, unless its answer is on the way to it."""
         if call.answer.done():
             return
@@ -289,7 +293,7 @@ class Wire:
                 self._answer(call, message)
         return message
 
-    def _answer(self, call: Call, message: Message) -> None:
+    def _answer(self, call: AgentCall, message: Message) -> None:
         """Return an answer to the one who waits for it, unless that one gives up in this very step."""
         answer, store = call.answer, self._store
         if "error" in message and "result" not in message:

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 from acp import RequestError, telemetry
 from pydantic import BaseModel, ValidationError
 
-from quiesce.core.backends.tasks import TaskJob, _task_done
+from quiesce.core.backends.asyncio.tasks import TaskJob, _task_done
 from quiesce.core.hold import NOTHING
-from quiesce.core.node import State, logger
+from quiesce.core.tree import ScopeState, logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from quiesce.core.scope import Scope
-    from quiesce.integrations.acp.outbox import Outbox
+    from quiesce.integrations.acp.send_buffer import SendBuffer
     from quiesce.integrations.acp.witness import Witness
 
     Router = Callable[[str, Any, bool], Awaitable[Any]]
@@ -42,7 +42,7 @@ REFUSED = -32001
 """The error code for a request that came when the agent was already draining."""
 _CANCEL_METHOD = "$/cancel_request"
 _ID_TYPES = (str, int, float, type(None))
-_OPEN = State.OPEN
+_OPEN = ScopeState.OPEN
 _NO_ID = object()
 # Without telemetry its spans are empty, and still cost a twentieth of a small request.
 _TRACED = (
@@ -51,7 +51,7 @@ _TRACED = (
 )
 
 
-class Incoming(TaskJob[None]):
+class IncomingRequest(TaskJob[None]):
     """The task that handles one request, or one notification."""
 
     __slots__ = ("_method", "_number", "_table")
@@ -79,13 +79,13 @@ class Incoming(TaskJob[None]):
 class Requests:
     """What the peer has asked for and is being handled, on one connection."""
 
-    def __init__(self, scope: Scope, outbox: Outbox, witness: Witness | None) -> None:
+    def __init__(self, scope: Scope, outbox: SendBuffer, witness: Witness | None) -> None:
         """Hold the requests in this scope, and answer through this outbox."""
         self._scope = scope
         self._outbox = outbox
         self._witness = witness
         self._router: Router | None = None
-        self._by_id: dict[object, Incoming] = {}
+        self._by_id: dict[object, IncomingRequest] = {}
         self._loop = asyncio.get_running_loop()
         self._clock = scope._backend.clock
 
@@ -123,9 +123,9 @@ class Requests:
             handling = self._handle(method, number, message.get("params"))
             self._by_id[number] = self._start(handling, method, number)
 
-    def _start(self, handling: Any, method: str, number: object) -> Incoming:
+    def _start(self, handling: Any, method: str, number: object) -> IncomingRequest:
         """Make the task and its hold, in one step."""
-        task = Incoming(handling, loop=self._loop)
+        task = IncomingRequest(handling, loop=self._loop)
         scope = self._scope
         task._node = scope
         task._since = self._clock()
@@ -201,7 +201,7 @@ class Requests:
             self._send(answer, number)
 
 
-def _ended(task: Incoming) -> None:
+def _ended(task: IncomingRequest) -> None:
     """See the end of a task; answer for it if it has not done so itself."""
     table, number = task._table, task._number
     if number in table._by_id and table._by_id[number] is task:

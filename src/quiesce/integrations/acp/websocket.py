@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core.current import detached
-from quiesce.core.node import logger
+from quiesce.core.tree import logger
 from quiesce.integrations import sdk
 
 sdk.require("websockets", extra="acp", oldest="13.0")
@@ -111,7 +111,7 @@ def _one_line(frame: str) -> bytes | None:
     return text.encode()
 
 
-class Sockets:
+class ListenerSockets:
     """The TCP connections of one listener, also those whose handshake is not over."""
 
     def __init__(self, open_max: int) -> None:
@@ -147,7 +147,7 @@ class Sockets:
 
 
 class _Socket(ServerConnection):
-    def __init__(self, sockets: Sockets, *args: Any, **options: Any) -> None:
+    def __init__(self, sockets: ListenerSockets, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sockets = sockets
 
@@ -164,7 +164,7 @@ class _Socket(ServerConnection):
 async def listening(
     handle: Callable[[ServerConnection], Awaitable[None]],
     check: Callable[[ServerConnection, Request], Response | None],
-    sockets: Sockets,
+    sockets: ListenerSockets,
     *,
     close_seconds: float,
     options: Mapping[str, Any],

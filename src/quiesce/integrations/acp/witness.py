@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from acp.connection import StreamDirection, StreamEvent
 
-from quiesce.core.node import logger
+from quiesce.core.tree import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quiesce.integrations.asgi.settings import AsgiScope, Send
+    from quiesce.integrations.asgi.middleware_settings import AsgiScope, Send
 
 __all__: list[str] = []
 
@@ -25,7 +25,7 @@ def path_of(scope: AsgiScope) -> str:
     return path[len(root) :] or "/" if root and path.startswith(root) else path
 
 
-def name_of(scope: AsgiScope) -> str:
+def request_name(scope: AsgiScope) -> str:
     """Name a request, as frontiers and reports do; without its query, which may have secrets."""
     method = "WS" if scope["type"] == "websocket" else str(scope.get("method", "?"))
     return f"{method} {scope.get('path', '?')}"[:200]
@@ -36,7 +36,7 @@ def wants_closing(scope: AsgiScope) -> bool:
     return str(scope.get("http_version", "1.1")).startswith("1")
 
 
-async def plain(
+async def send_plain(
     scope: AsgiScope,
     send: Send,
     status: int,
@@ -58,7 +58,7 @@ async def plain(
     await send({"type": f"{prefix}http.response.body", "body": shown, "more_body": False})
 
 
-async def refuse(scope: AsgiScope, send: Send, retry_after: int) -> None:
+async def refuse_request(scope: AsgiScope, send: Send, retry_after: int) -> None:
     """Answer a request that was not begun: 503, with `Retry-After`. It may be sent again."""
     headers = [(b"retry-after", str(retry_after).encode()), (_OUTCOME, b"refused")]
     await _end(scope, send, UNAVAILABLE, _BUSY, headers, _TRY_AGAIN_LATER)
@@ -77,22 +77,22 @@ async def _end(
 ) -> None:
     if scope["type"] == "websocket":
         if "websocket.http.response" in (scope.get("extensions") or {}):
-            await plain(scope, send, status, body, headers=headers, prefix="websocket.")
+            await send_plain(scope, send, status, body, headers=headers, prefix="websocket.")
         else:
             await send({"type": "websocket.close", "code": code})
         return
     if wants_closing(scope):
         headers.append((b"connection", b"close"))
-    await plain(scope, send, status, body, headers=headers)
+    await send_plain(scope, send, status, body, headers=headers)
 
 
 async def ready(scope: AsgiScope, send: Send, *, why_not: str | None) -> None:
     """Answer a readiness probe."""
     status, text = (200, "ready") if why_not is None else (UNAVAILABLE, why_not)
     headers: Headers = [(b"connection", b"close")] if why_not and wants_closing(scope) else []
-    await plain(scope, send, status, f"{text}\n".encode(), headers=headers)
+    await send_plain(scope, send, status, f"{text}\n".encode(), headers=headers)
 
 
 async def frontier(scope: AsgiScope, send: Send, text: str) -> None:
     """Show what is in flight."""
-    await plain(scope, send, 200, text.encode(), kind=b"application/json")
+    await send_plain(scope, send, 200, text.encode(), kind=b"application/json")

@@ -23,27 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import callers, exits, staying
+from quiesce.core import close_callers, exit_threads, process_exit
 from quiesce.core import report as reports
+from quiesce.core.announce import say
 from quiesce.core.current import current_scope, detached
-from quiesce.core.gate import Gate
-from quiesce.core.light import LightScope, Model, count_in
-from quiesce.core.node import State
+from quiesce.core.latch import Latch
+from quiesce.core.light_scope import LightScope, Model, count_in
 from quiesce.core.scope import Scope
-from quiesce.core.telling import say
+from quiesce.core.tree import ScopeState
 from quiesce.errors import JobCancelled
-from quiesce.integrations.asgi.parts import Parts
-from quiesce.integrations.asgi.signals import HeldSignal
+from quiesce.integrations.asgi.drain_parts import Parts
+from quiesce.integrations.asgi.held_signal import HeldSignal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
-    from quiesce.core.node import Node
-    from quiesce.core.report import Ended, Report
-    from quiesce.integrations.asgi.exchange import Exchange
-    from quiesce.integrations.asgi.settings import Settings
+    from quiesce.core.report import Report, ReportEntry
+    from quiesce.core.tree import TreeNode
+    from quiesce.integrations.asgi.middleware_settings import MiddlewareSettings
+    from quiesce.integrations.asgi.request_exchange import RequestExchange
 
 __all__: list[str] = []
 
@@ -52,7 +52,7 @@ logger: logging.Logger = logging.getLogger("quiesce.asgi")
 _CUT_MAX = 1000
 _CUT_SECONDS = 1.0  # before the shutdown: a server that cuts requests shuts down right after
 _SECOND, _THIRD = 2, 3
-_CLOSING, _CLOSED = State.CLOSING, State.CLOSED
+_CLOSING, _CLOSED = ScopeState.CLOSING, ScopeState.CLOSED
 
 
 class Application:
@@ -60,7 +60,7 @@ class Application:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: MiddlewareSettings,
         root: Scope,
         *,
         lives: bool,
@@ -71,7 +71,7 @@ class Application:
         self._around = around  # the server, if that runs in a scope
         self.lives: bool = lives
         """Whether a lifespan opens and closes it; else it is open while there is work."""
-        self.settings: Settings = settings
+        self.settings: MiddlewareSettings = settings
         self.root: Scope = root
         self.adopts: bool = backend.name == "asyncio"
         self.requests: Scope = root.child(
@@ -85,7 +85,7 @@ class Application:
         seconds, services = settings.grace + settings.cleanup, settings.services
         self.parts: Parts = Parts(self.requests, seconds, on_node, services)
         """What has joined the drain."""
-        self.exchanges: dict[Exchange, None] = {}
+        self.exchanges: dict[RequestExchange, None] = {}
         self.draining: bool = False
         self.server_stops: bool = False
         """Whether the server has said so: then it need not be told."""
@@ -94,18 +94,22 @@ class Application:
         self._began = math.inf  # the drain; not yet
         self._signals = 0
         self._closing_when_idle = False
-        self._hurry = Gate(backend)
-        self._vacant = Gate(backend)
-        self._told = Gate(backend)
-        self._refuses = Gate(backend)
+        self._hurry = Latch(backend)
+        self._vacant = Latch(backend)
+        self._told = Latch(backend)
+        self._refuses = Latch(backend)
         self._stopping: Job[None] | None = None
-        self._failures: list[Ended] = []
-        self._cut_by_server: deque[tuple[float, Ended]] = deque(maxlen=_CUT_MAX)
+        self._failures: list[ReportEntry] = []
+        self._cut_by_server: deque[tuple[float, ReportEntry]] = deque(maxlen=_CUT_MAX)
         self._signal = HeldSignal(root, self._on_signal)
 
     @classmethod
     async def open(
-        cls, settings: Settings, *, lives: bool, on_node: Callable[[Any], object] | None = None
+        cls,
+        settings: MiddlewareSettings,
+        *,
+        lives: bool,
+        on_node: Callable[[Any], object] | None = None,
     ) -> Application:
         """Open the scopes, and hold SIGTERM back from the server from now on.
 
@@ -128,13 +132,15 @@ class Application:
     def serves(self) -> bool:
         """Whether it takes new requests, in this event loop."""
         return (
-            self.requests._state is State.OPEN and not self._refusing and self.root._backend.here()
+            self.requests._state is ScopeState.OPEN
+            and not self._refusing
+            and self.root._backend.here()
         )
 
     @property
     def is_open(self) -> bool:
         """Whether it is of the event loop that runs, and not over."""
-        return self.root._backend.here() and self.root._state is not State.CLOSED
+        return self.root._backend.here() and self.root._state is not ScopeState.CLOSED
 
     @property
     def refuses(self) -> bool:
@@ -144,7 +150,7 @@ class Application:
         """
         if not (self.is_open or (self._refusing and not self.lives and self.root._backend.here())):
             return False
-        return self.requests._state is not State.DRAINING or not (
+        return self.requests._state is not ScopeState.DRAINING or not (
             self.requests._asked_by_running_work()
         )
 
@@ -162,7 +168,7 @@ class Application:
             on_error=self.failed, leftovers="parent",
         )  # fmt: skip
 
-    def outer(self) -> Node | None:
+    def outer(self) -> TreeNode | None:
         """Return the scope that was opened around the request which arrives now, if there is one.
 
         That is not one in which the server itself runs, and not one of ours; but what comes from a request
@@ -175,7 +181,7 @@ class Application:
             return None
         if not scope._is_within(self.root):
             return scope
-        node: Node | None = scope
+        node: TreeNode | None = scope
         while node is not None and not (isinstance(node, LightScope) and node._bond is not None):
             node = node._parent
         return node
@@ -194,9 +200,9 @@ class Application:
         logger.error("%s %s failed", job.kind, job.name, exc_info=error)
         if self._refusing:
             now = self.root._backend.clock()
-            self._failures.append(reports.ended(job, self.requests.name, now, error))
+            self._failures.append(reports.report_entry(job, self.requests.name, now, error))
 
-    def left(self, exchange: Exchange) -> None:
+    def left(self, exchange: RequestExchange) -> None:
         """See the end of a request, and whether it was the last."""
         self.exchanges.pop(exchange, None)
         if self._refusing and not self.exchanges:
@@ -213,18 +219,18 @@ class Application:
         if self._refusing:
             self._failures += report.failed
 
-    def lose(self, lost: Ended) -> None:
+    def lose(self, lost: ReportEntry) -> None:
         """Count a response that was ended before the app had completed it."""
         self._failures.append(lost)
 
-    def cut_by_server(self, lost: Ended) -> None:
+    def cut_by_server(self, lost: ReportEntry) -> None:
         """Remember a request whose task the server has cancelled: perhaps it is shutting down."""
         self._cut_by_server.append((self.root._backend.clock(), lost))
 
     # Stopping.
 
     def _on_signal(self) -> None:
-        if self.root._state is not State.OPEN:  # and the loop had the server's handler: gone
+        if self.root._state is not ScopeState.OPEN:  # and the loop had the server's handler: gone
             self._signal.let_go()
             return
         self._signals += 1
@@ -273,7 +279,7 @@ class Application:
             self.stop(why, notice=notice)
             await self._refuses.wait()
             return await self.requests.drain(self.settings.grace, cleanup=self.settings.cleanup)
-        while self.report is None and self.root._state is State.OPEN:
+        while self.report is None and self.root._state is ScopeState.OPEN:
             with suppress(JobCancelled):  # by the close; or alone, and then once more
                 await self.stop(why, notice=notice)
         await self._told.wait()
@@ -315,7 +321,7 @@ class Application:
         if self.parts:
             # What has joined answers the requests that wait for it: they are cut after it.
             deadline = self.root._backend.clock() + grace
-            callers.begin(self.requests, grace + cleanup, cleanup)
+            close_callers.begin_close(self.requests, grace + cleanup, cleanup)
             await self.parts.drain(self.root, grace, cleanup)
             grace = max(0.0, deadline - self.root._backend.clock())
         await self.requests.drain(grace, cleanup=cleanup)
@@ -340,7 +346,7 @@ class Application:
         await anyio.sleep(self.settings.cleanup)
         self._signal.end()
 
-    def _cut_lately(self) -> list[Ended]:
+    def _cut_lately(self) -> list[ReportEntry]:
         """Return the requests that the server has cut on its own way down, before it told us."""
         since = self.root._backend.clock() - _CUT_SECONDS
         return [lost for at, lost in self._cut_by_server if at >= since]
@@ -362,14 +368,14 @@ class Application:
     def tell(self, report: Report) -> None:
         """Write a report, and remember for the exit code whether anything was lost."""
         say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
-        staying.watch()
+        exit_threads.watch_exit_threads()
         self._judge(report)
 
     def _judge(self, report: Report) -> None:
         # Elsewhere (in a test, say) the process is not a server's, and its exit code not ours.
         ours = self._signals or multiprocessing.parent_process() is not None
         if not report.ok and self.settings.exit_code and ours:
-            exits.lost()
+            process_exit.lost()
 
     async def close(self) -> None:
         """End everything, after the stop; what has to be said then is said.

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core.gate import Gate
-from quiesce.core.serving import drain_of_server
-from quiesce.integrations.asgi.settings import awaitable
+from quiesce.core.latch import Latch
+from quiesce.core.server_drain import drain_of_server
+from quiesce.integrations.asgi.middleware_settings import awaitable
 
 if TYPE_CHECKING:
     from quiesce.core.job import Job
     from quiesce.integrations.asgi.application import Application
-    from quiesce.integrations.asgi.settings import App, AsgiScope, Message, Receive, Send
+    from quiesce.integrations.asgi.middleware_settings import (
+        App,
+        AsgiScope,
+        Message,
+        Receive,
+        Send,
+    )
 
 __all__: list[str] = []
 
@@ -33,11 +39,11 @@ class Lifespan:
         self._application = application
         self._target = target
         self._asgi = asgi
-        self._startup = Gate(backend)  # the app may receive it
-        self._shutdown = Gate(backend)
+        self._startup = Latch(backend)  # the app may receive it
+        self._shutdown = Latch(backend)
         self._messages: list[Message] = []
-        self._answered = Gate(backend)  # the startup was answered, or the app has ended
-        self._ended = Gate(backend)  # likewise the shutdown
+        self._answered = Latch(backend)  # the startup was answered, or the app has ended
+        self._ended = Latch(backend)  # likewise the shutdown
         self._answers: dict[str, Message] = {}
         self._asked = 0
         self._error: Exception | None = None

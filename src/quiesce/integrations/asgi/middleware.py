@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from quiesce.core.frontier import Frontier
 from quiesce.errors import UsageError
-from quiesce.integrations.asgi import answers, settings
+from quiesce.integrations.asgi import answers, middleware_settings
 from quiesce.integrations.asgi.application import Application
-from quiesce.integrations.asgi.exchange import Exchange
 from quiesce.integrations.asgi.lifespan import Lifespan
+from quiesce.integrations.asgi.request_exchange import RequestExchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.integrations.asgi.settings import App, AsgiScope, Receive, Send
-    from quiesce.mesh.node import Node
+    from quiesce.integrations.asgi.middleware_settings import App, AsgiScope, Receive, Send
+    from quiesce.mesh.runtime.node import Node
 
 __all__ = ["Quiesce"]
 
@@ -95,9 +95,9 @@ class Quiesce:
         name: str = "app",
     ) -> None:
         """Wrap an application; nothing is opened before the server calls."""
-        settings.check_app(app)
-        self.app: App = app if node is None else settings.checked_node(node).asgi(app)
-        self._settings = settings.checked(
+        middleware_settings.check_app(app)
+        self.app: App = app if node is None else middleware_settings.checked_node(node).asgi(app)
+        self._settings = middleware_settings.checked_settings(
             app, name=name, grace=grace, cleanup=cleanup, notice=notice, hang_up=hang_up,
             services=services, retry_after=retry_after, ready=ready, frontier=frontier,
             hold_signal=hold_signal, exit_code=exit_code,
@@ -145,7 +145,7 @@ class Quiesce:
         kind = scope["type"]
         if _MARK in scope or kind not in _KINDS:
             # Another one around it does it all.
-            await settings.awaitable(self.app, scope, receive, send)
+            await middleware_settings.awaitable(self.app, scope, receive, send)
             return
         scope[_MARK] = self
         await self._entry(scope, receive, send)
@@ -158,7 +158,7 @@ class Quiesce:
         elif kind == "http" and self._is_own(scope):
             await self._answer(scope, send)
         elif application is not None and application.lives and application.serves:
-            await Exchange(application, self.app, scope, receive, send).run()
+            await RequestExchange(application, self.app, scope, receive, send).run()
         else:
             await self._serve(scope, receive, send)
 
@@ -173,7 +173,7 @@ class Quiesce:
 
     def _answer_nodes(self, node: Node) -> None:
         """Answer other nodes outside of the requests: hops that are drained need their receipts."""
-        from quiesce.mesh.front import CascadeFront  # noqa: PLC0415 - only with a node
+        from quiesce.mesh.transport.asgi_front import CascadeFront  # noqa: PLC0415 - only with a node
 
         self._entry = CascadeFront(node, self._entry)
 
@@ -183,7 +183,7 @@ class Quiesce:
 
         *Raises*: `UsageError`, always.
         """
-        from quiesce.mesh.asgi import WRONG_ORDER  # noqa: PLC0415 - as above
+        from quiesce.mesh.transport.asgi_server import WRONG_ORDER  # noqa: PLC0415 - as above
 
         await receive()
         await send({"type": "lifespan.startup.failed", "message": WRONG_ORDER})
@@ -193,14 +193,14 @@ class Quiesce:
         """Serve while there is no lifespan, or a drain: seldom."""
         application = self._application
         if application is not None and not application.serves and application.refuses:
-            await answers.refuse(scope, send, self._settings.retry_after)
+            await answers.refuse_request(scope, send, self._settings.retry_after)
             return
         if application is None or not application.is_open:
             # Mounted below another app, or without a lifespan: open for as long as there is work.
             application = await Application.open(self._settings, lives=False)
             self._application = application
         try:
-            await Exchange(application, self.app, scope, receive, send).run()
+            await RequestExchange(application, self.app, scope, receive, send).run()
         finally:
             if not application.lives:
                 await application.close_if_idle()

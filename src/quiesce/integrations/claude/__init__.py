@@ -4,6 +4,15 @@ The same calls as in `claude_agent_sdk`, from 0.1.50 on, on asyncio, uvloop and 
 versions from 0.1.51 to 0.1.66, whose SDK has asyncio alone). What they start belongs to a scope: the
 CLI with its whole process group, the SDK's tasks, and the hooks, permission callbacks and tools that
 are in flight. docs/howto/claude.md says what to change in a program.
+
+The modules, in reading order:
+
+- `sdk_query`: `query()`: one question, and the messages that answer it.
+- `sdk_client`: `ClaudeSDKClient`: a conversation that different tasks may open, use and close.
+- `conversation`: one conversation with the CLI, and how all of it ends.
+- `cli_process`: the CLI as a process of a scope.
+- `handover`: messages from the task that reads the CLI to the task that yields them.
+- `sdk_private`: the private names of the SDK that the adapter needs, each guarded.
 """
 
 from __future__ import annotations
@@ -12,10 +21,10 @@ from quiesce.integrations import sdk
 
 sdk.require("claude-agent-sdk", extra="claude", oldest="0.1.50")
 
-from quiesce.integrations.claude import private  # noqa: E402 - it needs the SDK
-from quiesce.integrations.claude.asking import Query, query  # noqa: E402 - likewise
-from quiesce.integrations.claude.client import ClaudeSDKClient  # noqa: E402 - likewise
+from quiesce.integrations.claude import sdk_private  # noqa: E402 - it needs the SDK
+from quiesce.integrations.claude.sdk_client import ClaudeSDKClient  # noqa: E402 - likewise
+from quiesce.integrations.claude.sdk_query import Query, query  # noqa: E402 - likewise
 
 __all__ = ["ClaudeSDKClient", "Query", "query"]
 
-private.install()
+sdk_private.install_stand_ins()

@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from quiesce.core import callers
+from quiesce.core import close_callers
 from quiesce.core.current import current_scope
-from quiesce.core.node import State, logger
-from quiesce.core.report import Ended
+from quiesce.core.report import ReportEntry
+from quiesce.core.tree import ScopeState, logger
 from quiesce.errors import JobCancelled, ScopeClosed, UsageError
-from quiesce.integrations.claude import cli
-from quiesce.resources.stream import stream
+from quiesce.integrations.claude import cli_process
+from quiesce.streams.stream import stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from quiesce.core.job import Job
-    from quiesce.core.node import Node
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.integrations.claude.handover import Receiving
+    from quiesce.core.tree import TreeNode
+    from quiesce.integrations.claude.handover import ReceivingEnd
 
 __all__: list[str] = []
 
@@ -51,7 +51,7 @@ _LAST_SHARE = 0.1  # of the reserve, to be told what was given up
 active: ContextVar[Conversation | None] = ContextVar("quiesce.claude.conversation", default=None)
 """The conversation in whose tasks the running code is; None in all code but the SDK's."""
 
-connecting: ContextVar[Connection | None] = ContextVar("quiesce.claude.connection", default=None)
+connecting: ContextVar[CliConnection | None] = ContextVar("quiesce.claude.connection", default=None)
 """The connection that is being made: the processes that are opened meanwhile are its own."""
 
 
@@ -71,9 +71,9 @@ class Conversation:
             f"{name} callbacks", on_error=_handled, cleanup=self.seconds
         )
         self.streams: list[Any] = []  # of the SDK's, which some versions do not close
-        self.receiving: Receiving | None = None  # the messages, as soon as the SDK has begun
+        self.receiving: ReceivingEnd | None = None  # the messages, as soon as the SDK has begun
         self.report: Report | None = None
-        self._given_up: list[Ended] = []  # transports whose close took too long
+        self._given_up: list[ReportEntry] = []  # transports whose close took too long
         self._ending_since: float | None = None
 
     # What is started.
@@ -98,7 +98,9 @@ class Conversation:
                 # As with the SDK alone: no answer, and whoever cancelled it ends this task, too.
                 await anyio.sleep_forever()
             except self.scope._backend.cancelled:
-                if self.callbacks._state is not State.CLOSING:  # or it was asked to stop already
+                if (
+                    self.callbacks._state is not ScopeState.CLOSING
+                ):  # or it was asked to stop already
                     job.cancel()
                 raise
 
@@ -139,7 +141,7 @@ class Conversation:
     def time_left(self) -> float:
         """Return how long the end may take: less, if a scope around the running code has less time."""
         left = self.seconds
-        node: Node | None = current_scope()
+        node: TreeNode | None = current_scope()
         while node is not None:
             if node._closing is not None:
                 left = min(left, max(0.0, node._closing.join_by - node._backend.clock()))
@@ -153,14 +155,16 @@ class Conversation:
         on.
         """
         self.begin_to_end()
-        callbacks, early = callers.begin(self.callbacks, 0.0, self.seconds)
+        callbacks, early = close_callers.begin_close(self.callbacks, 0.0, self.seconds)
         sdk: Report | None = None
         told: Report | None = None
         try:
             sdk = await self.scope.aclose(within=self.seconds)
         finally:
             try:
-                told = await callers.join(self.callbacks, callbacks, early=early, patient=False)
+                told = await close_callers.join_close(
+                    self.callbacks, callbacks, early=early, patient=False
+                )
             finally:  # also for a caller that was cancelled: then both scopes are closed
                 self._conclude(sdk, told)
         assert self.report is not None  # noqa: S101 - there are both reports
@@ -198,7 +202,7 @@ class Conversation:
     def give_up(self, transport: str, seconds: float) -> None:
         """Note in the report that a transport has not closed in time."""
         details = {"close": f"given up after {seconds:.1f} s"}
-        lost = Ended("transport", transport, self.scope.name, None, seconds, details)
+        lost = ReportEntry("transport", transport, self.scope.name, None, seconds, details)
         self._given_up.append(lost)
 
 
@@ -206,7 +210,7 @@ def _start(
     scope: Scope, body: Coroutine[Any, Any, Any], name: str, *, service: bool
 ) -> Job[Any] | None:
     """Start a job, also while the scope is being drained: what drains needs it to finish."""
-    if scope._state not in {State.OPEN, State.DRAINING}:
+    if scope._state not in {ScopeState.OPEN, ScopeState.DRAINING}:
         body.close()
         return None
     frame = sys._getframe(2)
@@ -230,7 +234,7 @@ def _handled(job: object, error: BaseException) -> None:
     logger.debug("%r of a conversation with Claude failed", job, exc_info=error)
 
 
-class Connection:
+class CliConnection:
     """A transport's life: entered by connecting it, left by closing it, in one task of its own."""
 
     def __init__(
@@ -246,8 +250,8 @@ class Connection:
         self._connect = connect
         self._close = close
         self._scope: Scope | None = None
-        self._readings: list[Reading] = []
-        self.processes: list[cli.CliProcess] = []
+        self._readings: list[CliReading] = []
+        self.processes: list[cli_process.CliProcess] = []
 
     async def enter(self) -> None:
         """Connect, in a scope of its own below that of the running code.
@@ -277,11 +281,11 @@ class Connection:
             except UsageError:
                 return  # it was left before
 
-    async def open_process(self, command: Any, **options: Any) -> cli.CliProcess:
+    async def open_process(self, command: Any, **options: Any) -> cli_process.CliProcess:
         """Start a process of this connection; what the SDK calls as `anyio.open_process`."""
         scope = current_scope()
         assert scope is not None  # noqa: S101 - that of this context
-        process = await cli.open_process(
+        process = await cli_process.open_process(
             scope,
             command,
             name=f"{CLI} -v" if command[-1] == "-v" else CLI,  # older versions ask for its version
@@ -329,14 +333,14 @@ class Connection:
         if bound.cancelled_caught:
             conversation.give_up(self._name, seconds)
 
-    def reading(self, messages: Any) -> Reading:
+    def reading(self, messages: Any) -> CliReading:
         """Return an iterator whose generator is closed here, and not by the garbage collector."""
-        reading = Reading(messages)
+        reading = CliReading(messages)
         self._readings.append(reading)
         return reading
 
 
-class Reading:
+class CliReading:
     """The messages of a transport; it may be dropped half-read, as the SDK does."""
 
     __slots__ = ("_messages",)
@@ -367,7 +371,7 @@ class OwnedTransport:
     def __init__(self, inner: Any) -> None:
         """Wrap it; the conversation is that in which it is connected."""
         self._inner = inner
-        self._connection: Connection | None = None
+        self._connection: CliConnection | None = None
 
     async def connect(self) -> None:
         """Connect it; cancelled, it is closed before the cancellation is passed on."""
@@ -375,7 +379,7 @@ class OwnedTransport:
         assert conversation is not None  # noqa: S101 - only the adapter gives it to the SDK
         inner = self._inner
         name = type(inner).__qualname__
-        connection = Connection(conversation, name, inner.connect, inner.close)
+        connection = CliConnection(conversation, name, inner.connect, inner.close)
         self._connection = connection
         await connection.enter()
 

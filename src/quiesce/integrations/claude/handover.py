@@ -28,10 +28,10 @@ _PLAIN = frozenset({"assistant", "stream_event", "system", "user"})
 _LAST = frozenset({"end", "error"})
 
 
-class Sending:
+class SendingEnd:
     """The sending end of the SDK's memory stream."""
 
-    def __init__(self, inner: MemoryObjectSendStream[Any], receiving: Receiving) -> None:
+    def __init__(self, inner: MemoryObjectSendStream[Any], receiving: ReceivingEnd) -> None:
         """Stand for what anyio has made."""
         self._inner = inner
         self._receiving = receiving
@@ -59,7 +59,7 @@ class Sending:
         return getattr(self._inner, name)
 
 
-class Receiving:
+class ReceivingEnd:
     """The receiving end of the SDK's memory stream."""
 
     def __init__(self, inner: MemoryObjectReceiveStream[Any]) -> None:

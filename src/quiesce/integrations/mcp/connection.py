@@ -14,20 +14,20 @@ import anyio
 
 from quiesce.errors import NotReady, ScopeClosed
 from quiesce.integrations.mcp import versions
-from quiesce.integrations.mcp.lost import ServerLost, why
-from quiesce.resources.spawning import exit_text
+from quiesce.integrations.mcp.server_lost import ServerLost, why
+from quiesce.processes.process_spawn import exit_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from quiesce.resources.process import Process
+    from quiesce.processes.process import Process
 
 __all__: list[str] = []
 
 _EXIT_SECONDS = 1.0  # from the end of a server's output to its exit, before it is called lost
 
 
-class Call:
+class SessionCall:
     """One call, from the step that begins it."""
 
     __slots__ = ("cancel_scope", "cut", "label", "lost", "request", "told")
@@ -58,7 +58,7 @@ class Call:
         return ScopeClosed(f"MCP session {session!r} was closed while {self.label} was in flight")
 
 
-_calls: ContextVar[Call | None] = ContextVar("quiesce.mcp_call", default=None)
+_calls: ContextVar[SessionCall | None] = ContextVar("quiesce.mcp_call", default=None)
 
 
 def no_call() -> None:
@@ -66,10 +66,10 @@ def no_call() -> None:
     _calls.set(None)
 
 
-class Connection:
+class ServerConnection:
     """A session of the SDK, what it runs on, and the calls that are in flight on it."""
 
-    def __init__(self, name: str, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, name: str, on_lost: Callable[[ServerConnection], None]) -> None:
         """Start without a connection."""
         self.name: str = name
         self.session: Any = None  # the SDK's
@@ -86,7 +86,7 @@ class Connection:
         self.farewells: list[Callable[[], object]] = []
         """Whom to tell when it is left."""
         self._on_lost = on_lost
-        self._calls: set[Call] = set()
+        self._calls: set[SessionCall] = set()
 
     @property
     def lost(self) -> bool:
@@ -135,7 +135,7 @@ class Connection:
     # Calls.
 
     async def call(
-        self, call: Call, method: str, args: tuple[Any, ...], options: Mapping[str, Any]
+        self, call: SessionCall, method: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Any:
         """Call a method of the SDK's session."""
         token = _calls.set(call)
@@ -168,7 +168,7 @@ class Connection:
             call.request, call.told = message.id, False
         return method
 
-    def _abandon(self, call: Call, reason: str) -> None:
+    def _abandon(self, call: SessionCall, reason: str) -> None:
         """Notify the server that no caller waits any longer; in one step, so that nothing can stop it."""
         if call.request is None or call.told or self.lost:
             return

@@ -13,17 +13,17 @@ import anyio
 from quiesce.core.current import current_scope
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.mcp import versions
-from quiesce.integrations.mcp.connection import Connection
-from quiesce.integrations.mcp.lost import ServerLost, unwrapped, why
-from quiesce.integrations.mcp.wire import Reading, Wire, Writing
-from quiesce.resources.process import start_process
+from quiesce.integrations.mcp.connection import ServerConnection
+from quiesce.integrations.mcp.server_lost import ServerLost, unwrapped, why
+from quiesce.integrations.mcp.stdio_wire import StdioWire, WireReading, WireWriting
+from quiesce.processes.process import start_process
 
 if TYPE_CHECKING:
     from quiesce.core.scope import Scope
-    from quiesce.resources.output import Logs
-    from quiesce.resources.process import Process
+    from quiesce.processes.output import Logs
+    from quiesce.processes.process import Process
 
-    OnLost = Callable[[Connection], None]
+    OnLost = Callable[[ServerConnection], None]
 
 __all__: list[str] = []
 
@@ -42,7 +42,7 @@ class Server:
     options: Mapping[str, Any]
     """Those of the SDK's session."""
 
-    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[Connection]:
+    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[ServerConnection]:
         """Return a new connection, to be entered and left by one task."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class StdioServer(Server):
     grace: float
     logs: Logs
 
-    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[Connection]:
+    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[ServerConnection]:
         """Start the program, as a process of the task's scope."""
         return stdio_connection(self, on_lost)
 
@@ -68,16 +68,16 @@ class HttpServer(Server):
     transport: Mapping[str, Any]
     """Options of the SDK's transport."""
 
-    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[Connection]:
+    def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[ServerConnection]:
         """Use the SDK's transport."""
         return http_connection(self, on_lost)
 
 
 @asynccontextmanager
-async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterator[Connection]:
+async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterator[ServerConnection]:
     """Start a program, and be connected to it for as long as the context lasts."""
     params = server.params
-    connection = Connection(server.name, on_lost)
+    connection = ServerConnection(server.name, on_lost)
     process = await start_process(
         [params.command, *params.args],
         name=server.name,
@@ -89,7 +89,7 @@ async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterato
         grace=server.grace,
         service=True,
     )
-    wire = Wire(process, connection.end)
+    wire = StdioWire(process, connection.end)
     connection.process = process
     process._dismissed = True  # until it is greeted, what is raised tells of its exit
     connection.deaf = lambda: wire.deaf
@@ -105,10 +105,10 @@ async def stdio_connection(server: StdioServer, on_lost: OnLost) -> AsyncIterato
     async def close() -> None:
         wire.stop_writing()
 
-    reading = Reading(wire, params.encoding, params.encoding_error_handler)
+    reading = WireReading(wire, params.encoding, params.encoding_error_handler)
     try:
         async with versions.ClientSession(
-            reading, Writing(send, close), **server.options
+            reading, WireWriting(send, close), **server.options
         ) as session:
             connection.session = session
             await connection.shake_hands(server.handshake, server.connect_within)
@@ -137,9 +137,9 @@ async def _let_exit(process: Process, seconds: float) -> None:
 
 
 @asynccontextmanager
-async def http_connection(server: HttpServer, on_lost: OnLost) -> AsyncIterator[Connection]:
+async def http_connection(server: HttpServer, on_lost: OnLost) -> AsyncIterator[ServerConnection]:
     """Connect to a server over HTTP for as long as the context lasts."""
-    connection = Connection(server.name, on_lost)
+    connection = ServerConnection(server.name, on_lost)
     node = current_scope()
     assert node is not None  # noqa: S101 - it is a context of one
     try:
@@ -153,7 +153,7 @@ async def http_connection(server: HttpServer, on_lost: OnLost) -> AsyncIterator[
                     await write.send(item)
 
                 async with versions.ClientSession(
-                    Noticed(read, connection.end), Writing(send, write.aclose), **server.options
+                    Noticed(read, connection.end), WireWriting(send, write.aclose), **server.options
                 ) as session:
                     connection.session = session
                     await connection.shake_hands(server.handshake, server.connect_within)

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.callsites import Callsite
 from quiesce.core.hold import Hold
-from quiesce.core.node import State
-from quiesce.core.sites import Place
+from quiesce.core.tree import ScopeState
 from quiesce.errors import JobCancelled, QuiesceError, ScopeClosed
 from quiesce.integrations.mcp import versions
-from quiesce.integrations.mcp.connection import Call, no_call
-from quiesce.integrations.mcp.lost import ServerLost, why
-from quiesce.resources.backoff import Histories, History
+from quiesce.integrations.mcp.connection import SessionCall, no_call
+from quiesce.integrations.mcp.server_lost import ServerLost, why
+from quiesce.pool.backoff import Histories, History
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from quiesce.core.job import Job
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.integrations.mcp.connection import Connection
-    from quiesce.integrations.mcp.mesh_client import Handover
+    from quiesce.integrations.mcp.connection import ServerConnection
     from quiesce.integrations.mcp.servers import Server
-    from quiesce.resources.backoff import Backoff
-    from quiesce.resources.process import Process
+    from quiesce.integrations.mcp.tool_edges import Handover
+    from quiesce.pool.backoff import Backoff
+    from quiesce.processes.process import Process
 
 __all__ = ["Session"]
 
@@ -62,7 +62,7 @@ class Session:
         self,
         scope: Scope,
         server: Server,
-        place: FrameType | Place,
+        place: FrameType | Callsite,
         *,
         backoff: Backoff,
         restarts_max: int | None,
@@ -77,7 +77,7 @@ class Session:
         self._restarts_max = restarts_max
         self._handover = handover
         self._histories = Histories(backoff)
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
         self._opening: Job[Exception | None] | None = None
         self._loss: Exception | None = None
         self._starts = 0
@@ -156,14 +156,14 @@ class Session:
 
     def _begin(self, method: str, /, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
         frame = sys._getframe(1)
-        return self._call(Place(frame.f_code, frame.f_lasti), method, args, options)
+        return self._call(Callsite(frame.f_code, frame.f_lasti), method, args, options)
 
     async def _call(
-        self, place: Place, method: str, args: tuple[Any, ...], options: dict[str, Any]
+        self, place: Callsite, method: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         subject = args[0] if args else options.get("name", options.get("uri"))
         label = method if subject is None else f"{method} {subject}"[:200]
-        call = Call(label)
+        call = SessionCall(label)
         scope = self._scope
         scope._admit()
         details = {"server": self.name}
@@ -197,7 +197,7 @@ class Session:
         with self._scope.hold("connect", self.name):
             await self._live()
 
-    async def _live(self) -> Connection:
+    async def _live(self) -> ServerConnection:
         """Return a connection that is not lost, as far as anyone can know."""
         while True:
             connection = self._connection
@@ -262,17 +262,17 @@ class Session:
         self._loss = error
         self._histories.failed(self.name, self._scope._backend.clock())
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: ServerConnection) -> None:
         """Record that a connection has ended by itself; called in the step that sees it."""
         if connection is not self._connection:
             return  # it never was one
         self._crashes += 1
         self._fail(None)
-        if self._scope._state is State.OPEN:
+        if self._scope._state is ScopeState.OPEN:
             with suppress(QuiesceError):  # a draining scope takes nothing; its close leaves all
                 self._scope.spawn(self._bury, connection, name=f"bury {self.name}", service=True)
 
-    async def _bury(self, connection: Connection) -> None:
+    async def _bury(self, connection: ServerConnection) -> None:
         """Leave what is lost, so that nothing of it is left when the next one starts."""
         await connection.exited()  # the calls that it ends tell how
         with suppress(QuiesceError):  # left already

@@ -44,7 +44,7 @@ def _reader() -> Callable[[bytes | str], Any]:
 _read = _reader()
 
 
-def parsed(line: bytes | str) -> Any:
+def parsed_message(line: bytes | str) -> Any:
     """Return the message of a line, as the session reads it; what is wrong with it, if it is none."""
     try:
         return SessionMessage(_read(line))
@@ -73,14 +73,14 @@ def cancellation(request: Any, reason: str) -> Any:
     return SessionMessage(notice if SECOND else types.JSONRPCMessage(notice))
 
 
-def code_of(error: BaseException) -> int | None:
+def error_code_of(error: BaseException) -> int | None:
     """Return the code of an error that the SDK raises for an answer, or for the want of one."""
     return error.error.code if isinstance(error, Error) else None
 
 
 def says_timeout(error: BaseException) -> bool:
     """Return whether the SDK has given up waiting for an answer."""
-    return code_of(error) in _TIMED_OUT
+    return error_code_of(error) in _TIMED_OUT
 
 
 def says_gone(error: BaseException) -> bool:
@@ -90,10 +90,10 @@ def says_gone(error: BaseException) -> bool:
     """
     if isinstance(error, _GONE):
         return True
-    return code_of(error) is not None and str(error) in _ENDED
+    return error_code_of(error) is not None and str(error) in _ENDED
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_session_options(options: Mapping[str, Any]) -> None:
     """Refuse what the SDK's session would not take, before anything is started.
 
     *Raises*: `ArgumentError`.

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 from quiesce.mesh.clients.sending import within
-from quiesce.mesh.hop import current_hop
+from quiesce.mesh.runtime.hop import current_hop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -20,18 +20,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from quiesce.core.node import current, logger
-from quiesce.core.sites import Frame
-from quiesce.mesh.hop import current_hop
-from quiesce.mesh.peers import is_work, peers_of
+from quiesce.core.callsites import Frame
+from quiesce.core.tree import current, logger
+from quiesce.mesh.runtime.hop import current_hop
+from quiesce.mesh.runtime.peers import may_start_work, peers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from quiesce.mesh.handing import Handing
-    from quiesce.mesh.hop import Hop
-    from quiesce.mesh.node import Node
+    from quiesce.mesh.runtime.delegation import Handing
+    from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 
@@ -46,7 +46,7 @@ _PLUMBING = HTTP | frozenset(
     ("aiohappyeyeballs", "anyio", "asyncio", "contextlib", "functools", "socket", "ssl", "trio", "uvloop")
 )  # fmt: skip
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
-_OWN = ("quiesce.mesh.clients.", "quiesce.mesh.http", "quiesce.core.patches")
+_OWN = ("quiesce.mesh.clients.", "quiesce.mesh.transport.http_transport", "quiesce.core.patches")
 
 within: ContextVar[Hop | None] = ContextVar("quiesce_within_client", default=None)
 """The hop that a client around the running code sends for: that sees to edges, and its sockets are not raw ones."""
@@ -55,7 +55,7 @@ instrumented: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 """How often each node was told to instrument."""
 
 
-class Target(NamedTuple):
+class SendTarget(NamedTuple):
     """Where a request goes."""
 
     method: str
@@ -75,11 +75,11 @@ def hop_here() -> Hop | None:
     return None if within.get() is hop else hop
 
 
-def begin(hop: Hop, target: Target) -> Sending | None:
+def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
     """Return the edge that a request has to carry, or None. A request that should have one, and cannot, is noticed."""
     node = hop._mesh
     to = peers_of(node).find(target.scheme, target.host, target.port, target.path)
-    if to is None or not is_work(target.method, target.path):
+    if to is None or not may_start_work(target.method, target.path):
         return None
     if target.is_upgrade or not instrumented.get(node):
         notice(hop, instead="" if target.is_upgrade else _INSTEAD)
@@ -88,10 +88,10 @@ def begin(hop: Hop, target: Target) -> Sending | None:
     if handing is None:
         notice(hop)
         return None
-    return Sending(hop, handing)
+    return RequestEdge(hop, handing)
 
 
-class Sending:
+class RequestEdge:
     """An edge of a request, from whatever thread that is sent."""
 
     __slots__ = ("_handing", "_hop", "header")

@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from quiesce.core.current import is_detached
-from quiesce.core.node import logger
+from quiesce.core.tree import logger
 from quiesce.mesh.clients.sending import where
 
 if TYPE_CHECKING:
-    from quiesce.mesh.node import Node
+    from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 

@@ -24,8 +24,8 @@ from itertools import islice
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quiesce.core.known import HOUSEKEEPERS, PLUMBING, package_of
-from quiesce.mesh.routes import flow
+from quiesce.core.libraries import HOUSEKEEPERS, PLUMBING, package_of
+from quiesce.mesh.routes import bytecode_flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ _ENDS = frozenset({
 _NOT_LOOKED_INTO = HOUSEKEEPERS | {"builtins", "collections", "typing", "pydantic", "enum"}
 
 
-class Place(NamedTuple):
+class ContainerPlace(NamedTuple):
     """A container, and where the worker has it."""
 
     container: Any
@@ -78,18 +78,20 @@ def sizes(frames: list[FrameType]) -> Sizes:
     }
 
 
-def is_read_later(frames: list[FrameType], item: object) -> bool:
+def reads_item_later(frames: list[FrameType], item: object) -> bool:
     """Return whether the worker's code still reads a variable whose value is the item."""
     return any(
-        value is item and flow.is_read_later(frame.f_code, frame.f_lasti, name)
+        value is item and bytecode_flow.reads_local_later(frame.f_code, frame.f_lasti, name)
         for frame in frames
         for name, value in frame.f_locals.items()
     )
 
 
-def is_in_comprehension(frames: list[FrameType]) -> bool:
+def makes_comprehension(frames: list[FrameType]) -> bool:
     """Return whether the worker's code makes a list, a set or a dictionary of what it takes."""
-    return bool(frames) and flow.is_in_comprehension(frames[0].f_code, frames[0].f_lasti)
+    return bool(frames) and bytecode_flow.goes_into_comprehension(
+        frames[0].f_code, frames[0].f_lasti
+    )
 
 
 def is_collecting(frames: list[FrameType], before: Sizes) -> bool:
@@ -102,24 +104,24 @@ def is_collecting(frames: list[FrameType], before: Sizes) -> bool:
     )
 
 
-def _places(frames: list[FrameType]) -> Iterator[Place]:
+def _places(frames: list[FrameType]) -> Iterator[ContainerPlace]:
     yield from islice(_all_places(frames), _CONTAINERS_MAX)
 
 
-def _all_places(frames: list[FrameType]) -> Iterator[Place]:
+def _all_places(frames: list[FrameType]) -> Iterator[ContainerPlace]:
     for frame in frames:
         code, known, variables = frame.f_code, frame.f_globals, frame.f_locals
         found = {name: known[name] for name in code.co_names if name in known} | variables
         for name, value in found.items():
-            if name in variables and not flow.is_read_later(code, frame.f_lasti, name):
+            if name in variables and not bytecode_flow.reads_local_later(code, frame.f_lasti, name):
                 continue
             if issubclass(type(value), list | set | deque | dict):
-                yield Place(value, name, frame)
+                yield ContainerPlace(value, name, frame)
             else:
                 yield from _attributes(value, depth=2)
 
 
-def _attributes(value: Any, depth: int) -> Iterator[Place]:
+def _attributes(value: Any, depth: int) -> Iterator[ContainerPlace]:
     kind = type(value)
     if issubclass(kind, type | ModuleType | FunctionType | MethodType):
         return
@@ -127,7 +129,7 @@ def _attributes(value: Any, depth: int) -> Iterator[Place]:
         return
     for name, part in attributes_of(value).items():
         if issubclass(type(part), list | set | deque | dict):
-            yield Place(part, name, kind)
+            yield ContainerPlace(part, name, kind)
         elif depth > 1:
             yield from _attributes(part, depth - 1)
 
@@ -167,7 +169,7 @@ def _only_tasks(container: Any) -> bool:
     )
 
 
-def _is_batch(place: Place, frames: list[FrameType]) -> bool:
+def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
     """Return whether the worker's code fills a container, and empties it or gives it away, again and again.
 
     A container that other code takes certain things out of is a register of what goes on.
@@ -186,19 +188,21 @@ def _is_batch(place: Place, frames: list[FrameType]) -> bool:
     else:
         codes = [one.__code__ for one in owner.f_globals.values() if type(one) is FunctionType]
     if any(
-        flow.is_emptied(code, name, emptying | register, in_loop=True)
+        bytecode_flow.is_emptied(code, name, emptying | register, in_loop=True)
         or ("heappop" in code.co_names and issubclass(kind, list))
         for code in own
     ):
         return True
     groups = any(issubclass(type(part), list | set | deque) for part in _parts(place.container))
-    taken_out = any(flow.is_register(code, name, register, by_key=by_key) for code in codes)
+    taken_out = any(
+        bytecode_flow.is_register(code, name, register, by_key=by_key) for code in codes
+    )
     if by_key and groups:  # each of which is a batch, and is taken out as a whole
         return taken_out or any(
-            flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
+            bytecode_flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
         )
     return not taken_out and any(
-        flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
+        bytecode_flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
     )
 
 

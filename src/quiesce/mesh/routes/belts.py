@@ -22,15 +22,15 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.node import State, current
-from quiesce.mesh.routes import batches, flow
-from quiesce.mesh.routes.following import Followed, place_of
+from quiesce.core.tree import ScopeState, current
+from quiesce.mesh.routes import batches, bytecode_flow
+from quiesce.mesh.routes.following import Followed, frame_place
 from quiesce.mesh.routes.takers import (
     Parcel,
     Taker,
     frames_of,
     lock,
-    running,
+    running_taker,
     taker_of,
     takers,
     work_elsewhere,
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType, FrameType
 
-    from quiesce.core.node import Node
-    from quiesce.mesh.hop import Hop
+    from quiesce.core.tree import TreeNode
+    from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
 
 __all__: list[str] = []
 
-_CLOSED = State.CLOSED
+_CLOSED = ScopeState.CLOSED
 
 
 class Belt:
@@ -162,7 +162,7 @@ class Belt:
             hold.release()
             return True
         taker = taker_of(key, self._backend)
-        is_running = key is running()
+        is_running = key is running_taker()
         parcel.is_direct = is_running
         taker.took(parcel)
         if hold is not None:
@@ -189,7 +189,7 @@ class Belt:
         """Return whether the taker is a task of the hop, which is held by itself."""
         if key is None or not hop._backend.here():
             return False
-        node: Node = getattr(key, "_node", hop)  # of its own tasks, in a scope below it perhaps
+        node: TreeNode = getattr(key, "_node", hop)  # of its own tasks, in a scope below it perhaps
         held = (node if node._is_within(hop) else hop)._holds.get(key)
         if held is None or isinstance(held, Followed):
             return False
@@ -261,8 +261,8 @@ class Belt:
         """Return whether the taker has an item itself at hand, when it asks for another."""
         return (
             _is_later_in_line(parcel.place, place)
-            or batches.is_read_later(frames, parcel.item)
-            or (not taker.has_turned and batches.is_in_comprehension(frames))
+            or batches.reads_item_later(frames, parcel.item)
+            or (not taker.has_turned and batches.makes_comprehension(frames))
         )
 
     def joined(self, key: object) -> None:
@@ -342,7 +342,7 @@ class Belt:
         hops = taker.all_hops()
         with lock:
             taker.parcels = [parcel for parcel in taker.parcels if parcel not in over]
-        if taker.key is running():
+        if taker.key is running_taker():
             taker.work()
         elif any(parcel.hold is not None for parcel in over):
             work_elsewhere(taker)
@@ -359,7 +359,7 @@ def _assume(over: list[Parcel], frame: FrameType | None) -> None:
         if parcel.hold is not None and not parcel.is_done:
             parcel.hold.hop.assume(
                 f"assumes that a worker was done with an item from {parcel.belt.kind} when it asked for more"
-                f" at {place_of(frame)}"
+                f" at {frame_place(frame)}"
             )
 
 
@@ -392,7 +392,7 @@ def _is_later_in_line(one: Place | None, other: Place | None) -> bool:
 
 def _is_called_on(frame: FrameType, method: str, thing: object) -> bool:
     """Return whether the code of a frame calls a method of a thing."""
-    for first, *rest in filter(None, flow.called_on(frame.f_code, method)):
+    for first, *rest in filter(None, bytecode_flow.called_on(frame.f_code, method)):
         found: Any = frame.f_locals.get(first, frame.f_globals.get(first))
         for name in rest:
             found = getattr(found, name, None)

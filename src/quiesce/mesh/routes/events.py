@@ -11,14 +11,14 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from quiesce.core.known import is_housekeeper, is_root
-from quiesce.core.node import current
-from quiesce.mesh.routes import flow
+from quiesce.core.libraries import is_housekeeper, is_root
+from quiesce.core.tree import current
+from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.batches import attributes_of, reach
 from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import hop_now, is_declared
 from quiesce.mesh.routes.queues import belts, keep
-from quiesce.mesh.routes.takers import running, takers
+from quiesce.mesh.routes.takers import running_taker, takers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     if frame is None:
         return False
     belt = belts.get(id(event)) if belts else None
-    key = running()
+    key = running_taker()
     if key is None or not _is_worker(event, reach(frame, _root(key))):
         return False
     is_set = _is_set(event)
@@ -138,7 +138,7 @@ def _is_worker(event: Any, frames: list[FrameType]) -> bool:
     """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself."""
     for frame in frames:
         code = frame.f_code
-        if flow.is_in_loop(code, frame.f_lasti):
+        if bytecode_flow.is_in_loop(code, frame.f_lasti):
             return True
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name, value in frame.f_locals.items():
@@ -158,7 +158,7 @@ def _woken(event: Any) -> None:
     """Start the work of the worker for the hops that have woken it."""
     belt = belts.get(id(event)) if belts else None
     if belt is not None:
-        belt.joined(running())
+        belt.joined(running_taker())
 
 
 def _is_set(event: Any) -> bool:

@@ -9,28 +9,28 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from quiesce.core import known, sites
+from quiesce.core import callsites, libraries
 from quiesce.core.hold import Fate, Hold
-from quiesce.core.node import State, current
+from quiesce.core.tree import ScopeState, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-    from quiesce.core.node import Node
-    from quiesce.mesh.hop import Hop
+    from quiesce.core.tree import TreeNode
+    from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
 
-_CLOSED = State.CLOSED
+_CLOSED = ScopeState.CLOSED
 
 
 def hop_now() -> Hop | None:
     """Return the hop that the running code works for, if that has not ended."""
-    return hop_of(current.get())
+    return hop_behind(current.get())
 
 
-def hop_of(node: Node | None) -> Hop | None:
+def hop_behind(node: TreeNode | None) -> Hop | None:
     """Return the hop that work in a scope is for, if that has not ended."""
     if node is None:
         return None
@@ -56,7 +56,7 @@ class Followed(Hold):
         *,
         target: str | None = None,
     ) -> None:
-        """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares it."""
+        """Hold it, from any thread; `target` is the name by which `TreeNode(services=…)` declares it."""
         code, offset = _started(hop) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self.hop: Hop = hop
@@ -104,26 +104,26 @@ def _started(hop: Hop) -> tuple[CodeType | None, int]:
     return getattr(task, "_code_started", None), getattr(task, "_offset_started", 0)
 
 
-def place_of(frame: FrameType | None) -> str:
+def frame_place(frame: FrameType | None) -> str:
     """Return `file:line in function` of a frame."""
     if frame is None:
         return "at an unknown place"
-    return str(sites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+    return str(callsites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
 
 
-def caller() -> FrameType | None:
+def calling_frame() -> FrameType | None:
     """Return the frame that asked for what is being started: outside of event loops, threads and of us."""
-    return known.starter(sys._getframe(1))
+    return libraries.starting_frame(sys._getframe(1))
 
 
 def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
-    is_own = frame is not None and known.is_housekeeper(frame)
-    return is_own or is_service(hop, frame, *names)
+    """Return whether something is housekeeping: by the library that starts it, or by `TreeNode(services=…)`."""
+    is_own = frame is not None and libraries.is_housekeeper(frame)
+    return is_own or is_declared_service(hop, frame, *names)
 
 
-def is_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether `Node(services=…)` declares something: by its own names, or by the code that starts it."""
+def is_declared_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
+    """Return whether `TreeNode(services=…)` declares something: by its own names, or by the code that starts it."""
     pattern = hop._model.values["_service_pattern"]
     if pattern is None:
         return False
@@ -132,19 +132,19 @@ def is_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
 
 
 def names_of(frame: FrameType) -> tuple[str, str]:
-    """Return the names by which `Node(services=…)` declares what the code of a frame starts."""
+    """Return the names by which `TreeNode(services=…)` declares what the code of a frame starts."""
     name = frame.f_code.co_qualname
     return f"{frame.f_globals.get('__name__', '')}.{name}", name
 
 
-def name_of(fn: Any) -> str:
+def function_name(fn: Any) -> str:
     """Return the name of a function, or of what is below partials."""
     fn = _below(fn)
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 def target_of(fn: Any) -> str | None:
-    """Return the name by which `Node(services=…)` declares calls of a function: its module and qualified name.
+    """Return the name by which `TreeNode(services=…)` declares calls of a function: its module and qualified name.
 
     None for functions of Python itself and of event loops, like `Event.wait`: every program uses them for its work.
     """
@@ -152,10 +152,10 @@ def target_of(fn: Any) -> str | None:
     if (
         not isinstance(module, str)
         or module == "builtins"
-        or known.package_of(module) in known.PLUMBING
+        or libraries.package_of(module) in libraries.PLUMBING
     ):
         return None
-    return f"{module}.{name_of(fn)}"
+    return f"{module}.{function_name(fn)}"
 
 
 def _below(fn: Any) -> Any:
@@ -175,7 +175,7 @@ class Later:
         """Hold the hop; `soon` is what to release it by after the call, if not at once."""
         self._fn = fn
         self._node = current.get()
-        self._hold = Followed(hop, kind, name_of(fn), frame, target=target_of(fn))
+        self._hold = Followed(hop, kind, function_name(fn), frame, target=target_of(fn))
         release = self._hold.release
         self._release: Any = release if soon is None else lambda: soon(release)
 

@@ -10,10 +10,16 @@ from __future__ import annotations
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quiesce.core import known
-from quiesce.core.node import current
+from quiesce.core import libraries
 from quiesce.core.patches import Patch
-from quiesce.mesh.routes.following import hop_now, is_declared, name_of, place_of, target_of
+from quiesce.core.tree import current
+from quiesce.mesh.routes.following import (
+    frame_place,
+    function_name,
+    hop_now,
+    is_declared,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,12 +35,12 @@ class Row(NamedTuple):
     owner: str
     functions: str
     route: str
-    name: Callable[[Call], str | None]
+    name: Callable[[HandoverCall], str | None]
     is_here: bool = False
     """Whether the work is done in this program: then it is untracked, and not opaque."""
 
 
-class Call(NamedTuple):
+class HandoverCall(NamedTuple):
     """One call of such a function."""
 
     owner: Any
@@ -46,59 +52,59 @@ class Call(NamedTuple):
         return self.args[0] if self.args else self.options[keyword]
 
 
-def _celery(call: Call) -> str:
+def _celery(call: HandoverCall) -> str:
     return str(call.first("name"))
 
 
-def _kombu(call: Call) -> str:
+def _kombu(call: HandoverCall) -> str:
     producer = call.owner
     return str(call.options.get("routing_key") or producer.routing_key or producer.exchange)
 
 
-def _rq(call: Call) -> str | None:
+def _rq(call: HandoverCall) -> str | None:
     return str(call.first("job").func_name) if call.owner._is_async else None
 
 
-def _rq_many(call: Call) -> str | None:
+def _rq_many(call: HandoverCall) -> str | None:
     return str(call.owner.name) if call.owner._is_async else None
 
 
-def _arq(call: Call) -> str:
+def _arq(call: HandoverCall) -> str:
     return str(call.first("function"))
 
 
-def _dramatiq(call: Call) -> str | None:
+def _dramatiq(call: HandoverCall) -> str | None:
     signal, *more = call.args
     return str(more[0].actor_name) if signal == "enqueue" else None
 
 
-def _taskiq(call: Call) -> str | None:
+def _taskiq(call: HandoverCall) -> str | None:
     is_here = (
         type(call.owner.broker).__name__ == "InMemoryBroker"
     )  # which starts a task of this loop
     return None if is_here else str(call.owner.task_name)
 
 
-def _huey(call: Call) -> str | None:
+def _huey(call: HandoverCall) -> str | None:
     name = getattr(
         call.first("task"), "name", None
     )  # groups have none: each of theirs comes here, too
     return None if call.owner.immediate or name is None else str(name)
 
 
-def _procrastinate(call: Call) -> str | None:
+def _procrastinate(call: HandoverCall) -> str | None:
     return ", ".join(dict.fromkeys(job.task_name for job in call.first("jobs"))) or None
 
 
-def _apscheduler(call: Call) -> str | None:
+def _apscheduler(call: HandoverCall) -> str | None:
     func = call.first("func")
     trigger = call.args[1] if len(call.args) > 1 else call.options.get("trigger")
     if trigger is not None and trigger != "date" and type(trigger).__name__ != "DateTrigger":
         return None  # it comes again and again: a service, and not the work of one message
-    return func if isinstance(func, str) else target_of(func) or name_of(func)
+    return func if isinstance(func, str) else target_of(func) or function_name(func)
 
 
-def _redis(call: Call) -> str | None:
+def _redis(call: HandoverCall) -> str | None:
     command, key = (*call.args[:2], "", "")[:2]
     name = str(command).upper()
     if name not in _PUSHES:
@@ -106,7 +112,7 @@ def _redis(call: Call) -> str | None:
     return f"{name} {key.decode('utf-8', 'replace') if isinstance(key, bytes) else key}"
 
 
-def _item(call: Call) -> str:
+def _item(call: HandoverCall) -> str:
     return f"multiprocessing.{type(call.owner).__name__}"
 
 
@@ -131,13 +137,13 @@ ROWS = (
     Row("multiprocessing.queues", "SimpleQueue", "put", "item in", _item, is_here=True),
 )  # fmt: skip
 MODULES = frozenset(row.module for row in ROWS)
-_OTHERS = frozenset(known.package_of(row.module) for row in ROWS) - known.PLUMBING
+_OTHERS = frozenset(libraries.package_of(row.module) for row in ROWS) - libraries.PLUMBING
 _TRACERS = frozenset(
     {"ddtrace", "opentelemetry", "sentry_sdk", "wrapt"}
 )  # which wrap the same functions
 
 
-def wrap(module: ModuleType) -> Iterator[Patch]:
+def wrap_handovers(module: ModuleType) -> Iterator[Patch]:
     """Wrap what a module has of the table."""
     for row in ROWS:
         if row.module == module.__name__ and hasattr(module, row.owner):
@@ -166,24 +172,24 @@ def _notice(row: Row, frame: FrameType | None, args: Any, options: Any) -> None:
     hop = hop_now()
     if hop is None:
         return
-    own = known.package_of(row.module)
+    own = libraries.package_of(row.module)
     while frame is not None and _is_between(frame, own):
         frame = frame.f_back
-    package = "" if frame is None else known.package_of(frame.f_globals.get("__name__"))
+    package = "" if frame is None else libraries.package_of(frame.f_globals.get("__name__"))
     if package in _OTHERS:  # which was noticed when it was called
         return
     try:
-        name = row.name(Call(args[0], args[1:], options))
+        name = row.name(HandoverCall(args[0], args[1:], options))
     except (AttributeError, KeyError, TypeError, ValueError):  # of a version that differs
         name = "of an unknown version"
     route = f"{row.route} {name}"
     if name is None or (frame is not None and is_declared(hop, frame, route, name)):
         return
-    line = known.declaration([route])
-    place = f"handed over at {place_of(frame)}. If nobody waits for it, declare it: {line}"
+    line = libraries.declaration([route])
+    place = f"handed over at {frame_place(frame)}. If nobody waits for it, declare it: {line}"
     (hop.untracked if row.is_here else hop.opaque)(route, place)
 
 
 def _is_between(frame: FrameType, own: str) -> bool:
-    package = known.package_of(frame.f_globals.get("__name__"))
-    return package == own or package in known.PLUMBING or package in _TRACERS
+    package = libraries.package_of(frame.f_globals.get("__name__"))
+    return package == own or package in libraries.PLUMBING or package in _TRACERS

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from quiesce.channels.channel import Channel
+from quiesce.channels.item_queue import Lane
+from quiesce.channels.readers import BatchReader, Reader
 from quiesce.core.patches import Patch
-from quiesce.mesh.clients.hooks import Hooks
+from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.routes import (
-    children,
+    child_processes,
     events,
+    executors,
     handovers,
-    loops,
-    pools,
+    other_loops,
+    process_pools,
     queues,
-    simple,
-    threads,
+    simple_queue,
     timers,
 )
-from quiesce.resources.channel import Channel
-from quiesce.resources.lane import Lane
-from quiesce.resources.reading import BatchReader, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,22 +46,22 @@ _patch = partial(Patch, bare=True)
 
 def _everywhere() -> list[Patch]:
     made = [
-        _patch(ThreadPoolExecutor, "submit", threads.by_executor),
-        _patch(ProcessPoolExecutor, "submit", threads.by_process_executor),
-        _patch(Future, "add_done_callback", threads.by_callback),
-        _patch(threading.Thread, "start", threads.by_thread),
-        *(_patch(Pool, name, pools.by_call) for name in pools.CALLS),
-        _patch(Pool, "terminate", pools.by_terminate),
-        _patch(_PoolCache, "__setitem__", pools.by_keep),
-        _patch(_PoolCache, "__delitem__", pools.by_forget),
-        _patch(subprocess.Popen, "__init__", children.by_popen),
-        _patch(BaseProcess, "start", children.by_process),
+        _patch(ThreadPoolExecutor, "submit", executors.by_executor),
+        _patch(ProcessPoolExecutor, "submit", executors.by_process_executor),
+        _patch(Future, "add_done_callback", executors.by_callback),
+        _patch(threading.Thread, "start", executors.by_thread),
+        *(_patch(Pool, name, process_pools.by_call) for name in process_pools.CALLS),
+        _patch(Pool, "terminate", process_pools.by_terminate),
+        _patch(_PoolCache, "__setitem__", process_pools.by_keep),
+        _patch(_PoolCache, "__delitem__", process_pools.by_forget),
+        _patch(subprocess.Popen, "__init__", child_processes.by_popen),
+        _patch(BaseProcess, "start", child_processes.by_process),
         *(
-            _patch(os, name, children.by_fork)
+            _patch(os, name, child_processes.by_fork)
             for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp")
         ),
-        _patch(asyncio.BaseEventLoop, "call_soon_threadsafe", loops.by_threadsafe),
-        _patch(queue, "SimpleQueue", simple.followed),
+        _patch(asyncio.BaseEventLoop, "call_soon_threadsafe", other_loops.by_threadsafe),
+        _patch(queue, "SimpleQueue", simple_queue.followed),
         _patch(sched.scheduler, "enterabs", timers.by_enter),
         _patch(sched.scheduler, "cancel", timers.by_cancel),
         _patch(asyncio.Queue, "put_nowait", partial(queues.by_put, may_drop=True)),
@@ -92,7 +92,8 @@ def _everywhere() -> list[Patch]:
     ]
     if sys.version_info >= (3, 13):
         made += [
-            _patch(kind, "shutdown", simple.by_shutdown) for kind in (asyncio.Queue, queue.Queue)
+            _patch(kind, "shutdown", simple_queue.by_shutdown)
+            for kind in (asyncio.Queue, queue.Queue)
         ]
     if sys.version_info < (3, 12):
         made += [
@@ -107,17 +108,23 @@ def _in_loop(loop: Any) -> list[Patch]:
         made.append(_patch(loop, "call_later", timers.by_time, loop))
     if not isinstance(loop, asyncio.BaseEventLoop):  # which starts them by `subprocess.Popen`
         made += [
-            _patch(loop, name, children.by_loop) for name in ("subprocess_exec", "subprocess_shell")
+            _patch(loop, name, child_processes.by_loop)
+            for name in ("subprocess_exec", "subprocess_shell")
         ]
     return made
 
 
-_hooks = Hooks({**dict.fromkeys(handovers.MODULES, handovers.wrap), "uvloop": loops.wrap_uvloop})
+_hooks = Hooks(
+    {
+        **dict.fromkeys(handovers.MODULES, handovers.wrap_handovers),
+        "uvloop": other_loops.wrap_uvloop,
+    }
+)
 _lock = threading.RLock()  # nodes of several threads, each with an event loop of its own
 _installed: dict[object, tuple[int, list[Patch]]] = {}
 
 
-def install(backend: Backend) -> Callable[[], None]:
+def install_routes(backend: Backend) -> Callable[[], None]:
     """Follow what leaves hops, once more; returns the function that ends it."""
     loop: Any = backend.loop
     keys = (None, loop) if backend.name == "asyncio" else (None,)
@@ -143,4 +150,4 @@ def _release(keys: tuple[object, ...]) -> None:
                     one.remove()
         if not _installed:
             _hooks.fit(is_wanted=False)
-            loops.restore()
+            other_loops.restore()

@@ -16,13 +16,18 @@ from weakref import WeakKeyDictionary, finalize, ref
 
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from quiesce.core.known import add_getter
-from quiesce.core.node import current
+from quiesce.channels.channel import Channel
+from quiesce.channels.readers import SINGLE_READS, BatchReader, Reader
+from quiesce.core.libraries import add_getter
+from quiesce.core.tree import current
 from quiesce.mesh.routes.belts import Belt
-from quiesce.mesh.routes.following import caller, hop_now, is_declared, place_of
-from quiesce.mesh.routes.takers import running, takers
-from quiesce.resources.channel import Channel
-from quiesce.resources.reading import SINGLE_READS, BatchReader, Reader
+from quiesce.mesh.routes.following import (
+    calling_frame,
+    frame_place,
+    hop_now,
+    is_declared,
+)
+from quiesce.mesh.routes.takers import running_taker, takers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,11 +69,11 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
     hop = hop_now()
     frame = None
     if hop is not None:
-        frame = caller()
+        frame = calling_frame()
         if is_declared(hop, frame) or _gives_back(_state(queue), item):
             hop = None
     if hop is not None and isinstance(queue, Channel) and queue._taps:
-        hop.untracked("channel", f"{queue.name}, whose taps are not followed; {place_of(frame)}")
+        hop.untracked("channel", f"{queue.name}, whose taps are not followed; {frame_place(frame)}")
         if queue._fan_out:
             return None  # only the taps get it
     if belt is None:
@@ -98,7 +103,7 @@ def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -
 
 def _gives_back(state: Any, item: object) -> bool:
     """Return whether the running task puts something back that it took, like a connection of a pool."""
-    key = running()
+    key = running_taker()
     last = None if key is None else _taken.get(key)
     if last is None:
         return False
@@ -136,7 +141,7 @@ def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., 
     """
 
     def putting(self: Any, item: Any, *args: Any, **options: Any) -> Any:
-        parcel = None if _sending and running() in _sending else _recorded(self, item)
+        parcel = None if _sending and running_taker() in _sending else _recorded(self, item)
         if parcel is None:
             return put(self, item, *args, **options)
         size = self.qsize() if may_drop else 0
@@ -159,7 +164,7 @@ def by_send(send: Callable[..., Any]) -> Callable[..., Any]:
         parcel = _recorded(self, item)
         if parcel is None:
             return await send(self, item)
-        key = running()
+        key = running_taker()
         _sending.add(key)
         try:
             return await send(self, item)
@@ -176,11 +181,11 @@ def by_get_nowait(get: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of a function of an event loop that takes an item in one step."""
 
     def getting(self: Any) -> Any:
-        key = running()
+        key = running_taker()
         if key in _asking:
             return get(self)
         belt = belt_of(self)
-        frame = None if belt is None else caller()
+        frame = None if belt is None else calling_frame()
         if belt is not None:
             belt.asks(key, self, frame)
         item = get(self)
@@ -197,7 +202,7 @@ def by_get(get: Callable[..., Any], *, gives_list: bool = False) -> Callable[...
     """
 
     def getting(self: Any, *args: Any) -> Any:
-        asker = running()
+        asker = running_taker()
         taker = takers.get(asker)
         before = [] if taker is None else list(taker.parcels)
         return _for_asker(partial(get, self, *args), self, asker, before, gives_list=gives_list)
@@ -209,12 +214,12 @@ async def _for_asker(
     get: Callable[[], Any], queue: Any, asker: Any, before: list[Parcel], *, gives_list: bool
 ) -> Any:
     """Wait for an item, on behalf of the task that asked for it, and that had some before."""
-    key = running()
+    key = running_taker()
     if asker is None or (key is not asker and isinstance(asker, asyncio.Task) and asker.done()):
         asker = key
     belt = belt_of(queue)
     if belt is not None and key is asker:
-        belt.asks(asker, queue, caller())
+        belt.asks(asker, queue, calling_frame())
     elif belt is not None:
         belt.asked_ahead(asker, queue, before, is_waited_for=_waits_for(asker, key))
     _asking.add(key)
@@ -222,14 +227,14 @@ async def _for_asker(
         found = await get()
     finally:
         _asking.discard(key)
-    _took(queue, found if gives_list else (found,), asker, caller() if belts else None)
+    _took(queue, found if gives_list else (found,), asker, calling_frame() if belts else None)
     return found
 
 
 def _scope_of(getter: Any) -> tuple[Any] | None:
     """Return the scope of the task that a coroutine gets an item for, if that task is elsewhere now by its items."""
     asker = getter.cr_frame.f_locals["asker"]
-    taker = takers.get(asker) if takers and asker is running() else None
+    taker = takers.get(asker) if takers and asker is running_taker() else None
     if taker is None or not taker.is_at_work or current.get() not in taker.hops():
         return None
     return (taker.outer,)
@@ -264,7 +269,7 @@ def by_done(done: Callable[..., Any]) -> Callable[..., Any]:
         if belt is not None:
             names = ("_unfinished_tasks", "unfinished_tasks")
             left = next((getattr(self, name) for name in names if hasattr(self, name)), None)
-            belt.done(running(), left)
+            belt.done(running_taker(), left)
 
     return finishing
 
@@ -274,11 +279,11 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
 
     def getting(self: Any, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - its own
         belt = belt_of(self)
-        frame = caller() if belts else None
+        frame = calling_frame() if belts else None
         if belt is not None:
-            belt.asks(running(), self, frame)
+            belt.asks(running_taker(), self, frame)
         item = get(self, block, timeout)
-        _took(self, (item,), running(), frame)
+        _took(self, (item,), running_taker(), frame)
         return item
 
     return getting

@@ -16,26 +16,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from quiesce.core import known
-from quiesce.core.node import State, current
+from quiesce.core import libraries
+from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches
-from quiesce.mesh.routes.following import place_of
+from quiesce.mesh.routes.following import frame_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextvars import Context
     from types import CodeType, FrameType
 
-    from quiesce.core.node import Node
-    from quiesce.mesh.hop import Hop
+    from quiesce.core.tree import TreeNode
     from quiesce.mesh.routes.belts import Belt
     from quiesce.mesh.routes.following import Followed
+    from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
 
 __all__: list[str] = []
 
-_CLOSED = State.CLOSED
+_CLOSED = ScopeState.CLOSED
 lock: Any = threading.RLock()  # for queues between threads; never held across a wait
 
 
@@ -72,7 +72,7 @@ class Taker:
         self.first: WeakKeyDictionary[Belt, int] = (
             WeakKeyDictionary()
         )  # in the order of the first takes
-        self.outer: Node | None = None  # the scope that it works in without an item
+        self.outer: TreeNode | None = None  # the scope that it works in without an item
         self.is_at_work: bool = False  # whether it has an item of a hop
         self.has_turned: bool = (
             False  # whether it has waited for something since it took its newest item
@@ -162,7 +162,7 @@ def after(callback: Any, args: tuple[Any, ...], frame: FrameType) -> Context | N
     for hop, parcel in taker.hops().items():
         hop.assume(
             f"assumes that callback {own.__qualname__} was done with an item from {parcel.belt.kind} when it set itself"
-            f" again at {place_of(frame)}"
+            f" again at {frame_place(frame)}"
         )
     context = copy_context()
     context.run(current.set, taker.outer)
@@ -188,8 +188,8 @@ def _parts(callback: Any) -> tuple[Any, list[object]]:
 
 
 def _running_code() -> Iterator[CodeType]:
-    frame = known.starter(sys._getframe(1))
-    while frame is not None and not known.is_root(frame):
+    frame = libraries.starting_frame(sys._getframe(1))
+    while frame is not None and not libraries.is_root(frame):
         yield frame.f_code
         frame = frame.f_back
 
@@ -252,7 +252,7 @@ def _is_in(result: object, item: object) -> bool:
     )
 
 
-def running() -> object:
+def running_taker() -> object:
     """Return the running task, or the thread where no task runs; None in a callback of an event loop."""
     try:
         task: object = asyncio.current_task()
@@ -269,7 +269,7 @@ def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
     """Return the frames of a taker's own code: of what runs, from `frame` on; of a task that waits, all of it."""
     coro = key.get_coro() if isinstance(key, asyncio.Task) else getattr(key, "coro", None)
     root: Any = getattr(coro, "cr_frame", None)
-    if key is running():
+    if key is running_taker():
         return batches.reach(frame, root)
     found: list[FrameType] = []
     while coro is not None:

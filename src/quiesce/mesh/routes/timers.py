@@ -13,8 +13,15 @@ import sched
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core.node import current
-from quiesce.mesh.routes.following import Followed, Later, hop_now, is_declared, name_of, target_of
+from quiesce.core.tree import current
+from quiesce.mesh.routes.following import (
+    Followed,
+    Later,
+    function_name,
+    hop_now,
+    is_declared,
+    target_of,
+)
 from quiesce.mesh.routes.takers import after
 
 if TYPE_CHECKING:
@@ -71,7 +78,7 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         if hop is None:
             return call(when, callback, *args, context=context)
         outside = after(callback, args, frame) if context is None else None
-        name, target = name_of(callback), target_of(callback)
+        name, target = function_name(callback), target_of(callback)
         if outside is not None or is_declared(hop, frame, target, name):
             context = context if outside is None else outside
             return call(when, callback, *args, context=context)
@@ -100,7 +107,9 @@ def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
         frame: FrameType | None = None if hop is None else _getframe(1)
         if frame is not None and frame.f_code is _ENTER:
             frame = frame.f_back
-        if hop is not None and not is_declared(hop, frame, target_of(action), name_of(action)):
+        if hop is not None and not is_declared(
+            hop, frame, target_of(action), function_name(action)
+        ):
             action = Later(action, hop, "timer", frame)
         return enter(self, time, priority, action, *args, **options)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from quiesce.core import sites
+from quiesce.core import callsites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -68,25 +68,25 @@ def drive(subject: Coroutine[Any, Any, Any], points: Points) -> Generator[Any, A
             points.resumed(value, error)
 
 
-def stack_of(coroutine: object) -> tuple[sites.Frame, ...]:
+def stack_of(coroutine: object) -> tuple[callsites.Frame, ...]:
     """List the awaits that a suspended coroutine stands in, outermost first, without ours."""
-    return tuple(frame for frame in sites.await_chain(coroutine) if frame.file != __file__)
+    return tuple(frame for frame in callsites.await_chain(coroutine) if frame.file != __file__)
 
 
-def place_of(stack: Sequence[sites.Frame]) -> str:
+def await_place(stack: Sequence[callsites.Frame]) -> str:
     """Return the file and line of the innermost await that is not inside an event loop's library."""
     for frame in reversed(stack):
-        if sites._plumbing_of(frame.file) is None:
+        if callsites._plumbing_of(frame.file) is None:
             return f"{frame.file}:{frame.line}"
     return f"{stack[-1].file}:{stack[-1].line}" if stack else "?"
 
 
 def described(name: str, coroutine: object) -> str:
     """Return in one line where a task stands."""
-    return f"{name} at {place_of(stack_of(coroutine))}"
+    return f"{name} at {await_place(stack_of(coroutine))}"
 
 
-def bury(coroutine: object) -> None:
+def bury_coroutine(coroutine: object) -> None:
     """Keep a coroutine that does not want to end from ever being collected, not even at exit.
 
     Python would throw into it what it swallows, outside of its event loop: it would complain,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.errors import UsageError
 from quiesce.testing.sweeps import plan
-from quiesce.testing.sweeps.sweeping import sweep
+from quiesce.testing.sweeps.sweep_runs import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,19 +19,26 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core.sites import task_name
+from quiesce.core.callsites import task_name
 from quiesce.testing.clock import SeededLoop, VirtualLoop
-from quiesce.testing.steps import task_of
-from quiesce.testing.sweeps.driver import Points, bury, described, drive, place_of, stack_of
-from quiesce.testing.sweeps.oracle import Oracle, Work
+from quiesce.testing.loop_steps import stepped_task
+from quiesce.testing.sweeps.driver import (
+    Points,
+    await_place,
+    bury_coroutine,
+    described,
+    drive,
+    stack_of,
+)
+from quiesce.testing.sweeps.oracle import Oracle, WatchedExecutor
 from quiesce.testing.sweeps.record import Hit, Run, interruption
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
     from collections.abc import Callable
 
-    from quiesce.testing.sweeps.plan import Cut
-    from quiesce.testing.sweeps.settings import Settings
+    from quiesce.testing.sweeps.plan import SweepCut
+    from quiesce.testing.sweeps.sweep_settings import SweepSettings
 
 __all__: list[str] = []
 
@@ -51,7 +58,7 @@ def watching(base: Any) -> Any:
         on_suspension: Callable[[Task[Any]], None] | None = None
 
         def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-            task = task_of(callback) if self.on_suspension is not None else None
+            task = stepped_task(callback) if self.on_suspension is not None else None
             if task is None:
                 return call_soon(self, callback, *args, context=context)
             return call_soon(self, self._step, task, callback, *args, context=context)
@@ -64,7 +71,7 @@ def watching(base: Any) -> Any:
     return WatchingLoop
 
 
-def make_loop(cut: Cut, settings: Settings) -> AbstractEventLoop:
+def make_swept_loop(cut: SweepCut, settings: SweepSettings) -> AbstractEventLoop:
     """Make the loop of one run."""
     base: Any = VirtualLoop if settings.clock == "mock" else SeededLoop
     if cut.backend == "uvloop":
@@ -78,13 +85,13 @@ def make_loop(cut: Cut, settings: Settings) -> AbstractEventLoop:
 class AsyncioRun:
     """One run: its loop, its scenario, and what is done to it."""
 
-    def __init__(self, cut: Cut, settings: Settings) -> None:
+    def __init__(self, cut: SweepCut, settings: SweepSettings) -> None:
         self._cut = cut
         self._settings = settings
         self._run = Run(cut)
         self._points = Points(cut.at, self._strike)
-        self._loop: Any = make_loop(cut, settings)
-        self._executor = Work()
+        self._loop: Any = make_swept_loop(cut, settings)
+        self._executor = WatchedExecutor()
         self._loop.set_default_executor(self._executor)
         self._scope: anyio.CancelScope | None = None
         self._task: Task[Any]
@@ -162,7 +169,7 @@ class AsyncioRun:
         run, point = self._run, self._points.count
         stack = stack_of(coroutine)
         name = None if task is None else task_name(task, task.get_coro())
-        run.hits.append(Hit(point, place_of(stack), stack, name))
+        run.hits.append(Hit(point, await_place(stack), stack, name))
         if self._cut.cancel == "child" and task is not None:
             task.cancel()
             return
@@ -285,6 +292,6 @@ class AsyncioRun:
         """Leave what does not end, without a word from Python about it."""
         for task in self._tasks():
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # we do know
-            bury(task.get_coro())
+            bury_coroutine(task.get_coro())
             if task is self._task:
-                bury(self._subject)
+                bury_coroutine(self._subject)

@@ -19,15 +19,22 @@ import trio
 import trio.testing
 
 from quiesce.testing.clock import seeded_trio
-from quiesce.testing.sweeps.driver import Points, bury, described, drive, place_of, stack_of
+from quiesce.testing.sweeps.driver import (
+    Points,
+    await_place,
+    bury_coroutine,
+    described,
+    drive,
+    stack_of,
+)
 from quiesce.testing.sweeps.oracle import Oracle
 from quiesce.testing.sweeps.record import Hit, Run, interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quiesce.testing.sweeps.plan import Cut
-    from quiesce.testing.sweeps.settings import Settings
+    from quiesce.testing.sweeps.plan import SweepCut
+    from quiesce.testing.sweeps.sweep_settings import SweepSettings
 
 __all__: list[str] = []
 
@@ -124,7 +131,7 @@ def _in_task() -> bool:
 class TrioRun(trio.abc.Instrument):
     """One run: its scenario, and what is done to it."""
 
-    def __init__(self, cut: Cut, settings: Settings) -> None:
+    def __init__(self, cut: SweepCut, settings: SweepSettings) -> None:
         self._cut = cut
         self._settings = settings
         self._run = Run(cut)
@@ -149,7 +156,7 @@ class TrioRun(trio.abc.Instrument):
                 trio.run(self._main, clock=clock, instruments=instruments)
         except trio.TrioInternalError as error:
             for coroutine in (self._subject, *(task.coro for task in self._tasks())):
-                bury(coroutine)
+                bury_coroutine(coroutine)
             if not self._given_up:
                 self._broke(error)
         finally:
@@ -195,7 +202,7 @@ class TrioRun(trio.abc.Instrument):
     def _strike(self, coroutine: object, task: trio.lowlevel.Task | None) -> None:
         run, stack = self._run, stack_of(coroutine)
         name = None if task is None else task.name
-        run.hits.append(Hit(self._points.count, place_of(stack), stack, name))
+        run.hits.append(Hit(self._points.count, await_place(stack), stack, name))
         run.asked = True
         self._points.resumed = self._resumed
         self._scope.cancel(**({"reason": _REASON} if TELLS_WHOSE else {}))

@@ -14,19 +14,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from quiesce.testing.census import Census, verdict
-from quiesce.testing.findings import Finding
-from quiesce.testing.places import Place, calling
-from quiesce.testing.processes import is_child
-from quiesce.testing.watching import watch
+from quiesce.testing.leaks.census import Census, census_verdict
+from quiesce.testing.leaks.child_processes_left import is_child
+from quiesce.testing.leaks.findings import Finding
+from quiesce.testing.leaks.instrument import watch
+from quiesce.testing.leaks.started_at import StartPlace, calling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from quiesce.testing.census import Left
-    from quiesce.testing.notes import Event
+    from quiesce.testing.leaks.births import Event
+    from quiesce.testing.leaks.census import Left
     from quiesce.testing.sweeps.record import Run
-    from quiesce.testing.sweeps.settings import Settings
+    from quiesce.testing.sweeps.sweep_settings import SweepSettings
 
 __all__: list[str] = []
 
@@ -85,12 +85,12 @@ def _run_of(event: Event, runs: Sequence[Run]) -> Run | None:
 class Oracle:
     """Looks at what one run leaves."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SweepSettings) -> None:
         self._settings = settings
         self._census: Census | None = None
         self._first: Left = {}
         self._last: Left = {}
-        self.work: Work | None = None
+        self.work: WatchedExecutor | None = None
         """The default executor of the loop, if there is one: its threads stay, its work may not."""
 
     def begin(self) -> None:
@@ -126,7 +126,7 @@ class Oracle:
             if is_mock:
                 time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - the loop's time is not that of others
                 slept += _PAUSE_SECONDS
-        return verdict(self._first, self._last)
+        return census_verdict(self._first, self._last)
 
     def left(self) -> list[Finding]:
         """List what was there at the last look, where nothing can be waited for any more."""
@@ -186,12 +186,12 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-class Work(ThreadPoolExecutor):
+class WatchedExecutor(ThreadPoolExecutor):
     """A default executor that knows what its threads still do."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="asyncio")
-        self._submitted: list[tuple[Future[Any], str, Place | None]] = []
+        self._submitted: list[tuple[Future[Any], str, StartPlace | None]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start something in a thread."""

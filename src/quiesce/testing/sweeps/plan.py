@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quiesce.testing.clock import Backend
 
-__all__ = ["Cancel", "Cut", "Where"]
+__all__ = ["Cancel", "SweepCut", "Where"]
 
 Where = Literal["task", "all"]
 Cancel = Literal[
@@ -32,7 +32,7 @@ UNDISTURBED = "undisturbed"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SweepCut:
     """One run: how it is cancelled, and at which points."""
 
     backend: Backend
@@ -52,7 +52,7 @@ class Cut:
         return len(self.at) > 1
 
 
-def parse(text: str) -> Cut:
+def parse(text: str) -> SweepCut:
     """Read the id of a run."""
     backend, _, rest = text.partition(":")
     where, _, way = rest.partition(":")
@@ -60,14 +60,14 @@ def parse(text: str) -> Cut:
     at = points.split("+") if points else []
     known = backend in BACKENDS and where in get_args(Where)
     if known and way == UNDISTURBED:
-        return Cut(backend, where)  # type: ignore[arg-type]  # checked above
+        return SweepCut(backend, where)  # type: ignore[arg-type]  # checked above
     if known and cancel in get_args(Cancel) and at and all(point.isdecimal() for point in at):
-        return Cut(backend, where, cancel, tuple(map(int, at)))  # type: ignore[arg-type]  # likewise
+        return SweepCut(backend, where, cancel, tuple(map(int, at)))  # type: ignore[arg-type]  # likewise
     message = f"{text!r} is not the id of a run, like 'asyncio:task:native:12+17'"
     raise ArgumentError(message)
 
 
-def check(depth: int, where: Where, runs_max: int) -> None:
+def check_plan(depth: int, where: Where, runs_max: int) -> None:
     """Refuse what cannot be, before anything runs."""
     if depth not in range(1, DEPTH_MAX + 1):
         message = f"depth is 1 or {DEPTH_MAX}, not {depth!r}"
@@ -103,19 +103,21 @@ def ways(
     return tuple(way for way in there if way in asked)
 
 
-def first_cuts(base: Cut, ways: Sequence[Cancel], points: int, others: set[int]) -> Iterator[Cut]:
+def first_cuts(
+    base: SweepCut, ways: Sequence[Cancel], points: int, others: set[int]
+) -> Iterator[SweepCut]:
     """Cancel at each point, once a way. A `child` has to be one: the rest is `native` already."""
     for way in ways:
         for point in range(1, points + 1):
             if way != "child" or point in others:
-                yield Cut(base.backend, base.where, way, (point,))
+                yield SweepCut(base.backend, base.where, way, (point,))
 
 
-def second_cuts(cut: Cut, points: int) -> Iterator[Cut]:
+def second_cuts(cut: SweepCut, points: int) -> Iterator[SweepCut]:
     """Cancel once more, at each point that came after the first cancellation.
 
     Not on trio: there a cancelled scope stays cancelled, so a second time changes nothing.
     """
     if cut.backend != "trio" and len(cut.at) == 1:
         for point in range(cut.at[0] + 1, points + 1):
-            yield Cut(cut.backend, cut.where, cut.cancel, (*cut.at, point))
+            yield SweepCut(cut.backend, cut.where, cut.cancel, (*cut.at, point))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quiesce.core.sites import Frame
-    from quiesce.testing.findings import Finding
-    from quiesce.testing.sweeps.plan import Cut
+    from quiesce.core.callsites import Frame
+    from quiesce.testing.leaks.findings import Finding
+    from quiesce.testing.sweeps.plan import SweepCut
 
 __all__ = ["Fault", "FaultKind", "Hit"]
 
@@ -59,7 +59,7 @@ class Fault:
 class Run:
     """What happened in one run."""
 
-    cut: Cut
+    cut: SweepCut
     points: int = 0
     others: list[int] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from quiesce.mesh import Node, wire
-from quiesce.mesh.receipt import Alone
+from quiesce.mesh import Node
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.receipt import Alone
 from tests.unit.mesh.meshing import HASTE, Lines
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def peer(bodies: Mapping[str, bytes] | None = None) -> Iterator[Peer]:
             else:
                 self.send_response(200)
             if edge is not None and self.path != "/silent":
-                handed = wire.parse_request_header(edge)
+                handed = codec.parse_request_header(edge)
                 packed = _ALONE.packed(handed.edge, handed.parent, 1)
-                self.send_header("Cascade-Receipt", wire.closed_header(handed.edge, packed))
+                self.send_header("Cascade-Receipt", codec.closed_header(handed.edge, packed))
             body = (bodies or {}).get(self.path, b"")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -15,8 +15,8 @@ import uvloop
 
 from quiesce.core.patches import Patch
 from quiesce.mesh import Node
-from quiesce.mesh.clients import watch
-from quiesce.mesh.clients.hooks import Hooks
+from quiesce.mesh.clients import instrumentation
+from quiesce.mesh.clients.client_hooks import Hooks
 from tests.unit.mesh.clients.peering import sender
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_a_version_that_is_not_known_does_not_fail_its_import(
 
 def test_all_that_is_wrapped_is_there_to_be_wrapped() -> None:
     """What is of Python itself, in this version of it."""
-    assert {"http.client", "socket"} <= set(watch._hooks._wraps)
+    assert {"http.client", "socket"} <= set(instrumentation._hooks._wraps)
     for name in ("putheader", "endheaders", "getresponse", "close"):
         assert callable(getattr(http.client.HTTPConnection, name))
     connection = http.client.HTTPConnection("127.0.0.1")

@@ -53,7 +53,9 @@ def test_nodes_of_two_threads_replace_everything_once(monkeypatch: pytest.Monkey
     def everywhere() -> list[Patch]:
         made.append(threading.current_thread().name)
         if len(made) == 1:
-            other = threading.Thread(target=lambda: ends.append(installing.install(Backend())))  # type: ignore[arg-type]  # as far as it is used
+            other = threading.Thread(
+                target=lambda: ends.append(installing.install_routes(Backend()))  # type: ignore[arg-type]  # as far as it is used
+            )
             others.append(other)
             other.start()
             assert asked.wait(30)
@@ -62,7 +64,7 @@ def test_nodes_of_two_threads_replace_everything_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(installing, "_lock", Lock())
     monkeypatch.setattr(installing, "_everywhere", everywhere)
     monkeypatch.setattr(installing, "_installed", {})
-    ends.append(installing.install(Backend()))  # type: ignore[arg-type]  # as above
+    ends.append(installing.install_routes(Backend()))  # type: ignore[arg-type]  # as above
     others[0].join()
     assert len(made) == 1
     for end in ends:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce import Channel, detached
-from quiesce.core import known
+from quiesce.core import libraries
 from quiesce.mesh import current_hop
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
@@ -334,7 +334,7 @@ async def test_a_bare_put_is_the_hops_own(tmp_path: Path, how: Any) -> None:
         await turns(5)
         job = Job("1")
         monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setattr(known, "package_of", _as_in_a_server(known.package_of))
+        monkeypatch.setattr(libraries, "package_of", _as_in_a_server(libraries.package_of))
         try:
             cascade = await case.cascade(lambda: how(jobs.put, job))
             await until(lambda: job.is_begun)

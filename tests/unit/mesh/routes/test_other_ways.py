@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce import detached
-from quiesce.mesh import Settled, Unknown, current_hop, frontier
+from quiesce.mesh import Settled, Unknown, current_hop
+from quiesce.mesh.runtime import progress
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, until
 from tests.unit.mesh.routes.test_ways import WAITS, Gate, cascade_of, is_held_until
@@ -240,7 +241,7 @@ async def test_the_advice_names_what_is_started_and_not_the_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate, way: str, name: str
 ) -> None:
     """With that line it is settled; and with that line, other things that the handler starts still count."""
-    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LASTING_SECONDS", 0.0)
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for one of these
 
     ends: list[Callable[[], object]] = []
@@ -292,7 +293,7 @@ async def test_the_advice_for_a_timer_names_its_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not the handler that has set it."""
-    monkeypatch.setattr(frontier, "_LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_LASTING_SECONDS", 0.0)
     handles: list[asyncio.TimerHandle] = []
 
     def remind() -> None:

@@ -1,0 +1,299 @@
+"""Adoption: every task that is born in a scope's context is held by that scope (asyncio).
+
+The way in is the loop's own `create_task`, which everything that makes tasks calls: asyncio,
+its task groups, anyio, the finalizers of async generators. While at least one open scope adopts,
+the loop has our function in its place. A task factory would be the official way in; but the last
+one to install a factory replaces the others, so it would take only one more library to end the
+adoption, in silence. This way factories come and go as they like, and each is still called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio import current_task
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import callsites
+from quiesce.core.backends.asyncio import service_tasks
+from quiesce.core.backends.asyncio.foreign_task import ForeignTask, foreign
+from quiesce.core.backends.asyncio.tasks import (
+    AdoptedTask,
+    PartTask,
+    SharedTask,
+    adopted_done,
+    is_service,
+)
+from quiesce.core.current import detached
+from quiesce.core.libraries import GETTERS, SUSPECTS, is_process_wide
+from quiesce.core.tree import ScopeState, current
+from quiesce.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
+
+    from quiesce.core.tree import TreeNode
+
+_getframe = sys._getframe
+PlainTask = asyncio.Task
+
+# Whose frames are passed over in the search for the code that starts a task, and at whose the
+# search ends: below them is only the event loop.
+_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
+_LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
+_USER, _PASS, _END = range(3)
+_modules: dict[str, int] = {}
+_users: set[str] = set()  # those of the modules that are _USER, for a quick look
+_CREATE_TASK = asyncio.create_task.__code__
+_OPEN = ScopeState.OPEN
+
+
+def install_adoption(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[], None]:
+    """Begin to adopt in this loop, once more; gives the way to end it."""
+    entrance: Entrance | None = getattr(loop.create_task, "entrance", None)
+    if entrance is None:
+        entrance = Entrance(loop, clock)
+    entrance.users += 1
+    return entrance.release
+
+
+def adopter_of(node: TreeNode | None) -> TreeNode | None:
+    """Find the innermost scope that adopts and is not closed.
+
+    A task that was handed to another scope (see sharing.py) starts its tasks there.
+    """
+    adopter = node._adopter if node is not None else None
+    if adopter is not None and adopter._state is not _OPEN:
+        creator = current_task()
+        if type(creator) is SharedTask:
+            adopter = creator._node
+    while adopter is not None and adopter._state is ScopeState.CLOSED:
+        parent = adopter._parent
+        adopter = parent._adopter if parent is not None else None
+    return adopter
+
+
+class Entrance:
+    """What stands in for `create_task` of a loop in which at least one open scope adopts."""
+
+    def __init__(self, loop: AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self.users: int = 0
+        self._loop = loop
+        self._clock = clock
+        self._making: object = None  # the coroutine that a foreign factory makes a task of
+        # Not by a look into its `__dict__`: CPython then keeps all of the loop's attributes in a
+        # dictionary, and every one of them is found more slowly from then on.
+        found: Any = loop.create_task
+        own = getattr(found, "__func__", None) in {None, type(loop).create_task}
+        self._before = None if own and getattr(found, "__self__", None) is loop else found
+        self._get_factory: Callable[[Any], Any] = type(loop).get_task_factory
+        if self._get_factory is asyncio.BaseEventLoop.get_task_factory:
+            self._get_factory = attrgetter("_task_factory")  # the same, without a Python call
+        self._make: Callable[..., Task[Any]] = loop.create_task
+        self._late = self._make_late  # one object, to be recognised by
+        self._create = self._replacement()
+        try:
+            loop.get_task_factory = self._factory  # type: ignore[method-assign]  # on purpose,
+            loop.create_task = self._create  # type: ignore[method-assign]  # see above
+        except AttributeError as error:
+            message = f"{type(loop).__name__} does not let Scope(adopt=True) see its new tasks"
+            raise UsageError(message) from error
+        if self._get_factory(loop) is None:
+            loop.set_task_factory(self._late)
+
+    def release(self) -> None:
+        """End one use; the last one leaves the loop as it would be without us."""
+        self.users -= 1
+        if self.users == 0 and self._get_factory(self._loop) is self._late:
+            self._loop.set_task_factory(None)
+        if self.users == 0 and self._loop.create_task is self._create:
+            del self._loop.create_task, self._loop.get_task_factory
+            if self._before is not None:
+                self._loop.create_task = self._before  # type: ignore[method-assign]  # as it was
+
+    def _replacement(self) -> Any:
+        """Make the function that stands in for `create_task`. A closure: every task pays for it."""
+        loop, get_factory, late, before = self._loop, self._get_factory, self._late, self._before
+        make, get_current, clock, suspects = self._make, current.get, self._clock, SUSPECTS
+
+        def create_task(coro: Any, **options: Any) -> Task[Any]:
+            node = get_current()
+            adopter = node._adopter if node is not None else None
+            ending = adopter is not None and adopter._state is not _OPEN
+            if ending:
+                adopter = adopter_of(adopter)
+            ours = before is None and get_factory(loop) is late and "eager_start" not in options
+            is_suspect = adopter is not None and getattr(coro, "__name__", None) in suspects
+            if is_suspect and is_process_wide(coro):
+                with _elsewhere(coro):
+                    return create_task(coro, **options)
+            if adopter is None or adopter._loop is not loop or not self.users:
+                # Without a detour: as the loop makes it, if there is nobody else's factory.
+                return PlainTask(coro, loop=loop, **options) if ours else make(coro, **options)
+            if not ours:
+                return self._make_foreign(make, adopter, coro, options)
+            frame = _getframe(1)
+            if frame.f_code is _CREATE_TASK:  # asyncio's own function, called by everyone
+                frame = frame.f_back or frame
+            task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
+            if frame.f_globals.get("__name__") in _users:
+                task._code_started, task._offset_started = frame.f_code, frame.f_lasti
+            else:
+                task._code_started, task._offset_started = _starter(coro, frame)
+            _take_in(task, adopter, clock())
+            if ending:
+                _inherit(task)
+            if adopter._services or (node is not adopter and node._services):  # type: ignore[union-attr]  # it led to the adopter
+                _started(task, task, node, adopter)  # type: ignore[arg-type]  # likewise
+            return task
+
+        create_task.entrance = self  # type: ignore[attr-defined]  # for install()
+        return create_task
+
+    def _make_late(self, loop: AbstractEventLoop, coro: Any, **options: Any) -> Task[Any]:
+        """Make a task for one who has kept the loop's own `create_task`, and so passed us by.
+
+        This is a task factory, there as long as nobody has another.
+        """
+        node = current.get()
+        adopter = adopter_of(node)
+        if adopter is not None and is_process_wide(coro):
+            with _elsewhere(coro):
+                return asyncio.Task(coro, loop=loop, **options)
+        if node is None or adopter is None or adopter._loop is not loop or coro is self._making:
+            return asyncio.Task(coro, loop=loop, **options)
+        task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
+        task._code_started, task._offset_started = _starter(coro, _getframe(1))
+        _take_in(task, adopter, self._clock())
+        _started(task, task, node, adopter)
+        return task
+
+    def _make_foreign(
+        self, make: Callable[..., Task[Any]], adopter: TreeNode, coro: Any, options: dict[str, Any]
+    ) -> Task[Any]:
+        """Make the task by another library's factory; the hold is there first (invariant 1).
+
+        An eager factory runs the task's first step right here: see `ForeignTask.begin`.
+        """
+        where = _starter(coro, _getframe(1))
+        held = ForeignTask(adopter, *where, creator=current_task())
+        adopter._insert(held, held)
+        foreign.append(held)
+        outer, self._making = self._making, coro
+        try:
+            held.begin(make(coro, **options))
+        finally:
+            self._making = outer
+            foreign.remove(held)
+            held._node._discard(held)
+        task: Task[Any] = held.task
+        task.add_done_callback(held.done)
+        if isinstance(task, asyncio.Task):
+            _started(task, held, current.get() or adopter, adopter)
+        if adopter._service_pattern is not None:
+            held._reclassify()
+            self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it only then
+        return task
+
+    def _factory(self) -> Any:
+        """Stand in for `get_task_factory` of the loop.
+
+        anyio looks into asyncio's eager factory for the constructor of its tasks, and calls
+        that instead of the factory: then it finds one that adopts.
+        """
+        factory = self._get_factory(self._loop)
+        if factory is self._late:
+            return None
+        eager = getattr(asyncio, "eager_task_factory", None)
+        cells = getattr(factory, "__closure__", None)
+        if eager is None or getattr(factory, "__code__", None) is not eager.__code__ or not cells:
+            return factory
+        make = cells[0].cell_contents
+
+        def construct(coro: Any, **options: Any) -> Task[Any]:
+            node = current.get()
+            adopter = adopter_of(node)
+            if adopter is not None and is_process_wide(coro):
+                with _elsewhere(coro):
+                    return make(coro, **options)  # type: ignore[no-any-return]  # out of a cell
+            if adopter is None or adopter._loop is not self._loop or coro is self._making:
+                made: Task[Any] = make(coro, **options)
+                return made
+            return self._make_foreign(make, adopter, coro, options)
+
+        return asyncio.create_eager_task_factory(construct)  # type: ignore[attr-defined]  # since 3.12
+
+
+@contextmanager
+def _elsewhere(coro: Any) -> Iterator[None]:
+    """Step out of the current scope, into the one that a coroutine belongs to which `is_process_wide` has named."""
+    getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
+    found = None if getter is None else getter(coro)
+    if found is None:
+        with detached():
+            yield
+        return
+    token = current.set(found[0])
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+def _take_in(task: AdoptedTask[Any], adopter: TreeNode, now: float) -> None:
+    """Hold a new task, in the same step in which it was made."""
+    task._node = adopter
+    task._since = now
+    task.add_done_callback(adopted_done)
+    if adopter._service_pattern is not None and is_service(adopter, task):
+        adopter._services[task] = task
+        return
+    holds = adopter._holds
+    if not holds:
+        adopter._turned_busy()
+    holds[task] = task
+
+
+def _inherit(task: AdoptedTask[Any]) -> None:
+    """Make a task that a shared task starts shared as well: its tasks belong where it does."""
+    if type(current_task()) is SharedTask:
+        task.__class__ = SharedTask
+
+
+def _started(task: Task[Any], held: Any, node: TreeNode, adopter: TreeNode) -> None:
+    """Note it if the running task is a service, or was started by one: see parts.py."""
+    found = service_tasks.creator_of(current_task(), node, adopter)
+    if found is not None and not task.done():
+        if type(task) is AdoptedTask:
+            task.__class__ = PartTask
+        service_tasks.begin_service_task(
+            task, service_tasks.Start(found[0], held, found[1]), task.get_loop()
+        )
+
+
+def _starter(coro: Any, frame: FrameType | None) -> tuple[CodeType | None, int]:
+    """Find the code that starts a task; failing that (a bare callback), the task's own."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        kind = _modules.get(name)
+        if kind is None:
+            kind = _modules[name] = _kind_of(name)
+        if kind == _USER:
+            return frame.f_code, frame.f_lasti
+        if kind == _END:
+            break
+        frame = frame.f_back
+    return callsites.code_of(coro), 0
+
+
+def _kind_of(module: str) -> int:
+    if module in _LOOPS:
+        return _END
+    if module.partition(".")[0] in _PLUMBING:
+        return _PASS
+    _users.add(module)
+    return _USER

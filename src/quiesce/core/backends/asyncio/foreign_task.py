@@ -1,0 +1,116 @@
+"""Tasks that a task factory of other code makes, as holds."""
+
+from __future__ import annotations
+
+from asyncio import Future, Task
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from quiesce.core import callsites, libraries
+from quiesce.core.backends.asyncio import service_tasks
+from quiesce.core.backends.asyncio.swallowing import coro_of, deferred, spared, swallowed, went_on
+from quiesce.core.backends.asyncio.tasks import reclassify, settle_adopted
+from quiesce.core.hold import NOTHING, Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import CodeType
+
+    from quiesce.core.tree import TreeNode
+
+__all__: list[str] = []
+
+
+class ForeignTask:
+    """The hold of a task that somebody else's task factory made."""
+
+    __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
+
+    _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
+
+    def __init__(
+        self, node: TreeNode, code: CodeType | None, offset: int, *, creator: Task[Any] | None
+    ) -> None:
+        self._node: TreeNode = node
+        self._since: float = node._backend.clock()
+        self._code = code
+        self._offset = offset
+        self._creator = creator
+        self.task: Any = None
+
+    def begin(self, task: Future[Any] | None) -> None:
+        """Hold `task` from now on.
+
+        Its factory gives it to us, or, if that is an eager one, it is seen running before: as
+        the current task that is not the one that creates it.
+        """
+        if self.task is None and task is not None and task is not self._creator:
+            self.task = task
+            self._node._insert(task, self)
+
+    @property
+    def kind(self) -> str:
+        return "task"
+
+    @property
+    def name(self) -> str:
+        if not isinstance(self.task, Task):
+            return repr(self.task)
+        return callsites.task_name(self.task, coro_of(self.task))
+
+    @property
+    def since(self) -> float:
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        return callsites.describe(self._code, self._offset)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        return NOTHING
+
+    @property
+    def _declared_as(self) -> str | None:
+        return libraries.full_name(coro_of(self.task))
+
+    def _stop(self, *, force: bool = False) -> None:
+        task = self.task
+        if not force and task is not None and service_tasks.is_ended_by_service(task):
+            return
+        if isinstance(task, Task) and deferred(task):
+            return
+        fresh = force or not isinstance(task, Task) or not task.cancelling() or swallowed(task)
+        if task is not None and fresh:
+            task.cancel()
+        elif task is not None:
+            spared.add(task)  # as above
+
+    def _swallowed(self) -> bool:
+        task = self.task
+        return isinstance(task, Task) and (went_on(task) or swallowed(task))
+
+    def _chain(self) -> list[callsites.Frame]:
+        return callsites.await_chain(coro_of(self.task))
+
+    def _move(self, node: TreeNode) -> None:
+        self._node = node
+
+    def _reclassify(self) -> None:
+        if isinstance(self.task, Task):
+            reclassify(self.task, self._node)
+
+    def done(self, task: Future[Any]) -> None:
+        """See the task's end."""
+        settle_adopted(self._node, task, self)
+
+
+foreign: list[ForeignTask] = []  # those that are being made, of all loops, the innermost last
+
+
+def begin_foreign(loop: object, task: Task[Any] | None) -> None:
+    """Bind the running task to the innermost hold of this loop that has no task yet."""
+    for held in foreign[::-1]:  # a copy: other threads change the list
+        if held._node._loop is loop:
+            held.begin(task)
+            return

@@ -1,0 +1,162 @@
+"""Tasks that a service starts: part of the service while it waits for them, else work (asyncio).
+
+A new task is held as work first (invariant 1). When its service's step is over, and whenever
+something else waits for it, `look_at_task()` follows the task's callbacks. If they lead to its service, the
+task is moved to the table of services: it has no more to say about being idle than the service has.
+A part that outlives its service is work again.
+"""
+
+from __future__ import annotations
+
+from asyncio import Task
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quiesce.core import callsites
+from quiesce.core.backends.asyncio.awaiters import waiters_of
+from quiesce.core.tree import ScopeState, TreeNode
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Iterable
+
+
+class Start(NamedTuple):
+    """How one task was started."""
+
+    creator: Task[Any]
+    held: Any  # the task itself, or the hold of a task that another factory made
+    home: TreeNode  # the node that owned the creator then
+
+
+class Starts:
+    """The running tasks of one event loop that were started by services, or by such tasks."""
+
+    __slots__ = ("by_creator", "by_task")
+
+    def __init__(self) -> None:
+        self.by_task: dict[Task[Any], Start] = {}
+        self.by_creator: dict[Task[Any], set[Task[Any]]] = {}
+
+    def add(self, task: Task[Any], start: Start) -> None:
+        self.by_task[task] = start
+        self.by_creator.setdefault(start.creator, set()).add(task)
+
+    def remove(self, task: Task[Any]) -> None:
+        start = self.by_task.pop(task, None)
+        tasks = self.by_creator.get(start.creator) if start is not None else None
+        if start is not None and tasks is not None:
+            tasks.discard(task)
+            if not tasks:
+                del self.by_creator[start.creator]
+
+
+_starts: dict[object, Starts] = {}  # of each event loop in which a service has started tasks
+
+
+def _starts_of(task: object) -> Starts | None:
+    return _starts.get(task.get_loop()) if _starts and isinstance(task, Task) else None
+
+
+def creator_of(
+    task: Task[Any] | None, node: TreeNode, adopter: TreeNode
+) -> tuple[Task[Any], TreeNode] | None:
+    """Return the running task and its owner if what it starts now may be part of a service.
+
+    That is so for a service that starts a task in its own scope, not in one that it has opened or
+    entered since, and for tasks that such a service has started.
+    """
+    if task is None:
+        return None
+    if task in node._services:
+        return task, node
+    starts = _starts_of(task)
+    known = starts is not None and task in starts.by_task
+    if not (known or task in adopter._services or _may_be_service(task, adopter)):
+        return None
+    owner: TreeNode = getattr(task, "_node", adopter)
+    at_home = node is owner or node is adopter or node._since < getattr(task, "_since", 0.0)
+    return (task, owner) if at_home else None
+
+
+def _may_be_service(task: Task[Any], adopter: TreeNode) -> bool:
+    """Return whether a task may yet turn out to be a service: another factory made it.
+
+    `asyncio.create_task()` may name such a task after its creation, and that is seen a turn later.
+    """
+    held: object = adopter._holds.get(task)
+    return held is not None and held is not task and adopter._service_pattern is not None
+
+
+def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -> None:
+    """Note that `task` was started by a service; look at it when this step is over."""
+    starts = _starts.get(loop)
+    if starts is None:
+        for gone in [known for known in list(_starts) if known.is_closed()]:  # type: ignore[attr-defined]  # loops
+            _starts.pop(gone, None)
+        starts = _starts[loop] = Starts()
+    starts.add(task, start)
+    task.add_done_callback(starts.remove)
+    start.home._backend.soon(partial(look_at_task, task))
+
+
+def look_at_task(task: Task[Any]) -> None:
+    """Make a task part of its service if the service waits for it."""
+    starts = _starts_of(task)
+    start = starts.by_task.get(task) if starts is not None else None
+    if starts is None or start is None or task.done():
+        return
+    node: TreeNode = start.held._node
+    owner: TreeNode = getattr(start.creator, "_node", start.home)
+    if task not in node._holds or start.creator not in owner._services:
+        return
+    if any(waiter is start.creator for waiter, _ in waiters_of(task)):
+        node._serve(task)
+        look_at(starts.by_creator.get(task, ()))
+
+
+def look_at(tasks: Iterable[Task[Any]]) -> None:
+    """Look at several tasks."""
+    for task in tuple(tasks):
+        look_at_task(task)
+
+
+def look_below(node: TreeNode) -> None:
+    """Look at all tasks that services have started and that a node, or one below it, holds."""
+    starts = _starts.get(node._loop) if _starts else None
+    if starts is not None:
+        look_at(task for task, start in starts.by_task.items() if start.held._node._is_within(node))
+
+
+def is_part(task: Any) -> bool:
+    """Return whether a service has started a task: then it is not a service of its own."""
+    starts = _starts_of(task)
+    return starts is not None and task in starts.by_task
+
+
+def is_ended_by_service(task: Task[Any]) -> bool:
+    """Return whether a task is part of a service that runs, and so is for the service to end."""
+    starts = _starts_of(task)
+    start = starts.by_task.get(task) if starts is not None else None
+    return start is not None and task in start.held._node._services and not start.creator.done()
+
+
+def release(service: Task[Any]) -> None:
+    """Make the parts of a service that has ended work again.
+
+    Except for parts that the service has cancelled, and for those that run no code but asyncio's
+    own (`Event.wait`, `sleep`): these are waits, not work.
+    """
+    starts = _starts_of(service)
+    for task in tuple(starts.by_creator.get(service, ())) if starts is not None else ():
+        assert starts is not None  # noqa: S101 - there is a task
+        node: TreeNode = starts.by_task[task].held._node
+        if task.done() or task not in node._services or task.cancelling():
+            continue
+        if callsites.is_plumbing(task.get_coro()):
+            if node._state is ScopeState.CLOSING:
+                Task.cancel(task)
+            continue
+        held = node._services.pop(task)
+        node._insert(task, held)
+        held._reclassify()  # unless the scope was told that it is a service by itself

@@ -1,0 +1,75 @@
+"""A task whose result another scope's task awaits outlives the scope that adopted it (asyncio).
+
+Code that loads something once for all its callers (`async_lru`) starts a task in the scope of its
+first caller. When that scope cancels what is left, such a task is handed to the scope of another
+caller.
+"""
+
+from __future__ import annotations
+
+from asyncio import Task
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core.backends.asyncio.awaiters import waiters_of
+from quiesce.core.backends.asyncio.foreign_task import ForeignTask
+from quiesce.core.backends.asyncio.tasks import AdoptedTask, SharedTask, task_behind
+from quiesce.core.current import stopping
+from quiesce.core.tree import ScopeState, TreeNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.core.hold import Held
+
+_ALIVE = frozenset({ScopeState.OPEN, ScopeState.DRAINING})
+
+
+def stop_all(node: TreeNode, table: dict[object, Held]) -> int:
+    """Cancel all that a node holds, except what tasks elsewhere wait for; return how many these are.
+
+    These are handed on in this step. Tasks of the node that await them are cancelled all the same.
+    """
+    shared = {
+        key: heir for key, held in table.items() if (heir := _heir(held, node, set())) is not None
+    }
+    spares = getattr(node, "_spares", None)  # of a hop
+    kept = set(shared) if getattr(node, "_keeps_shared", False) else set()
+    for key, heir in shared.items():
+        if key not in kept:
+            _hand_on(key, table[key], node, heir)
+    for key, held in list(table.items()):
+        if key not in kept and (spares is None or not _is_awaited(held, spares)):
+            stopping.stop(node, held)
+    return len(shared) - len(kept)
+
+
+def _is_awaited(held: object, spares: Callable[[object], bool]) -> bool:
+    task = task_behind(held)
+    return isinstance(task, Task) and any(spares(waiter) for waiter, _ in waiters_of(task))
+
+
+def _heir(held: object, node: TreeNode, seen: set[object]) -> TreeNode | None:
+    """Find a scope outside of `node` one of whose tasks awaits the result of an adopted task."""
+    task = task_behind(held)
+    if not isinstance(held, AdoptedTask | ForeignTask) or not isinstance(task, Task):
+        return None
+    for waiter, where in waiters_of(task, for_result=True):
+        if waiter in seen or not isinstance(where, TreeNode) or where._loop is not node._loop:
+            continue
+        seen.add(waiter)
+        heir: TreeNode | None = where
+        if where._is_within(node):
+            heir = _heir(node._holds.get(waiter), node, seen)
+        while heir is not None and heir._state not in _ALIVE:
+            heir = heir._parent
+        if heir is not None and not heir._is_within(node):
+            return heir
+    return None
+
+
+def _hand_on(key: object, held: Any, node: TreeNode, heir: TreeNode) -> None:
+    if isinstance(held, AdoptedTask):
+        held.__class__ = SharedTask
+    node._discard(key)
+    held._move(heir)
+    heir._insert(key, held)

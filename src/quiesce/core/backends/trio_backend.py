@@ -1,0 +1,433 @@
+"""Trio: a job is a system task, so it may be started without a nursery and ended from anywhere.
+
+Each job runs inside two cancel scopes. The outer one is what `cancel()` cancels. The inner one
+is raised as a shield when the job is given up as stuck: trio delivers a cancellation at every
+checkpoint, so a job that swallows it would otherwise spin for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import trio
+
+from quiesce.core import callsites
+from quiesce.core.graveyard import Graveyard
+from quiesce.core.hold import NOTHING, Fate
+from quiesce.core.job import Job, Outcome
+from quiesce.core.tree import current
+from quiesce.errors import JobCancelled, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+    from types import CodeType
+
+    from quiesce.core.backends.base import Body, Waiter
+    from quiesce.core.hold import Held
+    from quiesce.core.report import ReportEntry
+    from quiesce.core.tree import TreeNode
+
+T = TypeVar("T")
+
+# Trio's own: for run_sync_soon, for system tasks, and, while it runs, for the main task.
+_NURSERIES_OF_A_RUN = 3
+
+running_job: ContextVar[TrioJob[Any] | None] = ContextVar("quiesce.running_job", default=None)
+
+
+class TrioJob(Job[T], Generic[T]):
+    """A spawned task."""
+
+    __slots__ = (
+        "_cancel_scope",
+        "_code_started",
+        "_key",
+        "_name",
+        "_node",
+        "_offset_started",
+        "_outcome",
+        "_peace",
+        "_since",
+        "_task",
+        "_waiters",
+    )
+
+    _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = True
+
+    def __init__(self, node: TreeNode, name: str, code: CodeType, offset: int) -> None:
+        self._node = node
+        self._name = name
+        self._since: float = trio.current_time()
+        self._code_started = code
+        self._offset_started = offset
+        self._key: Hashable | None = None
+        self._outcome: Outcome[T] | None = None
+        self._waiters: list[Callable[[], None]] = []
+        self._cancel_scope = trio.CancelScope()
+        self._peace = trio.CancelScope()
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def kind(self) -> str:
+        """What sort of hold it is."""
+        return "job"
+
+    @property
+    def name(self) -> str:
+        """The name given to `spawn`, or the function's."""
+        return self._name
+
+    @property
+    def key(self) -> Hashable | None:
+        """The key given to `spawn`."""
+        return self._key
+
+    @property
+    def since(self) -> float:
+        """When it was spawned."""
+        return self._since
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that spawned it."""
+        return callsites.describe(self._code_started, self._offset_started)
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """Nothing more is known."""
+        return NOTHING
+
+    @property
+    def outcome(self) -> Outcome[T] | None:
+        """How it ended; None while it runs."""
+        return self._outcome
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._outcome is not None
+
+    def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - as in asyncio
+        """Ask it to stop. False if it has ended already."""
+        if self._outcome is not None:
+            return False
+        self._cancel_scope.cancel()
+        return True
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the end, without tying the job's fate to the waiter's."""
+        return self._result().__await__()
+
+    def __repr__(self) -> str:
+        """Name the job and how it stands."""
+        status = "running" if self._outcome is None else self._outcome.status
+        return f"<TrioJob {self._name!r} {status}>"
+
+    async def _result(self) -> T:
+        if self._outcome is None and running_job.get() is self:
+            message = f"job {self._name!r} awaits itself"
+            raise UsageError(message)
+        if self._outcome is None:
+            ended = trio.Event()
+            self._waiters.append(ended.set)
+            try:
+                await ended.wait()
+            finally:
+                self._forget(ended.set)
+        else:
+            await trio.lowlevel.checkpoint()
+        outcome = self._outcome
+        assert outcome is not None  # noqa: S101 - the waiter was set by it
+        if outcome.status == "cancelled":
+            message = f"job {self._name!r} was cancelled"
+            raise JobCancelled(message)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value  # type: ignore[return-value]  # it has completed
+
+    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+        self._waiters.append(call)
+        return lambda: self._forget(call)
+
+    def _forget(self, call: Callable[[], None]) -> None:
+        with suppress(ValueError):  # it is being called
+            self._waiters.remove(call)
+
+    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+        self._cancel_scope.cancel()
+
+    def _swallowed(self) -> bool:
+        return False  # trio delivers it again at every checkpoint by itself
+
+    def _chain(self) -> list[callsites.Frame]:
+        frames = callsites.await_chain(self._task.coro) if self._task is not None else []
+        own = run_trio_job.__code__.co_filename
+        return [frame for frame in frames if frame.file != own]
+
+    def _reclassify(self) -> None:
+        """Do nothing: whoever spawned it said whether it is a service."""
+
+    def _move(self, node: TreeNode) -> None:
+        self._node = node
+        if isinstance(node, Graveyard):
+            self._peace.shield = True
+
+
+async def run_trio_job(job: TrioJob[T], coro: Coroutine[Any, Any, T]) -> None:
+    """Run a job to its end, whatever that is, and let nothing out but trio's own shutdown."""
+    running_job.set(job)
+    outcome: Outcome[T] = Outcome("cancelled")
+    try:
+        with job._cancel_scope, job._peace:
+            outcome = Outcome("completed", await coro)
+    except trio.Cancelled:  # not ours: the whole run is being shut down
+        end_trio_job(job, Outcome("cancelled"))
+        raise
+    except BaseException as error:  # noqa: BLE001 - a job's every failure goes into the report
+        end_trio_job(job, Outcome("failed", error=error))
+    else:
+        end_trio_job(job, outcome)
+
+
+def end_trio_job(job: TrioJob[T], outcome: Outcome[T]) -> None:
+    """Record how a job ended, then stop holding it."""
+    job._outcome = outcome
+    node = job._node
+    if job._key is not None:
+        node._forget_key(job._key, job)
+    service = job in node._services
+    held = node._holds.get(job, job)
+    if outcome.status == "cancelled":
+        node._job_cancelled(held, service=service)
+    elif outcome.error is not None:
+        node._job_failed(held, outcome.error)
+    elif service:
+        node._stopped += 1
+    else:
+        node._completed += 1
+    node._discard(job)
+    waiters, job._waiters = job._waiters, []
+    for call in waiters:
+        call()
+
+
+def start_trio_task(
+    node: TreeNode, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
+) -> TrioJob[T]:
+    """Make a task with its hold; its first step comes after the caller has inserted it."""
+    job: TrioJob[T] = TrioJob(node, name, code, offset)
+    context = copy_context()
+    context.run(current.set, node)
+    try:
+        job._task = trio.lowlevel.spawn_system_task(
+            run_trio_job, job, coro, name=name, context=context
+        )
+    except RuntimeError as error:  # trio.run is ending: its system nursery is closed
+        coro.close()
+        message = f"trio is shutting down: nothing new may start in scope {node._name!r}"
+        raise UsageError(message) from error
+    return job
+
+
+class TrioBackend:
+    """One run of trio."""
+
+    name = "trio"
+    cancelled: type[BaseException] = trio.Cancelled
+
+    def __init__(self) -> None:
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.loop: object = self.token  # never the running loop of asyncio: ask here()
+        # What threads that work for a scope may call, too: `trio.current_time` may not be.
+        self.clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
+        self.waiter: Callable[[], Waiter] = TrioWaiter
+        self.task: Callable[[], object] = trio.lowlevel.current_task
+        self.late_body: Callable[[Any], Body] | None = None
+        self._watch = TaskEndWatch()
+
+    @property
+    def start(self) -> Callable[[TreeNode, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
+        return start_trio_task
+
+    def here(self) -> bool:
+        return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self.token
+
+    def alive(self) -> bool:
+        try:
+            self.token.run_sync_soon(int)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def current(self) -> object | None:
+        return running_job.get()
+
+    def ended(self, task: Any) -> bool:
+        return task.coro.cr_frame is None
+
+    def watch(self, call: Callable[[], None]) -> Callable[[], None]:
+        task, job = trio.lowlevel.current_task(), running_job.get()
+        if job is not None and job._task is task:
+            return job._when_done(call)
+
+        return self._watch.begin(task, call)
+
+    def own(
+        self,
+        fn: Callable[[], Coroutine[Any, Any, None]],
+        name: str,
+        interrupt: Callable[[], None] | None = None,  # noqa: ARG002 - its bell survives it here
+    ) -> bool:
+        try:
+            trio.lowlevel.spawn_system_task(fn, name=name)
+        except RuntimeError:  # trio.run is ending: its system nursery is closed
+            return False
+        return True
+
+    def cancellations(self) -> int:
+        return 0  # trio delivers a cancellation until it is obeyed: none can be swallowed
+
+    def bell(self) -> TrioBell:
+        return TrioBell()
+
+    def body(self) -> TrioBody:
+        return TrioBody()
+
+    def soon(self, fn: Callable[[], object]) -> bool:
+        return self.post(fn)
+
+    def about_to_run(self) -> set[TreeNode]:
+        return set()  # there are tasks, each in a nursery, and nothing else
+
+    def post(self, fn: Callable[..., object], *args: object) -> bool:
+        try:
+            self.token.run_sync_soon(fn, *args)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - see block.py
+        """Cancel trio's main task: the scope's block, being left, raises the error itself."""
+        root = trio.lowlevel.current_root_task()
+        nurseries = root.child_nurseries if root is not None else []
+        if len(nurseries) == _NURSERIES_OF_A_RUN:
+            nurseries[-1].cancel_scope.cancel()
+
+    def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:  # noqa: ARG002 - trio adopts nothing
+        return []
+
+    def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:  # noqa: ARG002 - trio adopts nothing
+        for held in list(table.values()):
+            held._stop()
+        return 0
+
+    def look_at_parts(self, node: TreeNode) -> None:
+        """Do nothing: trio adopts nothing."""
+
+    def adopt(self) -> Callable[[], None]:
+        message = (
+            "Scope(adopt=True) works on asyncio and uvloop only: on trio no task can be started "
+            "without a nursery that owns it already"
+        )
+        raise UsageError(message)
+
+
+class TaskEndWatch(trio.abc.Instrument):
+    """Sees the end of tasks that are somebody else's; installed only while there are any."""
+
+    def __init__(self) -> None:
+        self._calls: dict[trio.lowlevel.Task, dict[Callable[[], None], None]] = {}
+
+    def begin(self, task: trio.lowlevel.Task, call: Callable[[], None]) -> Callable[[], None]:
+        if not self._calls:
+            trio.lowlevel.add_instrument(self)
+        self._calls.setdefault(task, {})[call] = None
+        return lambda: self._end(task, call)
+
+    def _end(self, task: trio.lowlevel.Task, call: Callable[[], None]) -> None:
+        calls = self._calls.get(task, {})
+        calls.pop(call, None)
+        if not calls and self._calls.pop(task, None) is not None and not self._calls:
+            trio.lowlevel.remove_instrument(self)
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        for call in tuple(self._calls.get(task, ())):
+            self._end(task, call)
+            call()
+
+
+class TrioWaiter:
+    """What one task awaits, once."""
+
+    __slots__ = ("_event", "_result")
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._result: Any = None
+
+    def done(self) -> bool:
+        return self._event.is_set()
+
+    def cancelled(self) -> bool:
+        return False  # trio's cancellation does not touch what was awaited
+
+    def set_result(self, result: Any, /) -> None:
+        self._result = result
+        self._event.set()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Wait until it is set."""
+        yield from self._event.wait().__await__()
+        return self._result
+
+
+class TrioBell:
+    """How an owner task is woken."""
+
+    __slots__ = ("_event", "interrupted")
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self.interrupted: bool = False
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self, deadline: float | None) -> None:
+        limit = math.inf if deadline is None else deadline
+        try:
+            with trio.CancelScope(deadline=limit, shield=self.interrupted):
+                await self._event.wait()
+        except trio.Cancelled:
+            self.interrupted = True  # an owner does not leave its work; it hurries
+        self._event = trio.Event()
+
+    async def yield_once(self) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+
+
+class TrioBody:
+    """The body of a block, interrupted through a cancel scope around it."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self) -> None:
+        self._scope = trio.CancelScope()
+        self._scope.__enter__()
+
+    def interrupt(self) -> None:
+        self._scope.cancel()
+
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        try:
+            if exc is None:
+                self._scope.__exit__(None, None, None)
+            elif self._scope.__exit__(type(exc), exc, exc.__traceback__):
+                return None
+        except BaseException as rest:  # noqa: BLE001 - a group, without what was ours in it
+            return rest
+        return exc

@@ -1,0 +1,86 @@
+"""Threads that keep a process from its exit after a drain.
+
+The interpreter waits for every thread that is not a daemon, without a word and for ever. A drain that has lost nothing
+would then look like one that hangs. So they are named once the main thread has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from quiesce.core import callsites, libraries
+
+__all__: list[str] = []
+
+_SOON_SECONDS = 1.0  # for threads that end when the main thread has
+_POOLS = frozenset({"anyio", "concurrent"})
+_watching = False
+
+
+def watch_exit_threads() -> None:
+    """Name the threads that keep this process from its exit, when it comes to that; once, however often it is called."""
+    global _watching  # noqa: PLW0603 - a process exits once
+    register: Any = getattr(
+        threading, "_register_atexit", None
+    )  # `atexit` comes after these threads
+    if _watching or register is None:
+        return
+    with suppress(RuntimeError):  # the interpreter exits already
+        register(_at_exit)
+        _watching = True
+
+
+def _at_exit() -> None:
+    """Look from a thread of our own: what waits for the end of the main thread is to end first."""
+    found = [one for one in threading.enumerate() if _stays(one)]
+    if found:
+        with suppress(
+            RuntimeError
+        ):  # there is no room for a thread, and nothing to be done about it
+            threading.Thread(target=_name, args=(found,), daemon=True).start()
+
+
+def _stays(thread: threading.Thread) -> bool:
+    return thread is not threading.main_thread() and thread.is_alive() and not thread.daemon
+
+
+def _name(found: list[threading.Thread]) -> None:
+    until = time.monotonic() + _SOON_SECONDS
+    for thread in found:
+        thread.join(max(0.0, until - time.monotonic()))
+    frames = sys._current_frames()
+    told = [_told(one) for one in found if one.is_alive() and not _is_idle(one, frames)]
+    if told and sys.stderr is not None:
+        text = (
+            f"quiesce: the process does not exit, because Python waits for {'; for '.join(told)}. Stop it in the "
+            "shutdown of the program, or start it with daemon=True\n"
+        )
+        with suppress(
+            AttributeError, OSError, ValueError
+        ):  # not by its buffer, which is locked if the process ends now
+            os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+
+
+def _is_idle(thread: threading.Thread, frames: dict[int, Any]) -> bool:
+    """Return whether it is a worker of a pool that has nothing to do: its pool ends it at the exit."""
+    made_by = getattr(getattr(thread, "_target", None), "__module__", type(thread).__module__)
+    if libraries.package_of(made_by) not in _POOLS:
+        return False
+    return libraries.starting_frame(frames.get(thread.ident or 0)) is None
+
+
+def _told(thread: threading.Thread) -> str:
+    """Return the name of a thread, its function, and where it is."""
+    fn: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or thread.run
+    while hasattr(fn, "func"):
+        fn = fn.func
+    code = getattr(fn, "__code__", None)
+    where = "" if code is None else f", {code.co_filename}:{code.co_firstlineno}"
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    now = callsites.waiting_on(callsites.thread_chain(thread.ident))
+    return f"thread {thread.name!r} ({name}{where})" + (f", which is at {now}" if now else "")

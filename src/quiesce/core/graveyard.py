@@ -1,0 +1,57 @@
+"""Where what is stuck goes after the close of its scope, so that it is not collected in mid-flight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiesce.core.tree import ScopeState, TreeNode, logger
+
+if TYPE_CHECKING:
+    from quiesce.core.backends import Backend
+    from quiesce.core.hold import Held
+
+__all__: list[str] = []
+
+
+class Graveyard(TreeNode):
+    """Where what is stuck goes after the close, so that it is not collected in mid-flight."""
+
+    __slots__ = ()
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        super().__init__(name)
+        self._backend, self._loop = backend, backend.loop
+        self._state = ScopeState.CLOSED
+
+    def _job_failed(self, held: Held, error: BaseException) -> None:
+        logger.warning(
+            "%s %s, reported as stuck when scope %r was closed, has ended since, with %r",
+            held.kind, held.name, self._name, error,
+        )  # fmt: skip
+
+    def _turned_idle(self) -> None:
+        graveyards.discard(self)
+
+
+graveyards: set[Graveyard] = set()
+
+
+def bury_held(node: TreeNode, table: dict[object, Held]) -> None:
+    """Keep what outlived its scope until it ends, and wake nobody when it does.
+
+    Only what runs is kept: a plain hold has nobody behind it.
+    """
+    left = {
+        key: held
+        for key, held in table.items()
+        if held._fate == "stuck" and not isinstance(held, TreeNode)
+    }
+    if not left:
+        return
+    for gone in [known for known in graveyards if not known._backend.alive()]:
+        graveyards.discard(gone)
+    graveyard = Graveyard(node._backend, node._name)
+    for key, held in left.items():
+        held._move(graveyard)
+        graveyard._holds[key] = held
+    graveyards.add(graveyard)

@@ -1,0 +1,220 @@
+"""What is known of libraries: their housekeeping, which is not the work of the code that happens to start it.
+
+A library starts tasks, threads and timers for the whole process, from the first piece of work that needs them. If a
+scope held them, it would wait for them, and report them as lost, although other work still needs them. Two tables:
+
+- `PROCESS_WIDE`: tasks, each by the module and the qualified name of its coroutine function. Adoption passes over
+  them: no scope holds them, and they end as their library ends them.
+- `HOUSEKEEPERS`: libraries whose timers, threads and queues keep house. A hop does not follow them.
+
+To add a task, read the library's source. The task must fulfil all of these:
+
+- It serves the process, the event loop or a connection, and not the request or call that has started it.
+- It ends by itself, with what it serves or with the event loop: nobody loses anything if no scope cancels it.
+- What it does for one request is followed by other means (a queue, the request's own context), or it runs none of the
+  user's code.
+
+To add a library to `HOUSEKEEPERS`, look for `call_later`, `Thread(`, `Queue(`: none of them may run the user's code
+later, on behalf of the call. What is not here, users declare in one line: `Node(services=["package.module.*"])`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType, FrameType
+
+__all__: list[str] = []
+
+_SESSIONS = "StreamableHTTPSessionManager"
+PROCESS_WIDE: dict[str, frozenset[str]] = {
+    # asyncpg: fills a pool up again, for as long as its server cannot be reached.
+    "asyncpg.pool": frozenset({"Pool._maintain_min_size"}),
+    # python-engineio, under python-socketio: the loops of a connection, and what watches all connections.
+    "engineio.async_client": frozenset({
+        "AsyncClient._read_loop_polling", "AsyncClient._read_loop_websocket", "AsyncClient._write_loop",
+    }),
+    "engineio.async_server": frozenset({"AsyncServer._service_task"}),
+    "engineio.async_socket": frozenset({"AsyncSocket._send_ping"}),
+    # mcp 1.x and 2.x, fastmcp: the loop of a session, started by the request that opens it. Requests come to it
+    # through a memory object stream, which carries their hops.
+    "mcp.server.streamable_http_manager": frozenset({
+        f"{_SESSIONS}._handle_stateful_request.<locals>.run_server",
+        f"{_SESSIONS}._serve_opening_request.<locals>.run_server",
+    }),
+    # psycopg_pool: what opens, checks and closes connections.
+    "psycopg_pool.pool_async": frozenset({"AsyncConnectionPool.worker"}),
+    "psycopg_pool.sched_async": frozenset({"AsyncScheduler.run"}),
+    # redis-py: health checks, and what a server announces for a later time.
+    "redis.asyncio.maint_notifications": frozenset({"AsyncMaintNotificationsPoolHandler._run_after"}),
+    "redis.background": frozenset({"BackgroundScheduler.run_recurring_async"}),
+    # sentry_sdk with its asynchronous transport: sends events.
+    "sentry_sdk.worker": frozenset({"AsyncWorker._target"}),
+    "socketio.async_admin": frozenset({"InstrumentedAsyncServer._emit_server_stats"}),
+    "socketio.async_client": frozenset({"AsyncClient._handle_reconnect"}),
+    "socketio.async_pubsub_manager": frozenset({"AsyncPubSubManager._thread"}),
+    # sse-starlette 3.x: started by the first event stream of a thread; asks twice a second whether the server has
+    # been told to stop, and then ends all event streams. a2a-sdk and google-adk use it.
+    "sse_starlette.sse": frozenset({"_shutdown_watcher"}),
+}  # fmt: skip
+"""By module, the qualified name of each coroutine function whose tasks belong to the process."""
+
+GETTERS: dict[CodeType, Callable[[Any], tuple[Any] | None]] = {}
+"""Coroutine functions that get an item from a queue for the task that asked for it.
+
+If that task works for a hop only by the items it has, the next item is not the hop's work: the function returns the
+scope of the task itself, and the coroutine becomes a task there.
+"""
+
+_NAMES = {name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names}
+_GROUPED = "_run_coro"  # what anyio 4.14 and newer makes a task of: the coroutine is in there
+SUSPECTS: set[str] = _NAMES | {_GROUPED}
+"""The names of all coroutines that `is_process_wide` may accept: what almost every task pays is a look at these."""
+
+
+def is_process_wide(coro: Any) -> bool:
+    """Return whether a coroutine that is about to become a task belongs to the process."""
+    name = getattr(coro, "__name__", None)
+    if name == _GROUPED:
+        coro = inner(coro)
+        name = getattr(coro, "__name__", None)
+    if name not in _NAMES:
+        return False
+    getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
+    if getter is not None:
+        return getter(coro) is not None
+    return coro.__qualname__ in PROCESS_WIDE.get(module_of(coro) or "", ())
+
+
+def add_getter(code: CodeType, scope_of: Callable[[Any], tuple[Any] | None]) -> None:
+    """Add a coroutine function that gets an item from a queue: see `GETTERS`."""
+    GETTERS[code] = scope_of
+    _NAMES.add(code.co_name)
+    SUSPECTS.add(code.co_name)
+
+
+def inner(coro: Any) -> Any:
+    """Return the coroutine that a task of an anyio task group runs; of other tasks, their own."""
+    frame = getattr(coro, "cr_frame", None)
+    if frame is None or coro.__name__ != _GROUPED or package_of(module_of(coro)) != "anyio":
+        return coro
+    return getattr(frame.f_locals.get("self"), "_coro", coro)
+
+
+def module_of(coro: Any) -> str | None:
+    """Return the module of a coroutine that has not ended."""
+    frame = getattr(coro, "cr_frame", None)
+    module: str | None = None if frame is None else frame.f_globals.get("__name__")
+    return module
+
+
+def full_name(coro: Any) -> str | None:
+    """Return the name by which `services` can declare a task: its coroutine's module and qualified name.
+
+    None for coroutines of event loops and of quiesce, like `Event.wait`: every program uses them for its work.
+    """
+    made = inner(coro)
+    module = module_of(made)
+    if module is None or package_of(module) in PLUMBING:
+        return None
+    return f"{module}.{made.__qualname__}"
+
+
+def declaration(names: Iterable[str]) -> str:
+    """Return the line that declares housekeeping of these names."""
+    return f"Node(services={json.dumps(list(names))})"
+
+
+# By the first part of a module's name (see `package_of`). The standard library is here where it calls itself.
+_LOOPS = frozenset(
+    {"asyncio", "anyio", "uvloop", "trio", "sniffio", "quiesce", "threading", "queue", "contextlib"}
+)
+_STANDARD = frozenset(
+    {"concurrent", "logging", "multiprocessing", "selectors", "socketserver", "subprocess"}
+)
+_SERVERS = frozenset(
+    {
+        "fastapi",
+        "granian",
+        "h11",
+        "h2",
+        "httptools",
+        "hypercorn",
+        "sse_starlette",
+        "starlette",
+        "uvicorn",
+        "websockets",
+        "wsproto",
+    }
+)
+_CLIENTS = frozenset({
+    "aiobotocore", "aiohttp", "anthropic", "botocore", "google.api_core", "google.auth", "google.cloud", "google.genai",
+    "grpc", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "requests", "urllib3",
+})  # fmt: skip
+_STORES = frozenset({
+    "aiocache", "aiosqlite", "async_lru", "asyncpg", "cachetools", "motor", "psycopg", "psycopg_pool", "pymongo",
+    "redis", "sqlalchemy",
+})  # fmt: skip
+_OTHERS = frozenset({
+    "a2a", "apscheduler", "ddtrace", "engineio", "opentelemetry", "posthog", "prometheus_client", "sentry_sdk", "socketio",
+    "structlog", "watchfiles",
+})  # fmt: skip
+# Their pools of connections; what is handed to them is noticed by quiesce.mesh.routes.handovers.
+_TASK_QUEUES = frozenset({
+    "amqp", "arq", "billiard", "celery", "dramatiq", "huey", "kombu", "procrastinate", "rq", "taskiq",
+})  # fmt: skip
+PLUMBING = _LOOPS | _STANDARD
+HOUSEKEEPERS = PLUMBING | _SERVERS | _CLIENTS | _STORES | _OTHERS | _TASK_QUEUES
+
+
+_SHARED = frozenset({"google"})  # by packages that have nothing to do with each other
+
+
+def package_of(module: str | None) -> str:
+    """Return the first part of a module's name; the first two, if others share the first."""
+    first, _, rest = (module or "").partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first in _SHARED else first
+
+
+_ROOTS = frozenset({
+    ("anyio._backends._asyncio", "run"), ("asyncio.events", "_run"), ("asyncio.runners", "run"),
+    ("concurrent.futures.thread", "run"), ("threading", "_bootstrap_inner"), ("threading", "run"),
+})  # fmt: skip
+"""The functions of Python and of anyio that run a task, a callback, or a call in a thread."""
+
+_INVOKERS = frozenset({
+    ("fastapi.routing", "run_endpoint_function"), ("starlette.background", "__call__"),
+    ("starlette.concurrency", "run_in_threadpool"), ("starlette.routing", "app"),
+})  # fmt: skip
+"""The functions of libraries that call what their user has given them: what that starts is the user's."""
+
+
+def is_root(frame: FrameType) -> bool:
+    """Return whether a frame runs a task, a callback or a thread: what is around it has not asked for anything."""
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _ROOTS
+
+
+def starting_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that asked for something: the first one outside of event loops and threads.
+
+    None if a task, a callback or a thread is just that: `create_task(queue.put(item))`.
+    """
+    while frame is not None and package_of(frame.f_globals.get("__name__")) in PLUMBING:
+        if is_root(frame):
+            return None
+        frame = frame.f_back
+    return frame
+
+
+def is_housekeeper(frame: FrameType) -> bool:
+    """Return whether the code of a frame belongs to a library that is known to keep house."""
+    return _keeps_house(frame.f_globals.get("__name__"), frame.f_code.co_name)
+
+
+@lru_cache(maxsize=4096)
+def _keeps_house(module: str | None, function: str) -> bool:
+    return (module, function) not in _INVOKERS and package_of(module) in HOUSEKEEPERS

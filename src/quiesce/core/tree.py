@@ -1,0 +1,460 @@
+"""The tree of holds: who holds what, who is busy, what may still start. No I/O, no waiting.
+
+Invariants, cited below and in the other modules of the core:
+
+1. A hold exists before its work can run.
+2. Membership changes in one step, without an await.
+3. No lock is held across an await; in fact there is no lock: all changes are made in the event
+   loop's thread, and other threads post theirs to it.
+4. Closing is one-way, and it is checked in the same step as the insert.
+5. The closing is done by the scope's own task, so no caller's cancellation can stop it.
+6. Idle is one equality (the table of holds is empty), not a scan.
+7. Every wait has a bound or an owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from quiesce.core import callsites
+from quiesce.core import report as reports
+from quiesce.core.hold import NOTHING, Described, Fate
+from quiesce.errors import ScopeClosed, UsageError
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from types import CodeType
+
+    from quiesce.core.backends import Backend, Waiter
+    from quiesce.core.closing import Closing
+    from quiesce.core.contexts import Context
+    from quiesce.core.hold import Held, Resource
+    from quiesce.core.job import Job
+
+logger: logging.Logger = logging.getLogger("quiesce")
+
+current: ContextVar[TreeNode | None] = ContextVar("quiesce.current_scope", default=None)
+# The hold of a thread on whose behalf the running task acts.
+acting: ContextVar[object | None] = ContextVar("quiesce.acting_for", default=None)
+
+
+class ScopeState(Enum):
+    """Where a scope is in its life; it only moves forward."""
+
+    NEW = "new"
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class TreeNode(Described):
+    """One scope, as the tree sees it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_adopter",
+        "_backend",
+        "_cancelled",
+        "_children",
+        "_closers",
+        "_closing",
+        "_code",
+        "_completed",
+        "_contexts",
+        "_counts",
+        "_drain_root",
+        "_errand_above",
+        "_failed",
+        "_fatal",
+        "_gave_up",
+        "_handled",
+        "_holds",
+        "_idle_waiters",
+        "_keys",
+        "_loop",
+        "_name",
+        "_offset",
+        "_parent",
+        "_parts",
+        "_quiet",
+        "_resources",
+        "_service_pattern",
+        "_services",
+        "_since",
+        "_state",
+        "_stopped",
+        "_unasked",
+        "_unasked_limit",
+        "_undelivered",
+        "_unheard",
+        "_withdrawn",
+    )
+
+    _kind = "scope"
+    _fate: ClassVar[Fate] = "stuck"
+    _stops: ClassVar[bool] = False
+    _backend: Backend
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._state = ScopeState.NEW
+        self._parent: TreeNode | None = None
+        self._loop: object = self  # the backend's, once it has one
+        self._counts = True  # whether being busy makes the parent busy
+        self._adopter: TreeNode | None = None
+        self._errand_above: TreeNode | None = None
+        self._since = 0.0
+        self._code: CodeType | None = None
+        self._offset = 0
+        self._holds: dict[object, Held] = {}  # busy while not empty (invariant 6)
+        self._services: dict[object, Held] = {}
+        self._closers: dict[object, Held] = {}  # jobs that closed a scope they are in
+        self._service_pattern: re.Pattern[str] | None = None
+        self._keys: dict[Hashable, Job[Any]] = {}
+        self._children: dict[TreeNode, None] = {}
+        self._quiet: dict[TreeNode, None] = {}  # children of which only closers are left
+        self._contexts: list[Context[Any]] = []
+        self._resources: WeakKeyDictionary[Resource, None] | None = None  # most have none
+        self._idle_waiters: dict[Waiter, None] = {}
+        self._closing: Closing | None = None
+        self._drain_root: TreeNode | None = None
+        self._completed = 0
+        self._withdrawn = 0
+        self._stopped = 0
+        self._handled = 0
+        self._cancelled: list[Held] = []
+        self._fatal: BaseException | None = None
+        self._gave_up = False  # on something that a drain waited for in vain
+        self._failed: list[reports.ReportEntry] = []
+        self._unasked: list[tuple[Any, reports.ReportEntry]] = []  # see AdoptedTask
+        self._unasked_limit = 0
+        self._unheard: list[tuple[Held, BaseException]] = []  # failures that are told in a moment
+        self._undelivered: list[Sequence[reports.ReportEntry]] = []
+        self._parts: dict[TreeNode, reports.Report] = {}  # of the children that this scope closed
+
+    @property
+    def _errand(self) -> TreeNode | None:
+        """The hop that code in this scope works for: see errand.py."""
+        return self._errand_above
+
+    # What it looks like to its own parent.
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The state, where that is worth a word."""
+        return NOTHING if self._state is ScopeState.OPEN else {"state": self._state.value}
+
+    def _stop(self, *, force: bool = False) -> None:
+        """Do nothing: a child is closed through its own closing, not as a hold."""
+
+    def _swallowed(self) -> bool:
+        return False
+
+    def _chain(self) -> list[callsites.Frame]:
+        return []
+
+    def _move(self, node: TreeNode) -> None:
+        """Hang below another node; the busy mark is moved by the caller."""
+        self._parent = node
+
+    def _reclassify(self) -> None:
+        """Do nothing: a scope is no service."""
+
+    # Membership.
+
+    def _insert(self, key: object, held: Held) -> None:
+        """Hold something (invariants 1, 2). Whether it may start was decided before."""
+        if not self._holds:
+            self._turned_busy()
+        self._holds[key] = held
+
+    def _discard(self, key: object) -> None:
+        """Stop holding something. Idempotent."""
+        if self._holds.pop(key, None) is not None:
+            if not self._holds:
+                self._turned_idle()
+        elif self._services.pop(key, None) is not None or self._closers.pop(key, None) is not None:
+            self._ring()
+
+    def _forget_key(self, key: Hashable, job: object) -> None:
+        """Free the key of a job that has ended, unless it is another's by now."""
+        if self._keys.get(key) is job:
+            del self._keys[key]
+
+    def _turned_busy(self) -> None:
+        parent = self._parent
+        if parent is not None and self._counts:
+            parent._insert(self, self)
+
+    def _turned_idle(self) -> None:
+        if self._idle_waiters:
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+        if self._closing is not None:
+            self._closing.bell.ring()
+        parent = self._parent
+        if parent is not None and self._counts:
+            parent._discard(self)
+
+    def _ring(self) -> None:
+        if self._closing is not None:
+            self._closing.bell.ring()
+
+    def _ring_all(self) -> None:
+        """Wake the closing tasks of this scope and of its ancestors, so that they check again what they wait for."""
+        node: TreeNode | None = self
+        while node is not None:
+            node._ring()
+            node = node._parent
+
+    def _retire(self, key: object) -> None:
+        """Make a task that called for the close a closer: it waits for it, it is not work."""
+        if key in self._services:
+            self._closers[key] = self._services.pop(key)
+            self._ring()
+        elif key in self._holds:
+            self._closers[key] = self._holds.pop(key)
+            if not self._holds:
+                self._turned_idle()
+
+    def _serve(self, key: object) -> None:
+        """Make something held a service: owned, but no longer in the way of being idle."""
+        held = self._holds.pop(key, None)
+        if held is not None:
+            self._services[key] = held
+            if not self._holds:
+                self._turned_idle()
+
+    # What may start (invariant 4).
+
+    def _admit(self) -> None:
+        """Raise unless something may be started here, now."""
+        self._check_opened()
+        self._check_here("start something in")
+        state = self._state
+        if state is ScopeState.OPEN:
+            return
+        if state is ScopeState.DRAINING and self._asked_by_running_work():
+            return
+        message = f"scope {self._name!r} is {state.value}: nothing new may start in it"
+        raise ScopeClosed(message)
+
+    def _check_opened(self) -> None:
+        if self._state is ScopeState.NEW:
+            message = (
+                f"scope {self._name!r} is not open: use `async with Scope(...)` "
+                "or `await Scope.open(...)`"
+            )
+            raise UsageError(message)
+
+    def _check_here(self, what: str) -> None:
+        if not self._backend.here():
+            message = (
+                f"cannot {what} scope {self._name!r} from another thread or event loop: "
+                "use scope.from_thread(...)"
+            )
+            raise UsageError(message)
+
+    def _asked_by_running_work(self) -> bool:
+        """Return whether the running task is itself work that is being drained.
+
+        Such work may finish its own sub-work during the grace; anyone else, a service among
+        them, would bring new work.
+        """
+        owner, key = self._owner_of_running_task(self._drain_root)
+        return owner is not None and key in owner._holds and owner._is_within(self._drain_root)
+
+    def _owner_of_running_task(
+        self, root: TreeNode | None = None
+    ) -> tuple[TreeNode | None, object]:
+        """Find the node that owns the running task, as work or otherwise, and the task's key.
+
+        A task that works in a scope which does not own it (see light.py) has two owners: then its own
+        if that is below `root`, this node by default; else the other.
+        """
+        held = acting.get()
+        key = held or self._backend.current()
+        own: TreeNode | None = getattr(key, "_node", None)
+        node = current.get()
+        if held is None and node is not None and node is not own:
+            task = self._backend.task()
+            if task in node._holds and (own is None or not own._is_within(root or self)):
+                return node, task
+        if own is not None:  # one of our own: it knows
+            return own if own._owns(key) else None, key
+        # Somebody else's task, if it was adopted.
+        while node is not None and key is not None:
+            if node._owns(key):
+                return node, key
+            node = node._parent
+        return self if self._owns(key) else None, key
+
+    def _owns(self, key: object) -> bool:
+        return key in self._holds or key in self._services or key in self._closers
+
+    def _above(self) -> TreeNode | None:
+        return self._parent
+
+    def _is_within(self, root: TreeNode | None) -> bool:
+        node: TreeNode | None = self
+        while node is not None and node is not root:
+            node = node._parent
+        return node is not None and root is not None
+
+    def _mark_draining(self, root: TreeNode, *, deep: bool = True) -> None:
+        if self._state is ScopeState.OPEN:
+            self._state = ScopeState.DRAINING
+            self._drain_root = root
+            for resource in self._own_resources():
+                resource._drain()
+        for child in self._children if deep else ():
+            child._mark_draining(root)
+        for context in self._contexts:
+            context.node._mark_draining(root)
+
+    # Resources.
+
+    def _register(self, resource: Resource) -> None:
+        """Notify a resource of the closing, as long as code refers to it."""
+        if self._resources is None:
+            self._resources = WeakKeyDictionary()
+        self._resources[resource] = None
+
+    def _unregister(self, resource: Resource) -> None:
+        if self._resources is not None:
+            self._resources.pop(resource, None)
+
+    def _own_resources(self) -> tuple[Resource, ...]:
+        return () if self._resources is None else tuple(self._resources)
+
+    def _all_resources(self) -> Iterator[Resource]:
+        yield from self._own_resources()
+        for child in tuple(self._children):
+            yield from child._all_resources()
+
+    def _awaited_by(self, task: object) -> bool:
+        """Return whether a task waits for the end of this scope, or of one around it."""
+        node: TreeNode | None = self
+        while node is not None:
+            if node._closing is not None and task in node._closing.waiters:
+                return True
+            node = node._parent
+        return False
+
+    def _only_forsaken(self) -> bool:
+        """Return whether only resources are left that wait for a reader or writer which has not come."""
+        forsaken = [held for held in self._own_resources() if held._forsaken()]
+        served = self._services or self._contexts  # they may be the ones that are waited for
+        if served and any(held._expects_services() for held in forsaken):
+            return False
+        idle: set[object] = {*forsaken, *(user for held in forsaken for user in held._users())}
+        return all(child._only_forsaken() for child in self._children) and all(
+            held in idle or getattr(held, "_task", None) in idle or isinstance(held, TreeNode)
+            for held in list(self._holds.values())
+        )
+
+    def _lose(self, items: Sequence[reports.ReportEntry], *, given_up: bool) -> None:
+        """Report what was not delivered: somebody meant it, or a drain has given it up."""
+        self._undelivered.append(items)
+        node: TreeNode | None = self
+        while given_up and node is not None and node._state is not ScopeState.OPEN:
+            node._gave_up = True
+            node = node._parent
+
+    # How jobs ended.
+
+    def _job_cancelled(self, held: Held, *, service: bool) -> None:
+        if service:
+            self._stopped += 1
+        elif self._state is ScopeState.CLOSING:
+            self._cancelled.append(held)
+        else:
+            self._withdrawn += 1
+
+    def _job_failed(self, held: Held, error: BaseException) -> None:
+        self._failed.append(reports.report_entry(held, self._name, self._backend.clock(), error))
+
+    def _unhandled(self, held: Held, error: BaseException, *, seen: bool = False) -> None:
+        """Take in the failure of an adopted task that was collected, and that no task received.
+
+        It may come from any thread. It is logged, unless other code has `seen` it.
+        """
+        where = f"{held.kind} {held.name}, started {held.where}, adopted by scope {self._name!r}"
+        if not seen:
+            logger.error("%s failed, and nobody asked for its result", where, exc_info=error)
+        if self._state is not ScopeState.CLOSED:
+            self._failed.append(
+                reports.report_entry(held, self._name, self._backend.clock(), error)
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        """Record that work for this scope failed, which another scope reports. A hop does."""
+
+    # Coming and going.
+
+    def _attach(self, parent: TreeNode | None) -> None:
+        """Hang below `parent`, or stand alone."""
+        self._parent = parent
+        if parent is not None:
+            self._errand_above = parent._errand
+            parent._children[self] = None
+            if parent._state is ScopeState.DRAINING:
+                self._state = ScopeState.DRAINING
+                self._drain_root = parent._drain_root
+
+    def _close_with_parent(self, join_by: float) -> Closing:
+        """Close at once, by the parent's deadline. A scope knows how."""
+        raise NotImplementedError
+
+    def _detach(self) -> None:
+        parent = self._parent
+        if parent is not None:
+            parent._children.pop(self, None)
+            parent._quiet.pop(self, None)
+            parent._contexts = [context for context in parent._contexts if context.node is not self]
+            parent._ring_all()  # also those who wait for the last closer below them
+
+    def _hand_over(self, parent: TreeNode) -> int:
+        """Move everything that still runs to `parent`, which goes on holding it."""
+        count = 0
+        for key, held in list(self._holds.items()):
+            if not isinstance(held, TreeNode):
+                held._move(parent)
+                parent._insert(key, held)
+                held._reclassify()
+                if parent._state is ScopeState.CLOSING:
+                    held._stop()
+                count += 1
+        for key, held in self._services.items():
+            held._move(parent)
+            parent._services[key] = held
+            count += 1
+        for child in list(self._children):
+            busy = child in self._holds
+            child._move(parent)
+            parent._children[child] = None
+            if busy:
+                parent._insert(child, child)
+            if parent._closing is not None and parent._state is ScopeState.CLOSING:
+                child._close_with_parent(parent._closing.join_by)
+            count += 1
+        for resource in self._own_resources():
+            resource._move(parent)
+            parent._register(resource)
+        self._resources = None
+        self._children.clear()
+        self._services.clear()
+        self._keys.clear()
+        if self._holds:
+            self._holds.clear()
+            self._turned_idle()
+        parent._ring()
+        return count

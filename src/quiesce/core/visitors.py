@@ -1,0 +1,139 @@
+"""Work of tasks in a scope that does not own them, and scopes of another tree that a scope waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from quiesce.core import callsites, frontier
+from quiesce.core.backends.asyncio.swallowing import coro_of
+from quiesce.core.hold import NOTHING, Fate, Hold
+from quiesce.core.tree import TreeNode, current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextvars import Token
+    from types import CodeType
+
+    from quiesce.core.light_scope import LightScope
+
+__all__: list[str] = []
+
+_NAMED_MAX = 3  # of what is in flight, where there is one line for it
+
+
+_enter, _leave = current.set, current.reset  # every request pays for both
+
+
+class Visitor(Hold):
+    """The work of a task in a scope that does not own it, held under the task's own key.
+
+    It may be subclassed, with slots of its own, by whoever has something of his own for each of them.
+    """
+
+    __slots__ = ("_key", "_task", "_token")
+
+    _fate: ClassVar[Fate] = "stuck"
+    _key: object
+    _task: object
+    _token: Token[TreeNode | None]
+
+    def __init__(
+        self,
+        scope: LightScope,
+        kind: str,
+        name: str,
+        details: Mapping[str, object],
+        code: CodeType | None,
+        on_stop: Callable[[], object] | None,
+    ) -> None:
+        """Begin: the running task works in the scope, as its current one."""
+        backend, holds = scope._backend, scope._holds
+        clock, running = backend.clock, backend.task
+        self._node: TreeNode = (
+            scope  # all that a hold has, without another call: every request has one
+        )
+        self._kind = kind
+        self._name = name
+        self._since = clock()
+        self._details = details
+        self._code = code
+        self._offset = 0
+        self._on_stop = on_stop
+        self._key = key = self._task = running()
+        if key in holds:
+            self._key = key = self  # the task works in here already
+        if not holds:
+            scope._turned_busy()
+        holds[key] = self
+        self._token = _enter(scope)
+
+    @property
+    def released(self) -> bool:
+        """Whether it has ended."""
+        return self._key not in self._node._holds
+
+    def release(self) -> None:
+        """End it. Only the task itself may."""
+        self.end()
+
+    def end(self) -> None:
+        """Work where the task has worked before."""
+        _leave(self._token)
+        node = self._node
+        holds = node._holds
+        if holds.pop(self._key, None) is None:
+            node._discard(self._key)
+        elif not holds:
+            node._turned_idle()
+
+    def _chain(self) -> list[callsites.Frame]:
+        coro = getattr(self._key, "coro", None)  # trio's tasks have one, and asyncio's give it
+        return callsites.await_chain(coro_of(self._key) if coro is None else coro)
+
+
+class Bond(Hold):
+    """A scope of another tree, which is waited for and ended as work is."""
+
+    __slots__ = ("_scope", "_was_cut")
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(self, outer: TreeNode, scope: LightScope) -> None:
+        super().__init__(outer, "scope", scope._name, NOTHING, scope._code, scope._offset)
+        self._scope = scope
+        self._was_cut = False
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """What is in flight in it; or was, when it was cut off."""
+        if self._was_cut:
+            return self._details
+        found = [
+            f"{entry.kind} {entry.name}" for entry in frontier.take_frontier(self._scope).in_flight
+        ]
+        more = [f"{len(found) - _NAMED_MAX} more"] if len(found) > _NAMED_MAX else []
+        return {"in_flight": ", ".join([*found[:_NAMED_MAX], *more])} if found else NOTHING
+
+    def end(self) -> None:
+        """Release it; what was cut off for the sake of the one who held it is in that one's report."""
+        if self._was_cut and not self.released:
+            self._node._job_cancelled(self, service=False)
+        self.release()
+
+    def _stop(self, *, force: bool = False) -> None:
+        if self._scope._holds:
+            self._details = self.details
+            self._was_cut = True
+            self._scope._cut_short()
+        _stop_all(self._scope, force=force)
+
+
+def _stop_all(node: TreeNode, *, force: bool) -> None:
+    """Ask all that is in flight in a scope to end."""
+    if not force:
+        node._backend.stop_all(node, node._holds)
+    for held in list(node._holds.values()):
+        if isinstance(held, TreeNode):
+            _stop_all(held, force=force)
+        elif force:
+            held._stop(force=True)

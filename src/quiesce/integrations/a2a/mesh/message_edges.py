@@ -1,0 +1,332 @@
+"""A client of the A2A SDK whose messages belong to the hop that they are sent in.
+
+1. A message has one edge, however it travels: the header and the metadata say the same.
+2. The edge is written before a byte leaves. What became of it is known with the head of the answer; a
+   stream goes on after that, and the end of its work comes by receipt.
+3. However a send ends, its edge is resolved: by an answer, by an error of any kind, by a cancellation. The
+   SDK's interceptors do not hear of all of these.
+4. An agent that declares the extension, and whose answer says nothing of the edge, is asked. One that does
+   not declare it takes no part, unless its answer says otherwise.
+5. What the client sends again, with other credentials or to where it was redirected, has the same edge as
+   long as nobody has said what became of that, and it goes to the same server; then, one of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from quiesce.integrations.a2a import versions
+from quiesce.integrations.a2a.mesh import extension
+from quiesce.mesh.clients.declaring import declared
+from quiesce.mesh.clients.departure import Departure
+from quiesce.mesh.clients.sending import within
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.facts import WORKING
+from quiesce.mesh.runtime.hop import hop_of_node
+from quiesce.mesh.transport.links import check_node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from quiesce.mesh.runtime.delegation import Handing
+    from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node import Node
+
+__all__ = ["CascadeClient", "quiesce_client"]
+
+_ERRORS = 400
+
+_under_way: dict[str, _Message] = {}
+"""By what their header says: the messages of which nothing has come so far."""
+
+
+async def quiesce_client(
+    node: Node,
+    agent: Any,
+    *,
+    config: Any = None,
+    relative_card_path: str | None = None,
+    resolver_http_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> CascadeClient:
+    """Make a client for an agent: messages that it sends in a hop belong to that.
+
+    ```python
+    client = await quiesce_client(node, "https://billing.example")
+    async with node.cascade("book-trip") as cascade:
+        async for event in client.send_message(message):
+            ...
+    settlement = await cascade.settled()
+    ```
+
+    Args:
+        node: The node of this agent, or of this program.
+        agent: The agent's address, or its card.
+        config: The SDK's `ClientConfig`. If it has an `httpx_client`, that is used, with two event hooks
+            more.
+        relative_card_path: Where the card is, below the address.
+        resolver_http_kwargs: For the request that gets the card.
+        options: As the `create` of the SDK's `ClientFactory` takes them.
+
+    *Raises*: what the SDK raises if there is no card, or nothing by which the two could talk.
+    """
+    from a2a.client import A2ACardResolver, ClientConfig, ClientFactory  # noqa: PLC0415 - clients only
+
+    check_node(node)
+    config = ClientConfig() if config is None else config
+    own = None
+    if config.httpx_client is None:
+        own = httpx.AsyncClient(headers=_version_header())
+        config = dataclasses.replace(config, httpx_client=own)
+    http = config.httpx_client
+    try:
+        if isinstance(agent, str):
+            resolver = A2ACardResolver(http, agent)
+            agent = await resolver.get_agent_card(relative_card_path, resolver_http_kwargs)
+        client = ClientFactory(config).create(agent, **options)
+        made = CascadeClient(node, client, agent, config, own)
+    except BaseException:
+        if own is not None:
+            await own.aclose()
+        raise
+    if _heard not in http.event_hooks["response"]:
+        http.event_hooks = {
+            "request": [*http.event_hooks["request"], _leaves],
+            "response": [_heard, *http.event_hooks["response"]],  # others may raise
+        }
+    return made
+
+
+def _version_header() -> dict[str, str]:
+    """Return what the SDK's own client would say of its version; it does not say it with every other."""
+    if not versions.FIRST:
+        return {}
+    from a2a.utils.constants import PROTOCOL_VERSION_CURRENT, VERSION_HEADER  # noqa: PLC0415 - 1.x
+
+    return {VERSION_HEADER: PROTOCOL_VERSION_CURRENT}
+
+
+class CascadeClient:
+    """A client of the SDK, made by `quiesce_client()`; all but `send_message` is as the SDK has it."""
+
+    def __init__(self, node: Node, client: Any, card: Any, config: Any, own: Any) -> None:
+        """Put it around the SDK's client."""
+        self._node = node
+        self._client = client
+        self._config = config
+        self._own = own
+        self._declared = extension.node_of(card, node)
+        urls = [url for url in extension.urls_of(card) if url.startswith(("http://", "https://"))]
+        self._to = self._declared or (node._policy.node_of(urls[0]) if urls else card.name)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the agent's card says that it takes part in cascades."""
+        return self._declared is not None
+
+    def _is_asked_at(self, url: str) -> bool:
+        """Return whether the address that the card declares may be asked for what is sent to this URL."""
+        to = self._to
+        return extension.is_near(to, [url]) or self._node._policy.allows(to)
+
+    def send_message(self, request: Any, **options: Any) -> AsyncIterator[Any]:
+        """Send a message, as the SDK does; in a hop, as one of its messages.
+
+        It is sent when the first event is asked for.
+
+        *Cancel safety*: may be cancelled at any time; the agent is then asked what became of it.
+        """
+        return _Message(self, request, options)
+
+    def _begin(self, message: _Message, request: Any, options: dict[str, Any], hop: Hop) -> Any:
+        header = message.take_edge(hop, self._to)
+        headers = {codec.REQUEST_HEADER: header}
+        if self._declared is not None:
+            ids = (header, self._declared)
+            if versions.FIRST:
+                request = versions.copied(request)
+                request.message.CopyFrom(extension.with_ids(request.message, *ids))
+            else:
+                request = extension.with_ids(request, *ids)
+        if versions.FIRST:
+            options = self._first_options(options, headers)
+        else:
+            options = self._old_options(options, headers)
+        return self._client.send_message(request, **options)
+
+    def _first_options(self, options: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        from a2a.client import ClientCallContext  # noqa: PLC0415 - clients only
+        from a2a.client.service_parameters import with_a2a_extensions  # noqa: PLC0415 - 1.x
+
+        context = options.get("context") or ClientCallContext()
+        parameters = {**(context.service_parameters or {}), **headers}
+        if self._declared is not None:
+            with_a2a_extensions([extension.CASCADE_EXTENSION])(parameters)
+        return options | {"context": context.model_copy(update={"service_parameters": parameters})}
+
+    def _old_options(self, options: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        from a2a.client import ClientCallContext  # noqa: PLC0415 - clients only
+
+        context = options.get("context") or ClientCallContext()
+        http = dict(context.state.get("http_kwargs") or {})
+        http["headers"] = {**(http.get("headers") or {}), **headers}
+        made = options | {
+            "context": ClientCallContext(state={**context.state, "http_kwargs": http})
+        }
+        if self._declared is not None:
+            wanted = options.get("extensions")
+            wanted = self._config.extensions if wanted is None else wanted
+            made["extensions"] = list(dict.fromkeys([*wanted, extension.CASCADE_EXTENSION]))
+        return made
+
+    async def close(self) -> None:
+        """Close the SDK's client, and its connections unless they were given."""
+        try:
+            if self._own is None or not self._own.is_closed:
+                await self._client.close()
+        finally:
+            if self._own is not None:
+                await self._own.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the SDK's client has; its other calls are no work, and not noticed as such."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._client, name)
+        return declared(found) if callable(found) else found
+
+
+class _Message:
+    """A message that is being sent, and the events that come of it.
+
+    An iterator of its own, and no generator: nobody has to end it who leaves it.
+    """
+
+    def __init__(self, client: CascadeClient, request: Any, options: dict[str, Any]) -> None:
+        self._client = client
+        self._given = (request, options)
+        self._events: Any = None
+        self._hop: Hop | None = None
+        self._handing: Handing | None = None
+        self._declared = client.takes_part
+        self._at: tuple[str, str, int | None] | None = None
+        self._departure = Departure()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._events is None:
+            self._events = self._begin()
+        token = within.set(self._hop)  # its edge may travel in the metadata alone
+        try:
+            event = await anext(self._events)
+        except BaseException as error:
+            self._over(error)
+            raise
+        finally:
+            within.reset(token)
+        self._over(None)
+        return event
+
+    def _begin(self) -> Any:
+        client, (request, options) = self._client, self._given
+        hop = hop_of_node(client._node)
+        if hop is None:
+            return client._client.send_message(request, **options)
+        return client._begin(self, request, options, hop)
+
+    def take_edge(self, hop: Hop, to: str) -> str:
+        """Begin an edge, or another one (5); return what it is sent with."""
+        if self._handing is not None:
+            _under_way.pop(self._handing._header, None)
+        self._hop, self._departure = hop, Departure()
+        handing = self._handing = hop.delegate(to)
+        header = handing.header
+        _under_way[header] = self
+        return header
+
+    def leaves(self, request: httpx.Request) -> None:
+        """Record that it is about to be sent, perhaps not for the first time (5)."""
+        url, hop, handing = request.url, self._hop, self._handing
+        if hop is None or handing is None:
+            return
+        at, to = (url.scheme, url.host, url.port), handing.to
+        if self._at is not None and self._at != at:  # of whom the card says nothing
+            self._resolve(None)
+            self._declared, to = False, self._client._node._policy.node_of(str(url))
+        elif self._at is None and self._declared and not self._client._is_asked_at(str(url)):
+            handing.not_sent()  # nothing has left: the card named another address than where it is sent
+            self._declared, to = False, self._client._node._policy.node_of(str(url))
+        if handing._resolved:
+            request.headers[codec.REQUEST_HEADER] = self.take_edge(hop, to)
+        elif self._at is not None:
+            handing._uses += 1
+        self._at = at
+        self._departure.listen(request)
+
+    def heard(self, response: httpx.Response) -> None:
+        """Record the head of the answer (2, 4)."""
+        handing, header = self._handing, response.headers.get(codec.RESPONSE_HEADER)
+        if handing is None:
+            return
+        if header is not None:
+            handing.answered(header)
+        elif response.status_code < _ERRORS and not response.has_redirect_location:
+            self._resolve(None)
+        # Else whoever has answered may not have passed it on, and it may be sent again (5).
+
+    def _over(self, error: BaseException | None) -> None:
+        """Resolve the edge, if the head of the answer has not (3)."""
+        handing = self._handing
+        if handing is not None and _under_way.pop(handing._header, None) is not None:
+            self._resolve(None if isinstance(error, StopAsyncIteration) else error)
+
+    def _resolve(self, error: BaseException | None) -> None:
+        """Resolve the edge by an answer that says nothing of it, or by an error (4)."""
+        handing = self._handing
+        assert handing is not None  # noqa: S101 - those who call have seen it
+        if self._departure.is_prevented(error):
+            handing.not_sent()
+        elif not self._declared:
+            handing.answered(None, is_error=error is not None)
+        elif error is None:
+            handing.told(WORKING, must_ask=True)
+        else:
+            handing.in_doubt()
+
+    async def aclose(self) -> None:
+        """Leave; what was begun goes on."""
+        if self._events is not None:
+            await self._events.aclose()
+
+
+async def _leaves(request: httpx.Request) -> None:
+    """Record that a request is about to be sent; httpx calls it, every time."""
+    message = _under_way.get(request.headers.get(codec.REQUEST_HEADER, ""))
+    if message is not None:
+        message.leaves(request)
+
+
+async def _heard(response: httpx.Response) -> None:
+    """Record the head of an answer; httpx calls it before the body is read."""
+    message = _under_way.get(response.request.headers.get(codec.REQUEST_HEADER, ""))
+    if message is not None:
+        message.heard(response)

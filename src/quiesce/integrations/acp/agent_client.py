@@ -1,0 +1,232 @@
+"""The client side of ACP: connections to agents that end when they are closed.
+
+`connect_to_agent` has the SDK's name and signature, and gives the SDK's own connection object. What
+differs: every task that the SDK starts for it belongs to a scope, `close()` is bounded and may be called
+from any task, a request that its caller gives up is cancelled at the agent, and one whose agent is gone
+raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import weakref
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import arguments
+from quiesce.core.current import current_scope
+from quiesce.core.scope import Scope
+from quiesce.core.tree import current
+from quiesce.errors import ArgumentError, UsageError
+from quiesce.integrations import sdk
+
+VERSION = sdk.require("agent-client-protocol", extra="acp", oldest="0.8.1")
+
+from quiesce.integrations.acp import client_binding  # noqa: E402 - imports the SDK
+from quiesce.integrations.acp.client_streams import StreamPeer  # noqa: E402 - likewise
+from quiesce.integrations.acp.client_wire import ClientWire  # noqa: E402 - likewise
+from quiesce.integrations.acp.request_edges import MeshWire  # noqa: E402 - likewise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from acp.core import ClientSideConnection
+
+    from quiesce.integrations.acp.client_streams import ClientPeer
+    from quiesce.mesh.runtime.node import Node
+
+__all__ = ["connect_agent", "connect_to_agent", "scope_of"]
+
+_LOOPS = ("acp.Connection.receive", "acp.Sender.loop", "acp.Dispatcher.loop")
+_SCOPE = "_quiesce_scope"
+MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # as the SDK's own limit for agents
+
+
+def connect_to_agent(
+    client: Any,
+    input_stream: Any,
+    output_stream: Any = None,
+    *,
+    use_unstable_protocol: bool = False,
+    cancel_session: bool = False,
+    close_seconds: float = 5.0,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    node: Node | None = None,
+    address: str | None = None,
+    **connection_kwargs: Any,
+) -> ClientSideConnection:
+    """Connect a client to an agent, over two streams or a message transport.
+
+    The connection belongs to the current scope, and is closed along with it at the latest. Without
+    one, it is for you to close: `await connection.close()`, from any task, or `async with`. One that
+    you drop is closed when it is collected; a client that refers to it keeps it. The streams stay
+    open, as with the SDK; a message transport is closed.
+
+    Args:
+        client: The client, or a function that is given the connection and returns it.
+        input_stream: The stream to the agent, or a transport: `send`, `receive` and `close`.
+        output_stream: The stream from the agent; None with a transport.
+        use_unstable_protocol: As in the SDK.
+        cancel_session: Whether a `prompt` that its caller gives up is also told to the agent by
+            `session/cancel`, for agents that do not know `$/cancel_request`.
+        close_seconds: How long a close may take; what has not ended by then is in the report.
+        message_bytes_max: The longest message that is taken from a stream.
+        node: The client's part in a mesh, open: what is asked of the agent inside of one of its hops
+            is handed over.
+        address: Of the agent in that mesh: the URL of its own node; or a name by which it is found
+            again after a restart, for one that keeps a journal; None: only over this connection.
+        connection_kwargs: The SDK's other options: `observers`, `receive_timeout`.
+
+    Raises:
+        UsageError: There is no asyncio event loop.
+        ArgumentError: The streams are not asyncio's, or an option would bypass quiesce.
+        ScopeClosed: The current scope is being closed.
+    """
+    check_asyncio()
+    peer: ClientPeer
+    if output_stream is None:
+        peer = _message_peer(input_stream)
+    elif isinstance(input_stream, asyncio.StreamWriter) and isinstance(
+        output_stream, asyncio.StreamReader
+    ):
+        peer = StreamPeer(
+            input_stream,
+            output_stream,
+            receive_timeout=connection_kwargs.pop("receive_timeout", None),
+            message_bytes_max=message_bytes_max,
+        )
+    else:
+        message = (
+            "connect_to_agent() takes the asyncio.StreamWriter to the agent, then the StreamReader"
+            f" from it, not {input_stream!r} and {output_stream!r}"
+        )
+        raise ArgumentError(message)
+    connection_kwargs["use_unstable_protocol"] = use_unstable_protocol
+    connection_kwargs |= {"node": node, "address": address}
+    return connect_client_side(
+        client,
+        peer,
+        connection_kwargs,
+        cancel_session=cancel_session,
+        close_seconds=close_seconds,
+        frame=sys._getframe(1),
+    )
+
+
+connect_agent = connect_to_agent
+
+
+def connect_client_side(
+    client: Any,
+    peer: ClientPeer,
+    options: dict[str, Any],
+    *,
+    cancel_session: bool,
+    close_seconds: float,
+    frame: FrameType,
+    name: str = "acp connection",
+    why_lost: Callable[[], str] = lambda: "",
+) -> ClientSideConnection:
+    """Connect a client over what carries its messages; what `connect_to_agent` does."""
+    seconds = arguments.seconds("close_seconds", close_seconds)
+    node, address = options.pop("node", None), options.pop("address", None)
+    scope = Scope(name, adopt=True, services=_LOOPS, cleanup=seconds)
+    scope._open(current_scope(), frame)
+    make = ClientWire if node is None else partial(MeshWire, node=node, address=address)
+    try:
+        wire = make(
+            scope, peer, cancel_session=cancel_session, why_lost=why_lost,
+            observers=options.get("observers") or (), store=options.get("state_store"),
+        )  # fmt: skip
+        with _inside(scope):
+            connection = client_binding.bind(client, wire, options)
+            scope.spawn(_close_at_end, peer, name="transport", service=True)
+            if isinstance(wire, MeshWire):
+                scope.spawn(wire.until_the_end, name="mesh", service=True)
+    except BaseException:
+        scope._close(grace=0.0, cleanup=seconds)
+        raise
+    _own(connection, scope, seconds)
+    return connection
+
+
+def scope_of(connection: ClientSideConnection) -> Scope:
+    """Return the scope of a connection: its frontier has the requests, its report what became of them.
+
+    Raises:
+        ArgumentError: It is not a connection that was made by quiesce.
+    """
+    scope = getattr(connection, _SCOPE, None)
+    if not isinstance(scope, Scope):
+        message = (
+            f"{connection!r} was not made by quiesce's connect_to_agent or spawn_agent_process"
+        )
+        raise ArgumentError(message)
+    return scope
+
+
+def check_asyncio() -> None:
+    """Refuse to start where the SDK cannot run.
+
+    Raises:
+        UsageError: There is no asyncio event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        message = "agent-client-protocol is made for asyncio: no asyncio event loop is running here"
+        raise UsageError(message) from None
+
+
+def _message_peer(transport: Any) -> ClientPeer:
+    if not all(callable(getattr(transport, name, None)) for name in ("send", "receive", "close")):
+        message = (
+            "connect_to_agent() takes two asyncio streams, or one transport that has send(),"
+            f" receive() and close(), not {transport!r}"
+        )
+        raise ArgumentError(message)
+    peer: ClientPeer = transport
+    return peer
+
+
+@contextmanager
+def _inside(scope: Scope) -> Iterator[None]:
+    """Make a scope the current one inside of the block, so that tasks of the block belong to it."""
+    token = current.set(scope)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+async def _close_at_end(peer: ClientPeer) -> None:
+    """Close the transport when the scope stops its services; the scope's close bounds it."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await peer.close()
+
+
+def _own(connection: ClientSideConnection, scope: Scope, seconds: float) -> None:
+    """Put our close in front of the connection's own, on this one object."""
+
+    async def close() -> None:
+        await scope.aclose(within=seconds)
+
+    setattr(connection, _SCOPE, scope)
+    connection.close = close  # type: ignore[method-assign]  # on this one object
+    # An open scope is kept by others. By us, it would be collected one round later than its connection.
+    weakref.finalize(connection, _dropped, weakref.ref(scope), seconds).atexit = False
+
+
+def _dropped(found: Callable[[], Scope | None], seconds: float) -> None:
+    """Close a connection that its program has dropped, and so cannot close.
+
+    It may be collected in any thread, and in the midst of anything, so this only posts.
+    """
+    scope = found()
+    if scope is not None and scope.state in {"open", "draining"}:
+        scope._backend.post(partial(scope._close, grace=0.0, cleanup=seconds))

@@ -1,0 +1,215 @@
+"""The agent's side of the mesh: a request that hands over an edge is handled as its hop.
+
+What holds:
+
+1. Whatever the agent starts while it handles such a request belongs to the hop, and the session waits
+   for it, as it does without a mesh: when the peer is gone, it has its grace, then is cancelled.
+2. Every answer to such a request says how its edge stands, whether it is a result or an error; so does
+   the refusal of one that is not handled.
+3. Calls of the mesh are answered until the session has ended, also in a drain; they keep nothing from
+   ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from acp import RequestError
+
+from quiesce.core.tree import ScopeState, logger
+from quiesce.errors import (
+    CascadeCancelled,
+    EdgeRefused,
+    PeerLost,
+    QuiesceError,
+    RemoteProtocolError,
+    ScopeClosed,
+)
+from quiesce.integrations.acp.requests import (
+    _CANCEL_METHOD,
+    _ID_TYPES,
+    REFUSED,
+    REQUEST_CANCELLED,
+    Requests,
+)
+from quiesce.mesh.transport import links
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from quiesce.core.job import Job
+    from quiesce.core.scope import Scope
+    from quiesce.integrations.acp.send_buffer import SendBuffer
+    from quiesce.integrations.acp.witness import Witness
+    from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node import Node
+
+__all__: list[str] = []
+
+_INITIALIZE, _CAPABILITIES = "initialize", "agentCapabilities"
+_CALLS = {f"_{method}": method for method in links.PATHS}
+
+
+class MeshRequests(Requests):
+    """What the peer has asked for, some of it as part of a cascade."""
+
+    def __init__(
+        self, scope: Scope, outbox: SendBuffer, witness: Witness | None, node: Node
+    ) -> None:
+        """Start as any other agent does, and handle edges as hops of this node."""
+        super().__init__(scope, outbox, witness)
+        self._mesh = node
+        self._hops: dict[object, Hop] = {}  # by the request that has no answer so far
+        self._told: dict[object, str] = {}  # what such an answer is to say
+        self._calls: dict[object, Job[None]] = {}
+        scope.spawn(self._until_the_end, name="mesh", service=True)
+
+    async def _until_the_end(self) -> None:
+        try:
+            await self._loop.create_future()
+        finally:
+            for call in list(self._calls.values()):
+                call.cancel()
+
+    def take(self, message: dict[str, Any]) -> bool:
+        """Start to handle a message; see `Requests`."""
+        method = message.get("method")
+        if method == _CANCEL_METHOD:
+            self._cancel_call(message.get("params"))
+        elif isinstance(method, str) and method in _CALLS:
+            if isinstance(message.get("id"), str | int):
+                self._take_call(message["id"], _CALLS[method], message.get("params"))
+            return True
+        return super().take(message)
+
+    # Messages that hand over an edge.
+
+    def _take_request(self, message: dict[str, Any], method: object) -> None:
+        number = message["id"]
+        if self._scope._state is not ScopeState.OPEN and isinstance(number, _ID_TYPES):
+            header = links.handed(message.get("params"))
+            told = None if header is None else links.refuse_message(self._mesh, header)
+            if told is not None:
+                self._told[number] = told
+        super()._take_request(message, method)
+
+    def _route(self, method: str, params: Any, *, notified: bool) -> Awaitable[Any]:
+        header = None if notified else links.handed(params)
+        if header is None:
+            return super()._route(method, params, notified=notified)
+        return self._handle_edge(method, links.without_meta(params, links.REQUEST_KEY), header)
+
+    async def _handle_edge(self, method: str, params: Any, header: str) -> Any:
+        """Call the agent, as a hop."""
+        task: Any = asyncio.current_task()
+        try:
+            part = self._mesh.handle(header)
+        except EdgeRefused as refused:
+            self._told[task._number] = refused.header
+            raise RequestError(REFUSED, str(refused)) from refused
+        except RemoteProtocolError as error:
+            # It would run outside of the cascade that it claims to be part of.
+            raise RequestError.invalid_params({"details": str(error)}) from error
+        except QuiesceError as error:
+            raise RequestError(REFUSED, str(error)) from error
+        self._hops[task._number] = hop = part._hop
+        with suppress(ScopeClosed):  # a drain waits for the request itself, then
+            hop.held_by(self._scope)
+        part.enter()
+        result, failure = None, None
+        try:
+            result = await super()._route(method, params, notified=False)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failure = error
+        left = part.leave(failure)
+        await hop.turned()  # also of one that was cancelled: its answer is yet to be given
+        if isinstance(left, CascadeCancelled):
+            raise RequestError(REQUEST_CANCELLED, str(left)) from None
+        if left is not None:
+            raise left
+        return result
+
+    def _send(self, answer: dict[str, Any], number: object) -> None:
+        told = self._answer_of(number)
+        if told is not None:
+            answer = _with_answer(answer, told)
+        task = self._by_id.get(number)
+        if task is not None and task._method == _INITIALIZE and "result" in answer:
+            answer = {**answer, "result": _offering(answer["result"])}
+        super()._send(answer, number)
+        self._told.pop(number, None)
+
+    def _answer_of(self, number: object) -> str | None:
+        """Return what is to be said of an edge (2): once, whatever becomes of the answer."""
+        hop = self._hops.pop(number, None)
+        if hop is not None:
+            try:
+                self._told[number] = self._mesh.answer(hop)
+            except Exception:  # noqa: BLE001 - of the journal; the sender asks
+                logger.exception("there is no answer for %s", hop.name)
+        return self._told.get(number)
+
+    # Calls (3).
+
+    def _take_call(self, number: str | int, method: str, params: Any) -> None:
+        try:
+            self._check_number(number)
+            self._calls[number] = links.start_answer(
+                self._mesh, method, self._call, number, method, params
+            )
+        except QuiesceError as error:
+            self._refuse_call(number, error)
+
+    def _check_number(self, number: str | int) -> None:
+        if number in self._calls or number in self._by_id:
+            message = f"a request with the id {number!r} is in flight"
+            raise RemoteProtocolError(message)
+
+    async def _call(self, number: str | int, method: str, params: Any) -> None:
+        try:
+            result = await links.serve_link(self._mesh, method, params)
+            self._outbox.post({"jsonrpc": "2.0", "id": number, "result": result})
+        except (PeerLost, RemoteProtocolError) as error:
+            self._refuse_call(number, error)
+        except Exception as error:  # noqa: BLE001 - of the journal, perhaps
+            logger.exception("a call of the mesh failed")
+            self._refuse_call(number, PeerLost(type(error).__name__))
+        finally:
+            self._calls.pop(number, None)
+
+    def _refuse_call(self, number: str | int, error: QuiesceError) -> None:
+        details = {"details": str(error)}
+        is_theirs = isinstance(error, RemoteProtocolError)
+        refusal = (RequestError.invalid_params if is_theirs else RequestError.internal_error)(
+            details
+        )
+        self._outbox.post({"jsonrpc": "2.0", "id": number, "error": refusal.to_error_obj()})
+
+    def _cancel_call(self, params: Any) -> None:
+        number = params.get("requestId") if isinstance(params, dict) else None
+        call = self._calls.get(number) if isinstance(number, str | int) else None
+        if call is not None:
+            call.cancel()
+
+
+def _with_answer(answer: dict[str, Any], told: str) -> dict[str, Any]:
+    """Return an answer that says how its edge stands, if it has room for that."""
+    if "error" in answer:
+        error = dict(answer["error"])
+        error["data"] = links.with_answer(error.get("data"), told)
+        return {**answer, "error": error}
+    result = answer["result"]
+    if result is None or isinstance(result, dict):
+        return {**answer, "result": links.with_meta(result, links.RESPONSE_KEY, told)}
+    return answer
+
+
+def _offering(result: Any) -> Any:
+    """Return the result of a handshake that says that the agent takes part."""
+    if not isinstance(result, dict):
+        return result
+    found = result.get(_CAPABILITIES)
+    offer = {"version": 0}
+    return {**result, _CAPABILITIES: links.with_meta(found, links.REQUEST_KEY, offer)}

@@ -1,0 +1,321 @@
+"""One request or WebSocket: a scope, the app as a job in it, and an end that the client understands.
+
+The server's own task only waits for the job, so the app can be cancelled at the deadline while the
+server's task goes on to end the response. If the server cancels its task, the app is cancelled, as it
+would be without us. What the app has left running when it returns is handed to the scope of all requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core.backends.asyncio.tasks import _task_done
+from quiesce.core.report import ReportEntry
+from quiesce.core.tree import ScopeState, current
+from quiesce.errors import ScopeClosed
+from quiesce.integrations.asgi import answers
+from quiesce.integrations.asgi.middleware_settings import awaitable
+from quiesce.integrations.asgi.request_scope import RequestScope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quiesce.core.backends import Waiter
+    from quiesce.core.job import Job
+    from quiesce.core.tree import TreeNode
+    from quiesce.integrations.asgi.application import Application
+    from quiesce.integrations.asgi.middleware_settings import (
+        App,
+        AsgiScope,
+        Message,
+        Receive,
+        Send,
+    )
+
+__all__: list[str] = []
+
+logger: logging.Logger = logging.getLogger("quiesce.asgi")
+
+GOING_AWAY = 1001
+_OPEN = ScopeState.OPEN
+# Bodies that are a row of messages: an early end is an end. Any other body that ends early must look
+# broken to the client, or it would take a part for the whole.
+_ROWS_OF_MESSAGES = (
+    b"text/event-stream",
+    b"application/x-ndjson",
+    b"application/jsonl",
+    b"application/json-seq",
+    b"multipart/x-mixed-replace",
+)
+
+
+class RequestExchange:
+    """One request and its response, or one WebSocket."""
+
+    __slots__ = (
+        "_accepted",
+        "_app",
+        "_asgi",
+        "_closed",
+        "_complete",
+        "_error",
+        "_headers",
+        "_hung_up",
+        "_is_websocket",
+        "_job",
+        "_outer",
+        "_over",
+        "_raw_receive",
+        "_raw_send",
+        "_returned",
+        "_scope",
+        "_service",
+        "_settled",
+        "_started",
+        "_taken",
+        "_target",
+        "_waiter",
+        "_waiting",
+    )  # fmt: skip
+
+    _job: Job[None]
+    _scope: RequestScope
+
+    def __init__(
+        self, app: Application, target: App, asgi: AsgiScope, receive: Receive, send: Send
+    ) -> None:
+        self._app = app
+        self._target = target
+        self._asgi = asgi
+        self._raw_receive = receive
+        self._raw_send = send
+        self._is_websocket: bool = asgi["type"] == "websocket"
+        self._waiting: list[anyio.CancelScope] = []
+        self._waiter: Waiter | None = None
+        self._headers: Iterable[tuple[bytes, bytes]] = ()
+        self._error: BaseException | None = None
+        self._outer: TreeNode | None = None
+        self._service = False
+        self._started = False
+        self._complete = False
+        self._accepted = False
+        self._closed = False
+        self._hung_up = False
+        self._taken = False
+        self._over = False
+        self._returned = False
+        self._settled = False
+
+    @property
+    def is_service(self) -> bool:
+        """Whether it is open for ever by nature, so that nothing waits for it."""
+        return self._service
+
+    async def run(self) -> None:
+        """Call the app with the request.
+
+        *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
+
+        *Raises*: what the app raised.
+        """
+        app, name = self._app, answers.request_name(self._asgi)
+        self._service = bool(app.settings.services and app.settings.is_service(name))
+        model = app.service_model if self._service else app.model
+        try:
+            self._scope = RequestScope(model, name, app.settings.code)
+            if current.get() is not None:
+                self._be_held()
+        except ScopeClosed:  # nothing may begin any more
+            await answers.refuse_request(self._asgi, self._raw_send, app.settings.retry_after)
+            return
+        if app.adopts and not self._service:
+            self._job = self._scope.begin(self._call(), self._seen)
+        else:
+            self._spawn(name)
+        app.exchanges[self] = None
+        try:
+            try:
+                while not self._over:
+                    self._waiter = app.waiter()
+                    await self._waiter
+            except app.cancelled:
+                await self._outlast()
+                raise
+            if self._error is not None:
+                raise self._error
+            if app.cut or self._hung_up or not self._returned:
+                await self._end()
+        finally:
+            try:
+                if not self._scope.dissolve():
+                    await self._leave()
+            finally:
+                app.left(self)
+
+    def _be_held(self) -> None:
+        """Hold all that the request starts in the scope that the request is in, if it is in one."""
+        self._outer = outer = self._app.outer()
+        if outer is not None:
+            try:
+                self._scope.held_by(outer)
+            except ScopeClosed:
+                self._scope.dissolve()
+                raise
+
+    def _spawn(self, name: str) -> None:
+        job: Any = self._scope.spawn(self._call, name=name, service=self._service)
+        job._code_started, job._offset_started = self._app.settings.code, 0
+        self._job = job
+        self._job._when_done(self.release)
+
+    async def _leave(self) -> None:
+        """Hand what the request has left running to the app's scope; or stay, if somebody waits for it."""
+        app, scope = self._app, self._scope
+        if self._outer is not None and scope._closing is None and app.root._state is _OPEN:
+            app.see_off(scope)
+        else:
+            await scope.aclose()
+            app.left_over(scope)
+
+    async def _call(self) -> None:
+        try:
+            await awaitable(self._target, self._asgi, self._receive, self._send)
+        except (Exception, BaseExceptionGroup) as error:
+            if self._app.cut:
+                raise  # it fell over when it was cancelled: that is for the report
+            self._error = error
+        self._returned = True
+        if self._app.adopts and self._scope.settle(self._job):
+            self._settled = True
+            self.release()
+
+    def _seen(self, job: Any) -> None:
+        """See the end of a job that has not settled itself: it was cancelled, or has failed."""
+        if not self._settled:
+            _task_done(job)
+            self.release()
+
+    async def _outlast(self) -> None:
+        """Cancel the app, as often as the server does, and wait for its end."""
+        app = self._app
+        self._job.cancel()
+        with anyio.CancelScope(shield=True):  # from what anyio and trio deliver over and over
+            while not self._over:
+                self._waiter = app.waiter()
+                try:
+                    await self._waiter
+                except app.cancelled:
+                    self._job.cancel()
+        if not (self._complete or self._closed):
+            app.cut_by_server(self._as_lost())
+
+    def release(self) -> None:
+        """Wake the server's task: the app has ended, or no task waits for it."""
+        self._over = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # The end.
+
+    async def _end(self) -> None:
+        """End the response if the app has not, and it was for us to end it."""
+        if not self._returned and not self._app.cut:
+            message = f"the app has cancelled its own task in {self._job.name}"
+            raise RuntimeError(message)
+        self._taken = True
+        half = self._started and not self._complete and not self._service
+        if self._returned and self._app.cut and half:
+            self._app.lose(self._as_lost())
+        try:
+            with anyio.move_on_after(self._app.settings.cleanup):
+                await (self._end_websocket() if self._is_websocket else self._end_response())
+        except Exception as error:  # noqa: BLE001 - the client, or its connection, is gone
+            logger.debug("%s could not be ended: %r", self._job.name, error)
+
+    async def _end_websocket(self) -> None:
+        if not self._accepted and not self._closed:
+            await answers.cut(self._asgi, self._raw_send)
+        elif not self._closed:
+            reason = "the server is going away"
+            await self._raw_send({"type": "websocket.close", "code": GOING_AWAY, "reason": reason})
+
+    async def _end_response(self) -> None:
+        if not self._started:
+            await answers.cut(self._asgi, self._raw_send)
+        elif not self._complete and self._is_row_of_messages():
+            await self._raw_send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _is_row_of_messages(self) -> bool:
+        return any(
+            bytes(value).lower().startswith(_ROWS_OF_MESSAGES)
+            for name, value in self._headers
+            if bytes(name).lower() == b"content-type"
+        )
+
+    def _as_lost(self) -> ReportEntry:
+        job = self._job
+        age = self._scope._backend.clock() - job.since
+        return ReportEntry("response", job.name, self._app.requests.name, job.where, age, {})
+
+    # What the app gets.
+
+    async def _send(self, message: Message) -> None:
+        if self._taken:
+            text = "the server is shutting down, and has ended this response"
+            raise OSError(text)  # as servers do it when the client is gone
+        kind = message["type"]
+        if kind == "http.response.start":
+            message = self._begin(message)
+        elif kind in {"http.response.body", "http.response.zerocopysend"}:
+            self._complete = not message.get("more_body", False)
+        elif kind == "http.response.pathsend":
+            self._complete = True
+        elif kind == "websocket.accept":
+            self._accepted = True
+        elif kind in {"websocket.close", "websocket.http.response.start"}:
+            self._closed = True
+        # What the server starts in here is the server's, not the app's.
+        token = current.set(self._outer)
+        try:
+            await self._raw_send(message)
+        finally:
+            current.reset(token)
+
+    def _begin(self, message: Message) -> Message:
+        self._started = True
+        self._headers = headers = message.get("headers", ())
+        if type(headers) is not list:  # perhaps it can be read only once
+            self._headers = list(headers)
+            message = {**message, "headers": self._headers}
+        if self._app.draining and answers.wants_closing(self._asgi):
+            return {**message, "headers": [*self._headers, (b"connection", b"close")]}
+        return message
+
+    async def _receive(self) -> Message:
+        """Receive from the client; from a WebSocket's until we hang up."""
+        token = current.set(self._outer)  # as in _send
+        try:
+            if not self._is_websocket:
+                return await self._raw_receive()
+            if not (self._hung_up and self._accepted):
+                with anyio.CancelScope() as waiting:
+                    self._waiting.append(waiting)
+                    try:
+                        return await self._raw_receive()
+                    finally:
+                        self._waiting.remove(waiting)
+        finally:
+            current.reset(token)
+        reason = "the server is going away"
+        return {"type": "websocket.disconnect", "code": GOING_AWAY, "reason": reason}
+
+    def hang_up(self) -> None:
+        """Send the app of a WebSocket its end, as if the client had left."""
+        if self._is_websocket:
+            self._hung_up = True
+            for waiting in tuple(self._waiting) if self._accepted else ():
+                waiting.cancel()

@@ -1,0 +1,222 @@
+"""A pool of sessions: many servers, each by its name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import arguments
+from quiesce.core.scope import Scope
+from quiesce.errors import ArgumentError
+from quiesce.integrations.mcp.server_connect import (
+    _DEFAULT,
+    check_restarts,
+    handover_of,
+    http_server,
+    make_session,
+    stdio_server,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from quiesce.core.frontier import Frontier
+    from quiesce.core.report import Report
+    from quiesce.integrations.mcp.servers import Handshake, Server
+    from quiesce.integrations.mcp.session import Session
+    from quiesce.mesh.runtime.node import Node
+    from quiesce.pool.backoff import Backoff
+    from quiesce.processes.output import Logs
+
+__all__ = ["SessionPool", "SessionPoolStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPoolStats:
+    """How a pool stands, and what it has done so far."""
+
+    sessions: int
+    """Sessions that were asked for, and not released."""
+    connected: int
+    """Those of them that have a connection."""
+    connecting: int
+    """Those that are being connected, or wait for their back-off."""
+    calls: int
+    """Calls in flight."""
+    started: int
+    """Connections made."""
+    failed: int
+    """Starts that failed."""
+    crashed: int
+    """Connections that were lost although nobody had asked for it."""
+
+
+class SessionPool:
+    """Sessions with many servers, each connected when it is first asked for.
+
+    ```python
+    pool = SessionPool(scope, {"files": StdioServerParameters(...), "web": "https://host/mcp"})
+    files = await pool.session("files")
+    await files.call_tool("list", {"path": "/"})
+    ```
+
+    Args:
+        scope: Whose it is: it closes the pool, if nobody has before.
+        servers: What to connect to, by name: the SDK's `StdioServerParameters`, or a URL. Or a
+            function of the name that gives one of these.
+        name: What the pool is called.
+        connect_within: How many seconds a handshake may take.
+        exit_seconds: How many seconds a server has to exit when its standard input is closed.
+        grace: How many seconds it has then between SIGTERM and SIGKILL.
+        logs: Where the servers' standard error goes, as for `start_process`; not a file, which only
+            one can have.
+        restarts_max: How often a server is started again after failures in a row; None: always.
+        backoff: How long to wait before that.
+        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        node: As for `connect_stdio`.
+        options: Those of the SDK's `ClientSession`, the same for all.
+
+    *Raises*: `ArgumentError`; `ScopeClosed`.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is an option
+        self,
+        scope: Scope,
+        servers: Mapping[str, Any] | Callable[[str], Any],
+        /,
+        *,
+        name: str = "mcp servers",
+        connect_within: float = 30.0,
+        exit_seconds: float = 2.0,
+        grace: float = 2.0,
+        logs: Logs = "keep",
+        restarts_max: int | None = 5,
+        backoff: Backoff = _DEFAULT,
+        handshake: Handshake | None = None,
+        node: Node | None = None,
+        **options: Any,
+    ) -> None:
+        """Check what is to be connected; nothing is, so far."""
+        arguments.instance("scope", scope, Scope)
+        self._common: dict[str, Any] = {
+            "connect_within": connect_within,
+            "exit_seconds": exit_seconds,
+            "handshake": handshake,
+            "options": options,
+        }
+        if isinstance(logs, os.PathLike):
+            message = "logs must not be a file, which only one of the servers could have"
+            raise ArgumentError(message)
+        check_restarts(backoff, restarts_max)
+        self._process: dict[str, Any] = {"grace": grace, "logs": logs}
+        self._backoff = backoff
+        self._restarts_max = restarts_max
+        self._mesh = node
+        self._find: Callable[[str], Any] | None = None
+        self._servers: dict[str, Server] = {}
+        if callable(servers):
+            self._find = servers
+        else:
+            self._servers = {key: self._describe(key, given) for key, given in servers.items()}
+        self._sessions: dict[str, Session] = {}
+        self._past: list[int] = [0, 0, 0]  # started, failed, crashed: of sessions released
+        self._scope = scope.child(arguments.check_text("name", name))
+
+    def _describe(self, key: str, given: Any) -> Server:
+        arguments.check_text("the name of a server", key)
+        if isinstance(given, str):
+            return http_server(given, name=key, **self._common)
+        return stdio_server(given, name=key, **self._process, **self._common)
+
+    def _server(self, key: str) -> Server:
+        if key not in self._servers:
+            if self._find is None:
+                known = ", ".join(map(repr, self._servers)) or "none"
+                message = f"the pool has no server {key!r}; it has: {known}"
+                raise ArgumentError(message)
+            self._servers[key] = self._describe(key, self._find(key))
+        return self._servers[key]
+
+    # Using.
+
+    async def session(self, key: str, /) -> Session:
+        """Return the session with a server, connected.
+
+        All who ask for the same name get the same one, and it is started once for all of them. It
+        connects again by itself when its server is lost; one that was closed is not given out.
+
+        *Cancel safety*: the start is the pool's, and goes on for the others.
+
+        *Raises*: as `connect_stdio` and `connect_http`; `ArgumentError` for an unknown name.
+        """
+        frame = sys._getframe(1)
+        session = self._sessions.get(key)
+        if session is None or session.state != "open":
+            server = self._server(key)
+            backoff, most = self._backoff, self._restarts_max
+            handover = handover_of(self._mesh, None)
+            made = make_session(self._scope, server, backoff, most, frame, handover)
+            self._forget(key)
+            session = self._sessions[key] = made
+        await session.connect()
+        return session
+
+    async def release(self, key: str, /, within: float | None = 0.0) -> Report | None:
+        """Close the session with a server, if there is one; calls in flight have `within` seconds.
+
+        The next who asks for it gets a new one.
+
+        *Cancel safety*: as `Session.drain`.
+        """
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        self._forget(key)
+        return await session.drain(within)
+
+    def _forget(self, key: str) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            past = (session._starts, session._failed_starts, session._crashes)
+            self._past = [was + more for was, more in zip(self._past, past, strict=True)]
+
+    # Asking.
+
+    @property
+    def stats(self) -> SessionPoolStats:
+        """How it stands."""
+        sessions = self._sessions.values()
+        started, failed, crashed = self._past
+        return SessionPoolStats(
+            sessions=len(self._sessions),
+            connected=sum(session.connected for session in sessions),
+            connecting=sum(session._opening is not None for session in sessions),
+            calls=sum(
+                held.kind == "call"
+                for session in sessions
+                for held in list(session._scope._holds.values())
+            ),
+            started=started + sum(session._starts for session in sessions),
+            failed=failed + sum(session._failed_starts for session in sessions),
+            crashed=crashed + sum(session._crashes for session in sessions),
+        )
+
+    def frontier(self) -> Frontier:
+        """List what is in flight, with all servers."""
+        return self._scope.frontier()
+
+    def __repr__(self) -> str:
+        """Name the pool, and how many sessions it has."""
+        return f"<SessionPool {self._scope.name!r} {self._scope.state}, {len(self._sessions)} sessions>"
+
+    # Closing.
+
+    async def drain(self, within: float | None = 30.0) -> Report:
+        """Refuse new calls, wait for those in flight, then close all, side by side."""
+        return await self._scope.drain(within)
+
+    async def aclose(self, within: float = 5.0) -> Report:
+        """Close all, side by side; as `Scope.aclose`."""
+        return await self._scope.aclose(within)

@@ -1,0 +1,156 @@
+"""The client's side of the mesh: a tool that is called inside of a hop is handed an edge.
+
+What holds:
+
+1. A `call_tool` that is made inside of a hop of the session's node is an edge of that hop, from before
+   it is sent until its end is known.
+2. Receipts are asked for over the connection that has handed it over, and over no other, unless the
+   server has an address of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mcp import types
+from pydantic import RootModel
+
+from quiesce.errors import PeerLost
+from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.connection import no_call
+from quiesce.mesh.clients.sending import within
+from quiesce.mesh.runtime.hop import current_hop, hop_of_node
+from quiesce.mesh.transport import links
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quiesce.integrations.mcp.connection import ServerConnection, SessionCall
+    from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node import Node
+
+__all__: list[str] = []
+
+_CALL_TOOL = "call_tool"
+
+
+class Handover:
+    """What makes tool calls of one session messages of hops."""
+
+    def __init__(self, node: Node, address: str | None) -> None:
+        """Hand over messages of a client's node.
+
+        Args:
+            node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
+                handed an edge.
+            address: Of the server in that mesh: the URL of its own node; or a name by which it is
+                found again after a restart, for one that keeps a journal; None: it is asked only over
+                the connection by which it was called.
+
+        *Raises*: `UsageError` if the node is not open.
+        """
+        node._opened()
+        links.check_address(address)
+        self._node = node
+        self._address = address
+        self._connection: ServerConnection | None = None
+        self._link: links.Link | None = None
+
+    async def call(
+        self,
+        connection: ServerConnection,
+        call: SessionCall,
+        method: str,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
+        hop = hop_of_node(self._node) if method == _CALL_TOOL else None
+        # The SDK sends requests in the context of the call. Its edge is in the body, and not for HTTP.
+        token = within.set(current_hop())
+        try:
+            if hop is None:
+                return await connection.call(call, method, args, options)
+            return await self._hand_over(hop, connection, call, args, options)
+        finally:
+            within.reset(token)
+
+    async def _hand_over(
+        self,
+        hop: Hop,
+        connection: ServerConnection,
+        call: SessionCall,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> Any:
+        link = self._link_of(connection)
+        with link.delegate(hop) as handing:
+            if link.takes_part is not False:
+                meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
+                options = {**options, "meta": meta}
+            try:
+                result = await connection.call(call, _CALL_TOOL, args, options)
+            except BaseException as error:
+                if call.request is None:
+                    handing.not_sent()
+                elif isinstance(error, versions.Error):
+                    data = error.error.data
+                    told = data.get("_meta") if isinstance(data, dict) else None
+                    link.answered(handing, told, failed=True)
+                raise
+            link.answered(handing, result.meta)
+            return result
+
+    def _link_of(self, connection: ServerConnection) -> links.Link:
+        """Return the link of a connection, which ends with it."""
+        link = self._link
+        if link is None or connection is not self._connection:
+            if link is not None:
+                link.close()
+            link = links.Link(self._node, "mcp", self._address, _Asking(connection))
+            link.takes_part = _takes_part(connection.greeting)
+            self._connection, self._link = connection, link
+            connection.farewells.append(link.close)
+        return link
+
+
+class _Asking:
+    """Calls a server's node over a connection."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+
+    async def __call__(self, method: str, body: dict[str, Any]) -> Any:
+        """Send a call to the server, and return its answer.
+
+        *Cancel safety*: may be cancelled at any time.
+        """
+        no_call()  # its task may be one that a call has started
+        connection = self._connection
+        if connection.lost:
+            message = f"MCP server {connection.name!r} is gone"
+            raise PeerLost(message)
+        seconds = links.CALL_SECONDS
+        try:
+            answer = await connection.session.send_request(
+                types.Request[dict[str, Any], str](method=method, params=body),
+                _Answer,
+                seconds if versions.SECOND else timedelta(seconds=seconds),
+            )
+        except Exception as error:  # whatever the SDK and its transport raise
+            message = f"MCP server {connection.name!r} did not answer a call of the mesh"
+            raise PeerLost(message) from error
+        return answer.root
+
+
+class _Answer(RootModel[dict[str, Any]]):
+    """What a call is answered, as it is."""
+
+
+def _takes_part(greeting: Any) -> bool | None:
+    """Return what a server has said in the handshake; None if the handshake was not the SDK's."""
+    capabilities = getattr(greeting, "capabilities", None)
+    if capabilities is None:
+        return None
+    return links.REQUEST_KEY in (capabilities.experimental or {})

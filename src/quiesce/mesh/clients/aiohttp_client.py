@@ -1,0 +1,91 @@
+"""aiohttp: a middleware for each request, because one call may send several, to where it is redirected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core.patches import Patch
+from quiesce.mesh.clients.sending import (
+    SendTarget,
+    begin_request,
+    hop_here,
+    notice,
+    within,
+)
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.runtime.peers import peers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from quiesce.mesh.runtime.hop import Hop
+
+__all__: list[str] = []
+
+
+def wrap_aiohttp(module: ModuleType) -> Iterator[Patch]:
+    """Wrap the requests of aiohttp's sessions."""
+    not_sent = (module.ClientConnectorError, module.ConnectionTimeoutError, module.InvalidURL)
+
+    def wrapped(original: Any) -> Any:
+        async def _request(session: Any, method: str, url: Any, **options: Any) -> Any:
+            hop = hop_here()
+            if hop is None:
+                return await original(session, method, url, **options)
+            token = within.set(hop)
+            try:
+                given = options.get("middlewares")
+                if given is None:
+                    given = getattr(session, "_middlewares", None)
+                if given is None:  # before 3.12 there are none
+                    _notice(hop, session, url)
+                else:
+                    options["middlewares"] = (*given, _Middleware(hop, not_sent))
+                return await original(session, method, url, **options)
+            finally:
+                within.reset(token)
+
+        return _request
+
+    yield Patch(module.ClientSession, "_request", wrapped)
+
+
+def _notice(hop: Hop, session: Any, url: Any) -> None:
+    if peers_of(hop._mesh).find_url(str(session._build_url(url))) is not None:
+        notice(hop, instead=". Update aiohttp to 3.12 or newer, and write node.instrument() once")
+
+
+class _Middleware:
+    """Sends one request after the other as messages of a hop."""
+
+    def __init__(self, hop: Hop, not_sent: tuple[type[BaseException], ...]) -> None:
+        self._hop = hop
+        self._not_sent = not_sent
+
+    async def __call__(self, request: Any, handler: Any) -> Any:
+        """Send a request."""
+        headers, url = request.headers, request.url
+        sending = None
+        if codec.REQUEST_HEADER not in headers:  # else whatever has put it there sees to its edge
+            target = SendTarget(
+                request.method,
+                url.scheme,
+                url.host or "",
+                url.port,
+                url.raw_path,
+                "Upgrade" in headers,
+            )
+            sending = begin_request(self._hop, target)
+        if sending is None:
+            return await handler(request)
+        headers[codec.REQUEST_HEADER] = sending.header
+        try:
+            response = await handler(request)
+        except BaseException as error:
+            sending.failed("not sent" if isinstance(error, self._not_sent) else "in doubt")
+            raise
+        finally:
+            headers.popall(codec.REQUEST_HEADER, None)
+        sending.answered(response.headers.get(codec.RESPONSE_HEADER), response.status)
+        return response

@@ -1,0 +1,324 @@
+"""A node without its sockets, its clock and its files: detector and courier, put together.
+
+Whoever drives it gives the time, and keeps this order: what `take_writes` gives is made to last before
+anything else is done with what the engine has answered. A handler runs, a message leaves, a call is made
+or answered, a verdict is told: all of it after the writes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from quiesce.mesh.protocol.codec import ITEMS_MAX
+from quiesce.mesh.protocol.detector import Detector
+from quiesce.mesh.protocol.facts import NEVER, RUN, UNKNOWN, Post, Unwatch, Watch
+from quiesce.mesh.protocol.horizon import KEEP_SECONDS, Horizon
+from quiesce.mesh.protocol.scheduler import Courier, NodeCall, NodeReply, Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quiesce.mesh.protocol.codec import Handed
+    from quiesce.mesh.protocol.facts import Answer, Record, Settle, Stop
+    from quiesce.mesh.protocol.receipt import Status
+    from quiesce.mesh.protocol.states import HopRecord, Sending
+
+__all__: list[str] = []
+
+_SEEN_MAX = 10_000  # addresses
+
+
+class Engine:
+    """What a node knows, and what it is about to say to others."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lasting: bool,
+        patience: Patience,
+        jitter: Callable[[], float],
+        keep: float = KEEP_SECONDS,
+        wall: Callable[[], float] = time.time,
+        detector: type[Detector] = Detector,
+        horizon: type[Horizon] = Horizon,
+    ) -> None:
+        """Begin with nothing, or with what `restore` is given first; then `open` it."""
+        self.detector: Detector = detector(name, lasting=lasting)
+        self.horizon: Horizon = horizon(self.detector, keep, wall)
+        # By address, what nodes have said of their journals, and when; and where several have answered.
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._shared: set[str] = set()
+        self._courier = Courier(patience, jitter, self.detector.give_up)
+        self.may_call: Callable[[str], bool] = lambda _: True
+        """Whether a node may be called whose address another has told."""
+        self._ended: set[bytes] = set()  # edges of other nodes that were told to end in their place
+        self.news: list[Stop | Settle] = []
+        self.is_stirred: bool = False
+
+    def take_stir(self) -> bool:
+        """Return whether `next_at` may be another than when this was asked before."""
+        stirred, self.is_stirred = self.is_stirred, False
+        return stirred
+
+    def take_writes(self) -> list[Record]:
+        """Return what has to last before anything else is done."""
+        detector = self.detector
+        writes, detector.writes = detector.writes, []
+        return writes
+
+    def take_news(self) -> list[Stop | Settle]:
+        """Return which hops are to stop, and which cascades have settled."""
+        news, self.news = self.news, []
+        return news
+
+    def _absorb(self, now: float) -> None:
+        acts, self.detector.acts = self.detector.acts, []
+        courier = self._courier
+        for act in acts:
+            if isinstance(act, Watch):
+                courier.watch(act, now)
+                self.is_stirred = True
+            elif isinstance(act, Unwatch):
+                courier.unwatch(act.edge)
+            elif isinstance(act, Post):
+                courier.post(act, now)
+                self.is_stirred = True
+            else:
+                self.news.append(act)
+
+    def restore(self, records: Iterable[Record], now: float) -> None:
+        """Take up what a process before this one has written."""
+        self.detector.restore(records)
+        self.resume(now)
+
+    def resume(self, now: float) -> None:
+        """Do what the detector wants done, after it was restored, and remember as long as was promised."""
+        self.horizon.open(now)
+        self._absorb(now)
+
+    # Hops.
+
+    def begin(self, edge: bytes, cascade: bytes, now: float, name: str = "") -> HopRecord:
+        """Begin a cascade."""
+        hop = self.detector.begin(edge, cascade, name)
+        self._absorb(now)
+        return hop
+
+    def arrive(self, handed: Handed, reply: str | None) -> Answer:
+        """Take a message that may begin; its handler is run if the answer is `run`."""
+        answer = self.detector.arrive(handed.edge, handed.cascade, handed.parent, reply)
+        if answer is RUN:
+            self.horizon.arrived(handed)
+            return answer
+        return self.horizon.refusal(handed, answer)
+
+    def refuse(self, handed: Handed, now: float) -> Answer:
+        """Take no message that has arrived; unless it runs here already."""
+        answer = self.detector.refuse(handed.edge)
+        self._absorb(now)
+        return self.horizon.refusal(handed, answer)
+
+    def ride(self, edge: bytes, now: float) -> Answer:
+        """Return what the answer to an edge's message says of it."""
+        answer = self.detector.ride(edge)
+        self._absorb(now)
+        return answer
+
+    def end(
+        self,
+        hop: HopRecord,
+        status: Status,
+        now: float,
+        *,
+        seconds: float | None = None,
+        why: str = "",
+    ) -> None:
+        """Record that the work of a hop has ended."""
+        self.detector.end(hop, status, seconds=seconds, why=why)
+        if self.detector.acts:
+            self._absorb(now)
+
+    def told(self, edge: bytes, now: float) -> None:
+        """Record that the waiting task was told that its cascade has settled."""
+        self.detector.taken(edge)
+        self._absorb(now)
+
+    def cancel(self, hop: HopRecord, now: float) -> None:
+        """Cancel a hop, and all that was handed on from it."""
+        self.detector.cancel(hop)
+        self._absorb(now)
+
+    # Edges.
+
+    def send(self, hop: HopRecord, edge: bytes, to: str, now: float) -> int:
+        """Record that an edge is about to be sent; returns until when it may begin."""
+        by = self.horizon.begin_by()
+        self.detector.send(hop, edge, to, by)
+        self._absorb(now)
+        return int(by)
+
+    def sent(self, edge: bytes, how: Sending, now: float) -> None:
+        """Record what became of the sending."""
+        self.detector.sent(edge, how)
+        self._absorb(now)
+
+    def leave(
+        self,
+        hop: HopRecord,
+        edge: bytes,
+        route: str,
+        why: str,
+        now: float,
+        how: Sending = "is untracked",
+    ) -> None:
+        """Record work that left a hop by a way that nobody follows: an edge that is closed at once."""
+        self.detector.send(hop, edge, route)
+        self.detector.sent(edge, how, why)
+        self._absorb(now)
+
+    def answered(
+        self, edge: bytes, answer: Answer, how: Sending, now: float, *, uses: int = 1
+    ) -> None:
+        """Take the answer to a message, which was sent so many times."""
+        if answer.receipt is not None:
+            self.detector.receive(edge, answer.receipt)
+        self.detector.sent(edge, self.horizon.outcome(edge, how, uses=uses))
+        self._absorb(now)
+
+    # Calls from node to node.
+
+    @property
+    def unposted(self) -> int:
+        """How many receipts are to be posted, and nobody has taken so far."""
+        return self._courier.unposted
+
+    def unposted_to(self) -> Iterable[str]:
+        """Return the addresses that these receipts are for."""
+        return self._courier.unposted_to()
+
+    def next_at(self) -> float:
+        """Return when `due` has something to give."""
+        return min(self._courier.next_at(), self.horizon.age_at)
+
+    def due(self, now: float) -> list[NodeCall]:
+        """Return the calls that are to be made now; and forget what is old, if it is time."""
+        self.horizon.age(now)
+        calls = self._courier.due(now)
+        self._absorb(now)
+        return calls
+
+    def asking(self, call: NodeCall) -> NodeCall:
+        """Return a call as it is sent."""
+        return self.horizon.asking(replace(call, seen=self._seen.get(call.to, ("",))[0]))
+
+    def replied(self, call: NodeCall, reply: NodeReply, now: float) -> None:
+        """Take the answer to a call."""
+        self.is_stirred = True
+        reply = self._believed(call.to, reply, now)
+        self._courier.replied(call, reply, now)
+        posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
+        for edge in reply.taken:
+            if edge in posted:
+                self.detector.taken(edge)
+        answers = tuple(one for one in reply.answers if one[0] in asked)
+        for edge, answer in answers:
+            if self.detector.is_open(edge):
+                self.detector.told(edge, answer)
+            else:
+                self._passed(edge, answer)
+        self._learn(call.to, replace(reply, answers=answers))
+        self._absorb(now)
+
+    def failed(self, call: NodeCall, now: float, why: str = "") -> None:
+        """Record that a call was not answered; and why, if that will not pass by itself.
+
+        What follows from an edge that was to be told to end is told so by this node, as far as it is known.
+        """
+        self.is_stirred = True
+        self._courier.failed(call, now, why)
+        ending = (edge for edge, is_to_end in call.asks if is_to_end)
+        below = (one for edge in ending for one in self.detector.follows(edge))
+        for edge, to in islice(below, ITEMS_MAX):
+            if edge not in self._ended and self.may_call(to) and not self.detector.is_open(edge):
+                self._courier.watch(Watch(edge, to, cancel=True), now)
+
+    def _passed(self, edge: bytes, answer: Answer) -> None:
+        """Record that the receiver of another node's edge was told to end, in the place of that node."""
+        self._courier.unwatch(edge)
+        if answer.kind in {"working", "closed", "never"}:
+            if len(self._ended) >= _SEEN_MAX:
+                self._ended.clear()
+            self._ended.add(edge)
+
+    def _learn(self, to: str, reply: NodeReply) -> None:
+        """Remember what follows from edges that are worked on: its sender may die, and they may have to end."""
+        below: dict[bytes, list[tuple[bytes, str]]] = {}
+        for edge, one, address in reply.below:
+            below.setdefault(edge, []).append((one, address))
+        for edge, answer in reply.answers:
+            if answer.kind == "working":
+                self.detector.learn(edge, to, tuple(below.get(edge, ())))
+
+    def passed(self, edge: bytes) -> tuple[set[str], set[str]]:
+        """Return who was told to end what follows from an edge, by this node, and who was not."""
+        told: set[str] = set()
+        others: set[str] = set()
+        for one, to in self.detector.follows(edge):
+            (told if one in self._ended else others).add(to)
+        return told, others
+
+    def trouble(self, edge: bytes) -> str:
+        """Return what is wrong at the address to which an edge's receipt is posted, if that is known; else empty."""
+        return self._courier.trouble(edge)
+
+    def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:
+        """Record that an agent is there, or even its node: what failed is tried again soon."""
+        if to is not None and self._courier.contact(to, now, is_node=is_node):
+            self.is_stirred = True
+
+    def called(self, call: NodeCall, now: float) -> NodeReply:
+        """Answer a call of another node."""
+        for edge, receipt in call.receipts:
+            self.contact(self.detector.receiver(edge), now)
+            self.detector.receive(edge, receipt)
+        answers = tuple(
+            (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks
+        )
+        self._absorb(now)
+        born = self.detector.born
+        age = None if born is None else max(0.0, self.horizon.wall() - born.at)
+        open_edges = (
+            (edge, one, to) for edge, _ in answers for one, to in self.detector.follows(edge)
+        )
+        taken, below = tuple(edge for edge, _ in call.receipts), islice(open_edges, ITEMS_MAX)
+        reply = NodeReply(taken, answers, age, below=tuple(below))
+        return self.horizon.answering(call, reply)
+
+    def heard(self, to: str, reply: NodeReply, now: float) -> None:
+        """Take answers to questions that were asked without the courier."""
+        reply = self._believed(to, reply, now)
+        for edge, answer in reply.answers:
+            self.detector.told(edge, answer)
+        self._learn(to, reply)
+        self._absorb(now)
+
+    def _believed(self, to: str, reply: NodeReply, now: float) -> NodeReply:
+        """Return an answer as far as its node can know it; of several at one address, none can."""
+        if reply.seen:
+            before, at = self._seen.get(to, ("", now))
+            is_other = reply.seen.partition(".")[0] != before.partition(".")[0]
+            if before and is_other and reply.age is not None and reply.age > now - at:
+                self._shared.add(to)  # its journal was there when another one answered
+            if to not in self._seen and len(self._seen) >= _SEEN_MAX:
+                self._seen.clear()
+                self._shared.clear()
+            self._seen[to] = reply.seen, now
+        reply = self.horizon.believed(reply)
+        if to not in self._shared:
+            return reply
+        told = ((edge, UNKNOWN if one == NEVER else one) for edge, one in reply.answers)
+        return replace(reply, answers=tuple(told))

@@ -1,0 +1,290 @@
+"""What became of an edge: its receipt, which is final, and counts all that was handed on from it.
+
+An *edge* is one message that was handed to one agent. Its id is a secret between the two: whoever
+knows it may end it. People, logs and other agents are shown its *mark*, from which it cannot be had.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any, Literal
+
+__all__ = ["Note", "Receipt"]
+
+NAME_MAX, WHY_MAX = 200, 500
+COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly; more are as many
+NOTES_MAX = 64
+"""How many notes a receipt carries; the counts are exact beyond it."""
+
+Status = Literal[
+    "done", "failed", "cancelled", "lost", "refused", "unsent", "undelivered", "opaque", "unknown",
+    "untracked",
+]  # fmt: skip
+ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
+"""How a hop ends, in the words of the agent that ran it."""
+
+
+_new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as long as to begin anew
+
+
+@lru_cache(maxsize=1024)  # an edge is named several times in a row
+def edge_mark(edge: bytes) -> str:
+    """Return the name of an edge that everybody may see."""
+    digest = _new_digest()
+    digest.update(edge)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One edge of a cascade, as people see it."""
+
+    mark: str
+    parent: str
+    """The mark of the edge from whose work it was sent; empty for those of the root."""
+    name: str
+    """The agent that ran it; if it is not known to have run, the one it was sent to."""
+    status: Status
+    seconds: float | None = None
+    """How long the agent itself was at work on it."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The final fact about an edge: it has ended, and so has all that was handed on from it.
+
+    `lost`, `opaque` and `unknown` are what a verdict is made of. A refused edge, and one that could
+    not be sent at all, is none of these: whoever sent it was told.
+    """
+
+    status: Status
+    hops: int = 1
+    """The edges that were run, this one included."""
+    failed: int = 0
+    cancelled: int = 0
+    lost: int = 0
+    """Edges whose agent stopped before it was done."""
+    opaque: int = 0
+    """Edges to agents that take no part: nobody knows when they have ended."""
+    unknown: int = 0
+    """Edges whose agent has not been heard of, or cannot tell."""
+    volatile: int = 0
+    """Edges to agents without a journal: a copy of the message that comes after a restart would run."""
+    untracked: int = 0
+    """Work that left its hop by a way that nobody follows, like a thread: it may still run."""
+    undelivered: int = 0
+    """Edges that never reached their agent, and never will run: their sender's call failed. No work was lost."""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is known to have ended by itself."""
+        return not (self.lost or self.opaque or self.unknown or self.volatile or self.untracked)
+
+
+# To fill a frozen object takes five times as long as another, and every message has two of them. So they
+# are filled as what is not frozen, of the same slots, and are frozen then.
+
+
+class _Note:
+    __slots__ = Note.__slots__
+
+
+class _Receipt:
+    __slots__ = Receipt.__slots__
+
+
+def edge_note(
+    edge: bytes, parent: str, name: str, status: Status, seconds: float | None, why: str
+) -> Note:
+    """Make the note of an edge."""
+    made: Any = _Note()
+    made.mark = edge_mark(edge)
+    made.parent = parent
+    made.name = name
+    made.status = status
+    made.seconds = seconds
+    made.why = why
+    made.__class__ = Note
+    return made  # type: ignore[no-any-return]  # it is one now
+
+
+def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
+    """Make the receipt of an edge whose agent gives none."""
+    return Receipt(
+        status,
+        hops=0,
+        cancelled=int(status == "cancelled"),
+        lost=int(status == "lost"),
+        opaque=int(status == "opaque"),
+        unknown=int(status == "unknown"),
+        volatile=int(volatile),
+        untracked=int(status == "untracked"),
+        undelivered=int(status == "undelivered"),
+        notes=() if status == "unsent" else (note,),
+    )
+
+
+class Tally:
+    """The receipts of a hop's children, added up as they come in."""
+
+    __slots__ = (
+        "cancelled", "failed", "hops", "lost", "notes", "opaque", "undelivered", "unknown", "untracked",
+        "volatile",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.hops: int = 0
+        self.failed: int = 0
+        self.cancelled: int = 0
+        self.lost: int = 0
+        self.opaque: int = 0
+        self.unknown: int = 0
+        self.volatile: int = 0
+        self.untracked: int = 0
+        self.undelivered: int = 0
+        self.notes: tuple[Note, ...] = ()
+
+    def add(self, receipt: Receipt) -> None:
+        """Count what a child's receipt says."""
+        self.hops += receipt.hops
+        self.failed += receipt.failed
+        self.cancelled += receipt.cancelled
+        self.lost += receipt.lost
+        self.opaque += receipt.opaque
+        self.unknown += receipt.unknown
+        self.volatile += receipt.volatile
+        self.untracked += receipt.untracked
+        self.undelivered += receipt.undelivered
+        troubles = self.failed | self.cancelled | self.lost | self.opaque | self.unknown
+        troubles |= self.untracked | self.undelivered
+        if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:  # as each is, at most
+            self._bound()
+        notes = receipt.notes
+        has_room = len(self.notes) < NOTES_MAX
+        if notes and (has_room or any(one.status != "done" or one.why for one in notes)):
+            self.notes = foremost((*self.notes, *notes))
+
+    def _bound(self) -> None:
+        """Count no further than can be told: somebody has said that there were so many, and one more is to come."""
+        for name in self.__slots__:
+            if name != "notes":
+                setattr(self, name, min(getattr(self, name), COUNT_MAX - 1))
+
+    def sum(self) -> Receipt:
+        """Return all of it as one receipt, of the status of no hop."""
+        return Receipt(
+            "done", self.hops, self.failed, self.cancelled, self.lost, self.opaque, self.unknown,
+            self.volatile, self.untracked, self.undelivered, self.notes,
+        )  # fmt: skip
+
+    def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
+        """Make the receipt of the hop itself."""
+        made: Any = _Receipt()
+        made.status = status
+        made.hops = self.hops + 1
+        made.failed = self.failed + (status == "failed")
+        made.cancelled = self.cancelled + (status == "cancelled")
+        made.lost = self.lost + (status == "lost")
+        made.opaque = self.opaque
+        made.unknown = self.unknown
+        made.volatile = self.volatile + volatile
+        made.untracked = self.untracked
+        made.undelivered = self.undelivered
+        made.notes = foremost((own, *self.notes)) if self.notes else (own,)
+        made.__class__ = Receipt
+        return made  # type: ignore[no-any-return]  # it is one now
+
+
+def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
+    """Leave out what is over the limit, from the end: first what went well, then what is assumed to have."""
+    if len(notes) <= most:
+        return notes
+    kept = list(notes)
+    for is_assumed in (False, True):
+        for place in range(len(kept) - 1, -1, -1):
+            if kept[place].status == "done" and bool(kept[place].why) is is_assumed:
+                del kept[place]
+                if len(kept) == most:
+                    return tuple(kept)
+    return tuple(kept[:most])
+
+
+# As text, and as little as can be kept of a receipt that somebody may still ask for.
+
+
+_last: tuple[Receipt | None, bytes] = (None, b"")
+
+
+def pack(receipt: Receipt) -> bytes:
+    """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two.
+
+    It is small, for a table that may have a million of them.
+    """
+    global _last  # noqa: PLW0603 - the same is written into the journal, onto the answer, and kept
+    known, written = _last
+    if known is not receipt:
+        written = _text(receipt).encode()
+        _last = receipt, written
+    return written
+
+
+def _text(receipt: Receipt) -> str:
+    counts = f',"n":{receipt.hops}' if receipt.hops else ""
+    if receipt.failed:
+        counts += f',"f":{receipt.failed}'
+    if receipt.cancelled:
+        counts += f',"c":{receipt.cancelled}'
+    if receipt.lost:
+        counts += f',"l":{receipt.lost}'
+    if receipt.opaque:
+        counts += f',"o":{receipt.opaque}'
+    if receipt.unknown:
+        counts += f',"u":{receipt.unknown}'
+    if receipt.volatile:
+        counts += f',"v":{receipt.volatile}'
+    if receipt.untracked:
+        counts += f',"x":{receipt.untracked}'
+    if receipt.undelivered:
+        counts += f',"d":{receipt.undelivered}'
+    notes = f',"notes":[{",".join(map(_note_text, receipt.notes))}]' if receipt.notes else ""
+    return f'{{"s":"{receipt.status}"{counts}{notes}}}'
+
+
+def _note_text(note: Note) -> str:
+    name, why = quoted(note.name[:NAME_MAX]), quoted(note.why[:WHY_MAX])
+    seconds = "null" if note.seconds is None else repr(note.seconds)
+    marks = f"{quoted(note.mark)},{quoted(note.parent)}"
+    return f'[{marks},{name},"{note.status}",{seconds},{why}]'
+
+
+class Alone:
+    """Writes the receipts of hops that are done, and have handed nothing on, as `pack` would.
+
+    Most are, and nobody here needs the receipt itself then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._rest = f',{quoted(name[:NAME_MAX])},"done",'
+
+    def packed(self, edge: bytes, parent: str, microseconds: int) -> bytes:
+        """Write the receipt of an edge; times are written as whole numbers, which takes a fifth."""
+        notes = f'["{edge_mark(edge)}",{quoted(parent)}{self._rest}{microseconds}e-6,""]'
+        return f'{{"s":"done","n":1,"notes":[{notes}]}}'.encode()
+
+
+def unpack(packed: bytes) -> Receipt:
+    """Make it what it was."""
+    found = json.loads(packed)
+    hops, failed, cancelled, lost, opaque, unknown = map(found.get, "nfclou", [0] * 6)
+    volatile, untracked, undelivered = map(found.get, "vxd", [0] * 3)
+    notes = tuple(Note(*one) for one in found.get("notes", ()))
+    return Receipt(
+        found["s"], hops, failed, cancelled, lost, opaque, unknown, volatile, untracked, undelivered,
+        notes,
+    )  # fmt: skip

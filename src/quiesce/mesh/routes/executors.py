@@ -1,0 +1,149 @@
+"""Threads: what a handler gives to an executor or to a thread of its own is the hop's work.
+
+A hop waits for calls in executors, and for threads that the interpreter would wait for as well. It does not wait
+for daemon threads, which often live as long as the process: if one is alive when the hop ends, it is untracked.
+In a thread that works for a hop, the hop is the current one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from sys import _getframe
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import libraries
+from quiesce.core.tree import current
+from quiesce.mesh.routes.following import (
+    Followed,
+    Later,
+    calling_frame,
+    frame_place,
+    function_name,
+    hop_now,
+    is_declared,
+    is_declared_service,
+    names_of,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.mesh.runtime.hop import Hop
+
+__all__: list[str] = []
+
+
+def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `submit` of an executor of threads."""
+
+    def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
+        hop = hop_now()
+        if hop is None:
+            return submit(self, fn, *args, **options)
+        node = current.get()
+
+        def call() -> Any:
+            token = current.set(node)
+            try:
+                return fn(*args, **options)
+            finally:
+                current.reset(token)
+
+        return _followed(hop, "thread", fn, submit, self, call)
+
+    return submitted
+
+
+def by_process_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `submit` of an executor of processes."""
+
+    def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
+        hop = hop_now()
+        if hop is None:
+            return submit(self, fn, *args, **options)
+        return _followed(hop, "process", fn, submit, self, fn, *args, **options)
+
+    return submitted
+
+
+def _followed(
+    hop: Hop, kind: str, fn: Any, submit: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Submit a call, and release its hold when it has ended, or was never begun.
+
+    What the pool itself starts for it, its threads and processes, is the pool's and not the hop's.
+    """
+    frame, target = calling_frame(), target_of(fn)
+    is_work = not is_declared_service(hop, frame, target, function_name(fn))
+    hold = Followed(hop, kind, function_name(fn), frame, target=target) if is_work else None
+    token = current.set(None)
+    try:
+        future = submit(*args, **options)
+    except BaseException:
+        if hold is not None:
+            hold.release()
+        raise
+    finally:
+        current.reset(token)
+    if hold is not None:
+        hold.thing = future
+        future.add_done_callback(lambda _: hold.release())
+    return future
+
+
+def by_callback(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `Future.add_done_callback` of `concurrent.futures`."""
+
+    def added(self: Any, fn: Any) -> Any:
+        hop = hop_now()
+        if hop is None:
+            return add(self, fn)
+        frame = _getframe(1)  # asyncio adds callbacks that wake its own futures
+        if is_declared(hop, frame, target_of(fn), function_name(fn)):
+            return add(self, fn)
+        return add(self, Later(fn, hop, "callback", frame))
+
+    return added
+
+
+def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `Thread.start`."""
+
+    def started(self: Any) -> None:
+        hop = hop_now()
+        if hop is None:
+            start(self)
+            return
+        frame = _getframe(1)  # pools start threads for all calls; it is the calls that are followed
+        fn = getattr(self, "_target", None) or getattr(self, "function", None) or self.run
+        name, target = function_name(fn), target_of(fn)
+        if is_declared(hop, frame, target, name, self.name):
+            start(self)
+            return
+        run, node = self.run, current.get()
+        if self.daemon:
+            line = libraries.declaration([target or names_of(frame)[0]])
+            place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
+            hop.untracked("daemon thread", place, thing=self)
+            ended: Callable[[], object] = partial(hop.tracked, self)
+        else:
+            ended = Followed(hop, "thread", name, frame, self, target=target).release
+
+        def followed() -> None:
+            del self.run
+            current.set(node)
+            try:
+                run()
+            finally:
+                ended()
+
+        self.run = followed
+        try:
+            start(self)
+        except BaseException:
+            del self.run
+            ended()
+            raise
+
+    return started

@@ -1,0 +1,103 @@
+"""Other event loops: what a hop hands to the loop of another thread holds the hop until it is done.
+
+`call_soon_threadsafe` is the way in, also of `run_coroutine_threadsafe` and of anyio's portals. It copies the context, so
+what runs there works for the hop. In a loop that was handed something, tasks and timers of hops are followed as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from sys import _getframe
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from quiesce.core import libraries
+from quiesce.core.patches import Patch
+from quiesce.core.tree import current
+from quiesce.mesh.routes import timers
+from quiesce.mesh.routes.following import (
+    Followed,
+    Later,
+    calling_frame,
+    function_name,
+    hop_behind,
+    hop_now,
+    is_declared,
+    target_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+__all__: list[str] = []
+
+_others: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
+"""What is replaced in loops that hops have handed something to."""
+
+
+def by_threadsafe(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for `call_soon_threadsafe` of a kind of event loop."""
+
+    def called(self: Any, callback: Any, *args: Any, context: Any = None) -> Any:
+        hop = hop_now()
+        if hop is None or hop._backend.loop is self or _is_ours(_getframe(1)):
+            return call(self, callback, *args, context=context)
+        frame = calling_frame()
+        if is_declared(hop, frame, target_of(callback), function_name(callback)):
+            return call(self, callback, *args, context=context)
+        _follow_in(self)
+        # Released a turn later: by then, what it has left with the loop has run once.
+        later = Later(callback, hop, "callback", frame, self.call_soon)
+        return call(self, later, *args, context=context)
+
+    return called
+
+
+def wrap_uvloop(module: ModuleType) -> Iterator[Patch]:
+    """Wrap uvloop's kind of event loop."""
+    yield Patch(module.Loop, "call_soon_threadsafe", by_threadsafe, bare=True)
+
+
+def restore() -> None:
+    """Follow nothing in other loops any more."""
+    while _others:
+        for patch in _others.popitem()[1]:
+            patch.remove()
+
+
+def _is_ours(frame: Any) -> bool:
+    return libraries.package_of(frame.f_globals.get("__name__")) == "quiesce"
+
+
+def _follow_in(loop: Any) -> None:
+    if loop in _others:
+        return
+    made = _others[loop] = [Patch(loop, "create_task", partial(_creating, loop), bare=True)]
+    made.append(Patch(loop, "call_at", timers.by_time, loop, bare=True))
+    if type(loop).call_later is not asyncio.BaseEventLoop.call_later:
+        made.append(Patch(loop, "call_later", timers.by_time, loop, bare=True))
+
+
+def _creating(loop: Any, create: Callable[..., Any]) -> Callable[..., Any]:
+    def create_task(coro: Any, **options: Any) -> Any:
+        task = create(coro, **options)
+        context = options.get("context")
+        hop = hop_now() if context is None else hop_behind(context.get(current))
+        if (
+            hop is None
+            or hop._backend.loop is loop
+            or task.done()
+            or libraries.is_process_wide(coro)
+        ):
+            return task
+        name, frame = libraries.full_name(coro), calling_frame() or getattr(coro, "cr_frame", None)
+        if not is_declared(hop, frame, name, task.get_name()):
+            hold = Followed(
+                hop, "task", getattr(coro, "__qualname__", "task"), frame, task, target=name
+            )
+            task.add_done_callback(lambda _: loop.call_soon(hold.release))
+        return task
+
+    return create_task

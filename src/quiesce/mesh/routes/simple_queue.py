@@ -1,0 +1,75 @@
+"""`queue.SimpleQueue`, whose type is not open to changes, and queues that are shut down.
+
+While a node is open, `queue.SimpleQueue` is a kind of it whose items carry hops. One that was made before, or by a name that
+was imported before, is as it was.
+"""
+
+from __future__ import annotations
+
+from _queue import SimpleQueue as Plain
+from sys import _getframe
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import libraries
+from quiesce.mesh.routes import queues
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__: list[str] = []
+
+_put = queues.by_put(Plain.put)
+_get = queues.by_thread_get(Plain.get)
+
+
+class _Kind(type):
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, Plain)
+
+
+class SimpleQueue(Plain[Any], metaclass=_Kind):
+    """A queue between threads whose items carry hops, but for those of the standard library's own pools."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - as it is
+        """Put an item."""
+        if libraries.is_housekeeper(_getframe(1)):
+            Plain.put(self, item, block, timeout)
+        else:
+            _put(self, item, block, timeout)
+
+    def put_nowait(self, item: Any) -> None:
+        """Put an item."""
+        if libraries.is_housekeeper(_getframe(1)):
+            Plain.put(self, item)
+        else:
+            _put(self, item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - as it is
+        """Take an item, or wait for one."""
+        if libraries.is_housekeeper(_getframe(1)):
+            return Plain.get(self, block, timeout)
+        return _get(self, block, timeout)
+
+    def get_nowait(self) -> Any:
+        """Take an item."""
+        return _get(self, False)  # noqa: FBT003 - as it is
+
+
+SimpleQueue.__module__ = "queue"
+
+
+def followed(_: object) -> type:
+    """Return what stands in for `queue.SimpleQueue`."""
+    return SimpleQueue
+
+
+def by_shutdown(shutdown: Callable[..., None]) -> Callable[..., None]:
+    """Return what stands in for `shutdown` of queues: what it drops is never taken."""
+
+    def shut(self: Any, immediate: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is
+        shutdown(self, immediate)
+        belt = queues.belt_of(self) if immediate else None
+        if belt is not None:
+            belt.forget_waiting()
+
+    return shut

@@ -1,0 +1,250 @@
+"""Who is still busy with a cascade: asked of every agent that is, each of which asks those below it.
+
+It is for people, who wait and want to know for whom. Nothing is decided by it: it may be old when it
+arrives, and what is not reached is named, not left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.core import libraries
+from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.harmless_text import harmless
+from quiesce.mesh.protocol.receipt import NAME_MAX, WHY_MAX, edge_mark
+from quiesce.mesh.runtime.hop_tree import tree
+from quiesce.mesh.transport.node_transport import PROBE
+
+if TYPE_CHECKING:
+    from quiesce.core.frontier import FrontierEntry
+    from quiesce.mesh.protocol.states import HopRecord
+    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.transport.node_transport import Transport
+
+__all__ = ["Busy", "MeshFrontier"]
+
+_ENTRIES_MAX = 256
+_SHARE = 0.8  # of the time that is left, for those below: the answer has to come back
+_SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
+_NAMES_MAX = 3
+_LASTING_SECONDS = 5.0  # younger work may just have begun
+_NEVER_SERVICES = ("item", "message")  # each of them is work of a hop
+_SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # of the texts in an entry
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """One hop that has not ended, as its agent tells; or a message whose agent was not reached."""
+
+    mark: str
+    parent: str
+    name: str
+    state: str
+    """`at work`; `waits` for those below it; or `not reached`."""
+    seconds: float | None = None
+    what: str = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        since = "" if self.seconds is None else f"  {self.seconds:.1f} s"
+        return f"{self.name}  {self.state}{since}" + (f"  ({self.what})" if self.what else "")
+
+
+@dataclass(frozen=True)
+class MeshFrontier:
+    """Who was busy with a cascade when they were asked."""
+
+    name: str
+    entries: tuple[Busy, ...]
+
+    @property
+    def busy(self) -> tuple[Busy, ...]:
+        """Those at work, and those of whom it is not known."""
+        return tuple(entry for entry in self.entries if entry.state != "waits")
+
+    def __str__(self) -> str:
+        """Draw the tree."""
+        lost = sum(entry.state == "not reached" for entry in self.entries)
+        told = f"{len(self.busy) - lost or 'nobody'} at work{f', {lost} not reached' * bool(lost)}"
+        head = f"cascade {self.name!r}: {told}"
+        return "\n".join([head, *tree(self.entries, str)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
+
+
+async def ask_frontier(
+    name: str, node: Node, transport: Transport, hop: HopRecord, within: float
+) -> MeshFrontier:
+    """Ask all below the first hop of the cascade of this name."""
+    if hop.receipt is not None:
+        return MeshFrontier(name, ())
+    return MeshFrontier(name, tuple(await _gather(node, transport, hop, within)))
+
+
+async def _gather(node: Node, transport: Transport, hop: HopRecord, within: float) -> list[Busy]:
+    found = [_own(node, hop)]
+    by_node: dict[str, list[bytes]] = {}
+    for edge, sent in hop.edges.items():
+        by_node.setdefault(sent.to, []).append(edge)
+    own = edge_mark(hop.edge)
+
+    async def ask(to: str, edges: list[bytes]) -> None:
+        try:
+            found.extend(await _ask(transport, to, edges, within * _SHARE))
+        except Exception as error:  # noqa: BLE001 - whatever it is, people are to see the others
+            why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
+            why = str(error) if isinstance(error, QuiesceError) else why
+            why = why.removeprefix(f"{to} was not reached: ")
+            for edge in edges:
+                told = why + (_passed(node, edge) if hop.is_cancelled else "")
+                found.append(Busy(edge_mark(edge), own, to, "not reached", None, told))
+
+    if within >= _SECONDS_MIN:
+        async with anyio.create_task_group() as group:
+            for to, edges in by_node.items():
+                group.start_soon(ask, to, edges[:_ENTRIES_MAX])
+    return found[:_ENTRIES_MAX]
+
+
+def _passed(node: Node, edge: bytes) -> str:
+    """Return who was told to end in the place of a node that is not reached, and who was not."""
+    told, others = node._engine.passed(edge)
+    text = f"; told to end below it: {_few(told)}" if told else ""
+    return text + (f"; not told to end below it: {_few(others)}" if others else "")
+
+
+def _few(addresses: set[str]) -> str:
+    more = len(addresses) - _NAMES_MAX
+    return ", ".join(sorted(addresses)[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _own(node: Node, hop: HopRecord) -> Busy:
+    scope = node._hops.get(hop.edge)
+    if scope is None:
+        return Busy(edge_mark(hop.edge), hop.parent, node.name, "waits")
+    age = node._clock() - scope.since
+    what = _described(scope.frontier().in_flight)
+    return Busy(edge_mark(hop.edge), hop.parent, node.name, "at work", age, what)
+
+
+def _described(work: tuple[FrontierEntry, ...]) -> str:
+    """Return what a hop is at; after its handler has returned, also how to declare what may live as long as the process."""
+    if not work:
+        return "not begun"
+    told = "; ".join(map(_told, work[:_NAMES_MAX]))
+    more = f" and {len(work) - _NAMES_MAX} more" if len(work) > _NAMES_MAX else ""
+    line = ""
+    if all(entry.kind != "handler" for entry in work):
+        names = dict.fromkeys(filter(None, map(_declared_as, work)))
+        lines = libraries.declaration([*names][:_NAMES_MAX])
+        line = f". If it lives as long as the process, declare it: {lines}" if names else ""
+    return told[: WHY_MAX - len(more) - len(line)] + more + line
+
+
+def _declared_as(entry: FrontierEntry) -> str | None:
+    """Return the name that declares something as a service, if it may be one."""
+    is_work = entry.age < _LASTING_SECONDS or entry.kind in _NEVER_SERVICES
+    return None if is_work else entry.declared_as
+
+
+def _told(entry: FrontierEntry) -> str:
+    where = "" if entry.where is None else f", started at {entry.where}"
+    return f"{entry.kind} {entry.name} since {entry.age:.1f} s{where}"
+
+
+async def _ask(transport: Transport, to: str, edges: list[bytes], within: float) -> list[Busy]:
+    with anyio.fail_after(max(within, _SECONDS_MIN)):
+        return parse_answer(await transport.call(to, PROBE, probe_body(edges, within)))
+
+
+async def serve_frontier(node: Node, transport: Transport, body: bytes) -> bytes:
+    """Answer who is busy with some edges, for whoever knows their ids."""
+    edges, within = parse_probe(body)
+    try:
+        node._check()
+    except QuiesceError as error:
+        raise PeerLost(str(error)) from error
+    busy: list[Busy] = []
+    hops = [hop for edge in edges if (hop := node._engine.detector.find(edge)) is not None]
+    for edge in edges:
+        if why := node._engine.trouble(edge):  # it has ended, and whoever asks was not told
+            ended = node._engine.detector._hops.get(edge)  # or its receipt was on an answer, too
+            parent = "" if ended is None else ended.parent
+            why = f"to have its receipt taken: {why}"
+            busy.append(Busy(edge_mark(edge), parent, node.name, "waits", None, why))
+
+    async def gather(hop: HopRecord) -> None:
+        busy.extend(await _gather(node, transport, hop, within))
+
+    async with anyio.create_task_group() as group:
+        for hop in hops:
+            group.start_soon(gather, hop)
+    return answer_body(busy)
+
+
+def probe_body(edges: list[bytes], within: float) -> bytes:
+    """Write a question."""
+    asked = {"v": codec.VERSION, "edges": [edge.hex() for edge in edges], "within": within}
+    return codec.dumps(asked)
+
+
+def parse_probe(body: bytes) -> tuple[list[bytes], float]:
+    """Read a question: the edges that it is about, and how many seconds there are for it.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    found = codec.versioned("probe", body)
+    edges = list(dict.fromkeys(map(codec.edge_of, codec.items(found, "edges"))))[:_ENTRIES_MAX]
+    within = found.get("within", 1.0)
+    if not codec.is_time(within):
+        message = "probe: within is not a number of seconds"
+        raise RemoteProtocolError(message)
+    return edges, min(within, _SECONDS_MAX)
+
+
+def answer_body(busy: list[Busy]) -> bytes:
+    """Write an answer."""
+    plain = [_plain(entry) for entry in busy[:_ENTRIES_MAX]]
+    return codec.dumps({"v": codec.VERSION, "busy": plain})
+
+
+def parse_answer(body: bytes) -> list[Busy]:
+    """Read an answer.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    found = codec.versioned("frontier", body)
+    return [_busy(one) for one in codec.items(found, "busy")[:_ENTRIES_MAX]]
+
+
+def _plain(entry: Busy) -> list[Any]:
+    name, what = entry.name[:NAME_MAX], entry.what[:WHY_MAX]
+    return [entry.mark, entry.parent, name, entry.state, entry.seconds, what]
+
+
+def _busy(found: Any) -> Busy:
+    if (
+        not isinstance(found, list)
+        or len(found) != len(_SIZES)
+        or (found[4] is not None and not codec.is_time(found[4]))
+        or any(
+            not isinstance(one, str) or len(one) > most
+            for one, most in zip(found, _SIZES, strict=True)
+            if most is not None
+        )
+    ):
+        message = "frontier: an entry that is none"
+        raise RemoteProtocolError(message)
+    texts: list[Any] = [
+        one if most is None else harmless(one, most)
+        for one, most in zip(found, _SIZES, strict=True)
+    ]
+    return Busy(*texts)

@@ -1,0 +1,195 @@
+"""A place where work leaves a hop: what happens there, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from quiesce.errors import EscapeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from quiesce.testing.escaping.app_driver import AppAnswer, DrivenApp
+
+__all__: list[str] = []
+
+Fate = Literal["unseen", "untracked", "held", "possible", "opaque", "covered"]
+
+FATES: dict[Fate, str] = {
+    "unseen": "the verdict may come before it has ended, without a word",
+    "untracked": "the verdict is Unknown, and names it",
+    "held": "still at work at the end of the block: there is no verdict while it is",
+    "possible": "may leave: whether something goes on there cannot be told from here",
+    "opaque": "declared: the verdict treats it as an agent that takes no part",
+    "covered": "the verdict waits for it",
+}
+"""What each word means for a verdict, the worst first."""
+BAD: frozenset[Fate] = frozenset(("unseen", "untracked", "held"))
+"""What a program should not have."""
+
+_WORKING = 'part = current_hop().working("…") here, and `async with part:` where the work is done'
+_DETACHED = "`with quiesce.detached():` around it, if it serves the process and not this request"
+_OPAQUE = 'current_hop().opaque("…")'
+_PLACE = re.compile(r"(?P<where>\S[^\n]*?:\d+) in (?P<function>[^\s,]+?)(?=[.,]?(?:\s|$))")
+_INSTEAD: tuple[tuple[Fate, str, str], ...] = (
+    ("untracked", "daemon thread", f"daemon=False; or {_DETACHED}"),
+    ("untracked", "plain ", "node.instrument(), once; or node.client()"),
+    ("untracked", "raw socket", f"node.client(); or {_OPAQUE}"),
+    ("untracked", "sent outside of any hop", _WORKING),
+    ("untracked", "", f"{_WORKING}; or {_DETACHED}"),
+    ("unseen", "fork", "subprocess.Popen, or multiprocessing.Process"),
+    ("unseen", "queue.SimpleQueue", "queue.Queue"),
+    ("unseen", "_thread", "threading.Thread"),
+    ("unseen", "multiprocessing", f"wait for its answer in the handler; or {_OPAQUE}"),
+    ("unseen", "", f"an asyncio.Queue or queue.Queue; or {_WORKING}"),
+    ("held", "", f"Node(services=[…]), if it is a loop and not work; or {_DETACHED}"),
+    ("possible", "connection", f"if the other side goes on after its answer: {_OPAQUE}"),
+    ("possible", "", f"if other code goes on with that later: {_WORKING}; or {_OPAQUE}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """One place where work leaves a hop."""
+
+    fate: Fate
+    """What a verdict makes of it: `unseen`, `untracked`, `held`, `possible`, `opaque` or `covered`."""
+    route: str
+    """The way that the work takes, like `daemon thread`."""
+    name: str
+    """What leaves, if it has a name: a function, a task."""
+    function: str
+    """The function in which it leaves."""
+    where: str
+    """The file and the line."""
+
+    @property
+    def happens(self) -> str:
+        """What a verdict makes of it, in a sentence."""
+        return FATES[self.fate]
+
+    @property
+    def instead(self) -> str:
+        """What to write instead; empty if there is nothing to change."""
+        for fate, route, text in _INSTEAD:
+            if fate == self.fate and self.route.startswith(route):
+                return text
+        return ""
+
+    def __str__(self) -> str:
+        """Return one line, and one more with what to write instead."""
+        name = f" {self.name!r}" if self.name else ""
+        head = f"{self.fate}: {self.route}{name} at {self.where} in {self.function}: {self.happens}"
+        return f"{head}\n    write: {self.instead}" if self.instead else head
+
+
+def escape_of(route: str, place: str, fate: Fate) -> Escape:
+    """Make one of what a hop has recorded of itself."""
+    found = _PLACE.search(place)
+    if found is None:
+        return Escape(fate, route, "", "?", place)
+    name, _, where = found["where"].rpartition(" started at ")
+    return Escape(fate, route, name, found["function"], where)
+
+
+class Escapes:
+    """The places where work has left hops; filled while the block of `escapes` runs, and complete after it.
+
+    Print it for a table. Iterating gives each `Escape`, the worst first.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._found: tuple[Escape, ...] = ()
+        self.result: Any = None
+        """What the handler returned, of `await escapes(handler)`."""
+        self.application: DrivenApp | None = None
+        """The app that runs, of `async with escapes(app)`."""
+
+    def put(self, found: Iterable[Escape]) -> None:
+        """Take what was found, each place once."""
+        order = list(FATES)
+        self._found = tuple(sorted(set(found), key=lambda one: (order.index(one.fate), one.where)))
+
+    def __iter__(self) -> Iterator[Escape]:
+        """Go through all of them."""
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        """Count them, covered ones too."""
+        return len(self._found)
+
+    def of(self, *fates: Fate) -> tuple[Escape, ...]:
+        """Return those that a verdict makes one of these of."""
+        return tuple(one for one in self._found if one.fate in fates)
+
+    @property
+    def covered(self) -> tuple[Escape, ...]:
+        """What a verdict waits for."""
+        return self.of("covered")
+
+    @property
+    def untracked(self) -> tuple[Escape, ...]:
+        """What no verdict waits for: noticed or not."""
+        return self.of("unseen", "untracked")
+
+    def raise_if_any(self) -> None:
+        """Raise an `EscapeError` that names what is unseen, untracked or still held, if anything is."""
+        bad = self.of(*BAD)
+        if bad:
+            raise EscapeError(bad)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request as a hop: an ASGI app, for clients like `httpx.ASGITransport(app=found.app)`.
+
+        *Cancel safety*: that of the app of `escapes(app)`.
+
+        *Raises*: `UsageError` if the request did not become a hop, or there is no app.
+        """
+        await self._running().serve(scope, receive, send)
+
+    async def request(
+        self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> AppAnswer:
+        """Send a request to the app, and return its `status`, `headers` and `body` when the app has returned.
+
+        *Cancel safety*: that of the app of `escapes(app)`.
+
+        *Raises*: what the app raises; `UsageError` as `app()` does.
+        """
+        return await self._running().request(method, path, body=body, headers=headers)
+
+    def _running(self) -> DrivenApp:
+        if self.application is None:
+            message = (
+                "there is no app to send a request to: write `async with escapes(app) as found:`"
+            )
+            raise UsageError(message)
+        return self.application
+
+    def __str__(self) -> str:
+        """Draw the table: a line for each place, and below it what to write instead."""
+        return table(self._found)
+
+
+def table(found: Iterable[Escape]) -> str:
+    """Draw the table of some places: grouped by what happens, and by what to write."""
+    places = list(found)
+    if not places:
+        return "no work leaves"
+    lines = [f"{len(places)} place{'' if len(places) == 1 else 's'} where work leaves:"]
+    cells = {one: (f"{one.route} {one.name}".rstrip(), one.function) for one in places}
+    first, second = (max(len(cell[column]) for cell in cells.values()) for column in (0, 1))
+    for fate, means in FATES.items():
+        group = [one for one in places if one.fate == fate]
+        lines += [f"{fate}: {means}"] if group else []
+        for instead in dict.fromkeys(one.instead for one in group):
+            lines += [
+                f"  {cells[one][0]:{first}}  {cells[one][1]:{second}}  {one.where}"
+                for one in group
+                if one.instead == instead
+            ]
+            lines += [f"    write: {instead}"] if instead else []
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""What is noted of something when it starts, and when it is seen for the last time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+if TYPE_CHECKING:
+    from types import AsyncGeneratorType
+
+    from quiesce.testing.leaks.findings import Finding
+    from quiesce.testing.leaks.started_at import StartPlace
+
+
+_RUNNERS = frozenset({"TestRunner._run_tests_and_fixtures"})  # anyio's plugin runs all tests in one
+
+
+def current_task() -> Any:
+    """Return the task that runs, on whatever backend; None outside."""
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        return asyncio.current_task(loop)
+    trio = sys.modules.get("trio")
+    try:
+        return None if trio is None else trio.lowlevel.current_task()
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def is_runner(task: Any) -> bool:
+    """Return whether a task is one in which a test runner runs test after test."""
+    # By what it has, not by its class: tests exchange asyncio.Task for another.
+    coroutine = task.get_coro() if hasattr(task, "get_coro") else task.coro
+    return getattr(coroutine, "__qualname__", "") in _RUNNERS
+
+
+def has_ended(task: Any) -> bool:
+    """Return whether a task of asyncio or trio has ended."""
+    return bool(task.done() if hasattr(task, "done") else task.coro.cr_frame is None)
+
+
+class Birth:
+    """When and where something was started."""
+
+    __slots__ = ("main", "number", "place", "reported", "root", "thread")
+
+    def __init__(self, number: int, place: StartPlace | None) -> None:
+        self.number: int = number
+        self.place: StartPlace | None = place
+        self.root: int = number
+        """The number of the first in the line of tasks that led to this one."""
+        self.reported: bool = False
+        self.thread: int = get_ident()
+        self.main: bool = False
+        """Whether it is a task that was made for an event loop to run until it ends."""
+
+    @property
+    def where(self) -> str | None:
+        """The file and line."""
+        return None if self.place is None else str(self.place)
+
+
+class Event(NamedTuple):
+    """Something that was left, and can be seen only once."""
+
+    finding: Finding
+    born: int
+    """The number of its start."""
+    seen: int
+    """The number of the moment in which it was seen."""
+
+
+class GeneratorReading:
+    """An async generator that somebody began to read."""
+
+    __slots__ = ("generator", "loop", "number", "place", "task")
+
+    def __init__(
+        self,
+        generator: AsyncGeneratorType[Any, Any],
+        number: int,
+        place: StartPlace | None,
+    ) -> None:
+        loop = asyncio._get_running_loop()
+        task = current_task()
+        self.generator: ref[AsyncGeneratorType[Any, Any]] = ref(generator)
+        self.number: int = number
+        self.place: StartPlace | None = place
+        self.loop: ref[Any] | None = None if loop is None else ref(loop)
+        self.task: ref[Any] | None = None if task is None else ref(task)
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that began to read it."""
+        return None if self.place is None else str(self.place)
+
+    def open(self, current: object = None) -> AsyncGeneratorType[Any, Any] | None:
+        """Return the generator if it is neither exhausted nor closed, and no other task reads it."""
+        generator = self.generator()
+        if generator is None or generator.ag_frame is None:
+            return None
+        reader = None if self.task is None else self.task()
+        if reader is None or reader is current or is_runner(reader) or has_ended(reader):
+            return generator
+        return None
+
+    def over(self) -> bool:
+        """Return whether there is nothing more to know about it."""
+        generator = self.generator()
+        return generator is None or generator.ag_frame is None

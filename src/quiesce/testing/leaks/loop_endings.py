@@ -1,0 +1,181 @@
+"""What is still there when an event loop ends, and what it complains about."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from types import AsyncGeneratorType, CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from quiesce.core import callsites
+from quiesce.core.backends.asyncio import backend as asyncio_backend
+from quiesce.core.backends.asyncio.tasks import OwnedTask
+from quiesce.testing.leaks.births import is_runner
+from quiesce.testing.leaks.findings import Finding
+from quiesce.testing.leaks.started_at import of_origin
+
+if TYPE_CHECKING:
+    from quiesce.testing.leaks.births import Birth, GeneratorReading
+    from quiesce.testing.leaks.instrument import StartWatch
+
+# anyio's, which ends the idle processes of `to_process` when the event loop ends: as it is meant.
+_KEPT = frozenset({"_shutdown_process_pool_on_exit"})
+_INTERRUPTS = (KeyboardInterrupt, SystemExit)
+_NUMBERED = re.compile(r"Task-\d+")
+
+
+def is_work_of_test(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task is work of the test: neither a test runner's nor the owner of a scope.
+
+    A scope that is left is found as such. The task that closes a collected generator is the event
+    loop's; the generator is found.
+    """
+    coroutine = task.get_coro()
+    if type(coroutine).__name__ == "async_generator_athrow" or coroutine_name(coroutine) in _KEPT:
+        return False
+    return task not in asyncio_backend.owners and not is_runner(task)
+
+
+def birth_of(watch: StartWatch, thing: Any) -> Birth | None:
+    """Return what was noted when something was started."""
+    birth: Birth | None = getattr(thing, "_quiesce_birth", None)
+    return watch.births.get(thing) if birth is None else birth
+
+
+def task_finding(watch: StartWatch, task: asyncio.Task[Any], state: str = "") -> Finding:
+    """Describe a task that was left."""
+    coroutine = task.get_coro()
+    name = task.get_name()
+    if _NUMBERED.fullmatch(name):
+        name = coroutine_name(coroutine)
+    birth = birth_of(watch, task)
+    where = None if birth is None else birth.where
+    if where is None and isinstance(task, OwnedTask):
+        where = task.where
+    if where is None and isinstance(coroutine, CoroutineType):
+        where = of_origin(coroutine.cr_origin)
+    waits = callsites.waiting_on(callsites.await_chain(coroutine))
+    details = "; ".join(filter(None, [state, f"waits at {waits}" if waits else ""]))
+    return Finding("task", name, where, details, thread=None if birth is None else birth.thread)
+
+
+def coroutine_name(coroutine: object) -> str:
+    """Name a coroutine or generator: as its function is called."""
+    return str(getattr(coroutine, "__qualname__", type(coroutine).__name__))
+
+
+def generator_finding(
+    generator: AsyncGeneratorType[Any, Any], reading: GeneratorReading, state: str = ""
+) -> Finding:
+    """Describe an async generator that was left half-read."""
+    return Finding("generator", coroutine_name(generator), reading.where, state)
+
+
+def left_on(watch: StartWatch, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    """List the tasks of a loop that are somebody's, and not yet reported; the oldest first."""
+    tasks = []
+    for task in asyncio.all_tasks(loop):
+        birth = birth_of(watch, task)
+        if is_work_of_test(task) and not (birth is not None and birth.reported):
+            tasks.append((0 if birth is None else birth.number, task))
+    return [task for _, task in sorted(tasks, key=lambda pair: pair[0])]
+
+
+def loop_ends(watch: StartWatch, loop: asyncio.AbstractEventLoop, *, settle: bool) -> None:
+    """Note what is alive on a loop that is about to be closed, and to cancel it.
+
+    With `settle` it is given the time that the censuses give, to tell what is about to end by
+    itself from what is not.
+    """
+    tasks = left_on(watch, loop)
+    readings = [r for r in watch.readings.values() if r.loop is not None and r.loop() is loop]
+    half_read = [(g, r) for r in readings if (g := r.open()) is not None]
+    births = [birth_of(watch, task) for task in tasks]
+    if isinstance(sys.exception(), _INTERRUPTS) and any(b is not None and b.main for b in births):
+        # The loop was left while its main task waited: nobody had a chance to end anything.
+        for known in filter(None, births):
+            known.reported = True
+        tasks = []
+    if not tasks and not half_read:
+        return
+    state = "" if settle else "its event loop was closed"
+    found = [(task, task_finding(watch, task, state)) for task in tasks]
+    for generator, reading in half_read:
+        outlived(watch, generator, reading)
+    if settle and found:
+        seconds = watch.settle_seconds([f for _, f in found], births)
+        if seconds:
+            wait_for(loop, tasks, seconds)
+    for task, finding in found:
+        birth = birth_of(watch, task)
+        if birth is not None:
+            birth.reported = True
+        watch.note(
+            replace(finding, late=task.done()), None if birth is None else births_number(birth)
+        )
+
+
+def births_number(birth: Birth) -> int:
+    """Return the number that decides to which test a task belongs: that of its first ancestor."""
+    return min(birth.number, birth.root)
+
+
+def wait_for(
+    loop: asyncio.AbstractEventLoop, tasks: list[asyncio.Task[Any]], seconds: float
+) -> None:
+    """Run a stopped loop until these tasks have ended or the time is over."""
+    waiting = asyncio.wait(tasks, timeout=seconds)
+    try:
+        with suppress(RuntimeError):  # it was stopped, or another loop runs in this thread
+            loop.run_until_complete(waiting)
+    finally:
+        waiting.close()
+
+
+def complaint(watch: StartWatch, context: dict[str, Any]) -> None:
+    """Note what an event loop is told when a task or future is collected too early."""
+    message = str(context.get("message"))
+    thing = context.get("task") or context.get("future")
+    if thing is None:
+        return
+    birth = birth_of(watch, thing)
+    if "destroyed but it is pending" in message:
+        if (birth is not None and birth.reported) or not is_work_of_test(thing):
+            return
+        finding = task_finding(watch, thing, "collected while it ran")
+    elif "never retrieved" in message:
+        if birth is not None and birth.main and birth.reported:
+            return  # whoever ran the loop was told of the interrupt
+        exception = context.get("exception")
+        name = (
+            coroutine_name(thing.get_coro()) if hasattr(thing, "get_coro") else type(thing).__name__
+        )
+        where = None if birth is None else birth.where
+        finding = Finding("task failure", name, where, f"nobody asked for {exception!r}")
+    else:
+        return
+    watch.note(finding, None if birth is None else births_number(birth))
+
+
+def never_awaited(watch: StartWatch, coroutine: Any, where: str | None) -> None:
+    """Note a coroutine that was made and never awaited."""
+    watch.note(Finding("coroutine", coroutine_name(coroutine), where, "never awaited"))
+
+
+def outlived(
+    watch: StartWatch, generator: AsyncGeneratorType[Any, Any], reading: GeneratorReading
+) -> None:
+    """Note a generator that its event loop has to close, as it ends."""
+    watch.readings.pop(id(generator), None)
+    watch.note(generator_finding(generator, reading, "when its event loop ended"), reading.number)
+
+
+def collected(
+    watch: StartWatch, generator: AsyncGeneratorType[Any, Any], reading: GeneratorReading
+) -> None:
+    """Note a generator that the garbage collector had to close."""
+    state = "collected half-read: closed by the event loop, in no task of the reader's"
+    watch.note(replace(generator_finding(generator, reading, state), late=True), reading.number)
