@@ -7,6 +7,7 @@ The packages, in reading order. Each uses only packages above it in this list; `
 - `channels`: channels, taps and pipes: items in flight have an owner.
 - `streams`: async generators that any task may read, leave or close.
 - `processes`: child processes that no cancellation can orphan, and when they are ready.
+- `ready`: probes that say when a child process is ready, and listeners to hand down.
 - `pool`: runners, one for each key, started when first needed.
 - `mesh`: cascades of agents that hand work to each other, and how to know that one has settled.
 - `integrations`: adapters for ASGI, A2A, ACP, MCP and the Claude Agent SDK.
@@ -14,10 +15,8 @@ The packages, in reading order. Each uses only packages above it in this list; `
 - `pytest_plugin`: the same as settings and marks of pytest.
 """
 
-from quiesce.channels.channel import Channel
-from quiesce.channels.channel_statistics import ChannelStatistics
-from quiesce.channels.pipe import Pipe, pipe
-from quiesce.channels.tap import Tap
+from typing import TYPE_CHECKING
+
 from quiesce.core.current import current_scope, detached
 from quiesce.core.frontier import Frontier, FrontierEntry
 from quiesce.core.hold import Hold
@@ -45,18 +44,31 @@ from quiesce.errors import (
     UsageError,
     WorkLost,
 )
-from quiesce.pool.backoff import Backoff
-from quiesce.pool.pool import RunnerPool
-from quiesce.pool.pool_stats import PoolStats
-from quiesce.pool.program import Program
-from quiesce.processes.output import Output
-from quiesce.processes.process import Process, start_process
-from quiesce.processes.raw_stdio import RawOutput
-from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
-from quiesce.processes.readiness.listener import Listener
-from quiesce.processes.readiness.notify import Notify
-from quiesce.processes.readiness.probe import Fd, Line
-from quiesce.streams.stream import Stream, stream
+
+if TYPE_CHECKING:
+    from quiesce.channels.channel import Channel
+    from quiesce.channels.pipe import Pipe, pipe
+    from quiesce.channels.tap import Tap
+    from quiesce.pool.backoff import Backoff
+    from quiesce.pool.pool import RunnerPool
+    from quiesce.pool.program import Program
+    from quiesce.processes.process import Process, start_process
+    from quiesce.streams.stream import Stream, stream
+
+# Imported when they are first used: a program that uses scopes alone does not wait for the rest.
+_LATER = {
+    "Backoff": "quiesce.pool.backoff",
+    "Channel": "quiesce.channels.channel",
+    "Pipe": "quiesce.channels.pipe",
+    "Process": "quiesce.processes.process",
+    "Program": "quiesce.pool.program",
+    "RunnerPool": "quiesce.pool.pool",
+    "Stream": "quiesce.streams.stream",
+    "Tap": "quiesce.channels.tap",
+    "pipe": "quiesce.channels.pipe",
+    "start_process": "quiesce.processes.process",
+    "stream": "quiesce.streams.stream",
+}
 
 __all__ = [
     "ArgumentError",
@@ -64,31 +76,22 @@ __all__ = [
     "Channel",
     "ChannelClosed",
     "ChannelFull",
-    "ChannelStatistics",
     "DrainTimeout",
     "DuplicateKey",
-    "Fd",
     "Frontier",
     "FrontierEntry",
     "Hold",
-    "Http",
     "Job",
     "JobCancelled",
-    "Line",
     "LineTooLong",
-    "Listener",
     "NotReady",
-    "Notify",
     "Outcome",
-    "Output",
     "Pipe",
-    "PoolStats",
     "Process",
     "ProcessLost",
     "ProcessStuck",
     "Program",
     "QuiesceError",
-    "RawOutput",
     "Report",
     "ReportEntry",
     "RunnerPool",
@@ -100,8 +103,6 @@ __all__ = [
     "Stream",
     "Tap",
     "TapOverflow",
-    "Tcp",
-    "UnixSocket",
     "UsageError",
     "WorkLost",
     "current_scope",
@@ -111,3 +112,19 @@ __all__ = [
     "start_process",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _LATER:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from importlib import import_module  # noqa: PLC0415 - most programs have imported all they use
+
+    globals()[name] = found = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted({*globals(), *__all__})

@@ -7,8 +7,9 @@ item, and all of these hold:
 
 1. Its code also empties that container, or puts another in its place, again and again. A container that is only
    ever filled is a record of what was done; one that certain things are taken out of is a register of what goes on.
-2. Its code still reads the container. A variable that is about to be set anew is of the batch before.
-3. There is something other than tasks and futures in it. Those are followed by themselves.
+2. Its code, or what it calls, uses an attribute of that name, if the container is one. Other code may fill it, too.
+3. Its code still reads the container. A variable that is about to be set anew is of the batch before.
+4. There is something other than tasks and futures in it. Those are followed by themselves.
 
 In reach are the variables of the functions that run in the worker, the attributes of the objects in these, and the
 attributes of such attributes, unless they are a library's.
@@ -180,6 +181,8 @@ def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
     by_key = issubclass(kind, dict)
     own = [frame.f_code for frame in frames]
     if isinstance(owner, type):
+        if not _may_use(name, frames):
+            return False  # its objects have other users, and those have filled it
         codes = [code for code in _methods(owner) if code.co_name not in _ENDS]
     elif name in owner.f_locals:
         own = [owner.f_code]
@@ -204,6 +207,36 @@ def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
     return not taken_out and any(
         bytecode_flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
     )
+
+
+def _may_use(name: str, frames: list[FrameType]) -> bool:
+    """Return whether the code of a worker, or what it calls by name, has an attribute of this name."""
+    known: dict[str, list[CodeType]] = {}
+    for kind in {kind: None for frame in frames for kind in _kinds(frame)}:
+        for code in _methods(kind):
+            known.setdefault(code.co_name, []).append(code)
+    for frame in frames:
+        for function in frame.f_globals.values():
+            if type(function) is FunctionType:
+                known.setdefault(function.__name__, []).append(function.__code__)
+    left, seen = [frame.f_code for frame in frames], set[CodeType]()
+    while left:
+        code = left.pop()
+        if name in code.co_names:
+            return True
+        seen.add(code)
+        called = (one for each in code.co_names for one in known.get(each, ()))
+        left += [one for one in (*_nested(code), *called) if one not in seen]
+    return False
+
+
+def _kinds(frame: FrameType) -> Iterator[type]:
+    """Return the classes of a function's variables, and of what is in their attributes."""
+    for value in frame.f_locals.values():
+        for one in (value, *attributes_of(value).values()):
+            kind = type(one)
+            if package_of(kind.__module__) not in _NOT_LOOKED_INTO:
+                yield kind
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

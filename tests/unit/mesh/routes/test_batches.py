@@ -277,3 +277,51 @@ async def test_a_task_for_a_batch_is_untracked_in_all_hops_but_one(tmp_path: Pat
         await settles(two)
 
     await run(tmp_path, scenario)
+
+
+class Office:
+    """Two workers of one object, each with something of its own to wait for."""
+
+    def __init__(self) -> None:
+        self.jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self.letters: deque[Job] = deque()
+        self.is_there = asyncio.Event()
+
+    async def take(self) -> None:
+        """Work on one job after the other."""
+        while True:
+            await work(await self.jobs.get())
+
+    async def read(self) -> None:
+        """Work on all letters, when there are any."""
+        while True:
+            await self.is_there.wait()
+            self.is_there.clear()
+            while self.letters:
+                await work(self.letters.popleft())
+
+
+async def test_what_other_code_collects_is_not_a_workers_batch(tmp_path: Path) -> None:
+    """A container of the worker's object has grown meanwhile, which the worker never uses."""
+    office = Office()
+    job, first, second = Job("job"), Job("1"), Job("2")
+
+    def post() -> None:
+        office.letters.extend([first, second])
+        office.is_there.set()
+
+    async def scenario(case: Case) -> None:
+        case.app.spawn(office.read, service=True)
+        case.app.spawn(office.take, service=True)
+        await turns(5)
+        one = await case.cascade(lambda: office.jobs.put_nowait(job))
+        await until(lambda: job.is_begun)
+        two = await case.cascade(post)
+        await until(lambda: first.is_begun)
+        job.gate.set()
+        await settles(one)  # while a letter is left
+        first.gate.set()
+        second.gate.set()
+        await settles(two)
+
+    await run(tmp_path, scenario)
