@@ -16,7 +16,8 @@ import anyio
 from anyio.streams.text import TextReceiveStream
 
 from benchmarks._orphan_census import MARK
-from quiesce import Line, ProcessLost, Scope, start_process
+from quiesce import ProcessLost, Scope, start_process
+from quiesce.ready import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

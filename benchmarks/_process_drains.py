@@ -11,6 +11,7 @@ import quiesce
 from benchmarks._harness import OURS, Result, Samples, compare, interleave
 from benchmarks._process_starters import OURS_ON_TRIO, has_loop, run_on
 from benchmarks._subjects import wall
+from quiesce import ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,7 +30,7 @@ SERIAL, GATHERED = "asyncio, one after the other", "asyncio, gather()"
 async def start(grace: float, *, service: bool = False) -> quiesce.Process:
     """Start one that ignores SIGTERM from when this returns."""
     return await quiesce.start_process(
-        STUBBORN, ready=quiesce.Line(READY), grace=grace, service=service
+        STUBBORN, ready=ready.Line(READY), grace=grace, service=service
     )
 
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import quiesce
+from quiesce import ready
 
 
 def runner(path: str) -> None:
@@ -57,7 +58,7 @@ class Harness:
     def program(self, conversation: str) -> quiesce.Program:
         """Return how to start the runner of a conversation."""
         path = self.path(conversation)
-        return quiesce.Program([sys.executable, __file__, path], ready=quiesce.UnixSocket(path))
+        return quiesce.Program([sys.executable, __file__, path], ready=ready.UnixSocket(path))
 
     async def say(self, conversation: str, message: str, sent: asyncio.Event | None = None) -> None:
         """Send a message to the runner, which is started if there is none, and print the answer."""

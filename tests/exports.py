@@ -87,6 +87,7 @@ def _strays(package: ModuleType) -> list[str]:
         f"{package.__name__}.{name} is reachable, but not in __all__"
         for name, value in vars(package).items()
         if not name.startswith("_")
+        and name != "TYPE_CHECKING"
         and name not in exported(package)
         and not isinstance(value, ModuleType)
         and type(value).__module__ != "__future__"

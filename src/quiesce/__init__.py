@@ -114,15 +114,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
-    if name not in _LATER:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    from importlib import import_module  # noqa: PLC0415 - most programs have imported all they use
+if not TYPE_CHECKING:  # or a misspelled name would pass type checkers
 
-    globals()[name] = found = getattr(import_module(_LATER[name]), name)
-    return found
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        if name not in _LATER:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        from importlib import import_module  # noqa: PLC0415 - most programs have imported all they use
+
+        globals()[name] = found = getattr(import_module(_LATER[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -2,12 +2,11 @@
 
 | probe | the child is ready when |
 |---|---|
-| `Line(text)` | it writes a line with this text |
-| `Fd(...)` | it writes to, or closes, a file descriptor that it was given |
-| `Tcp(port)` | it accepts connections at a port |
-| `UnixSocket(path)` | it accepts connections at a socket file |
-| `Http(url)` | it answers a request with a certain status |
-| `Notify()` | it says so, by the protocol of systemd's services |
+| `Line(pattern)` | it writes a line that the pattern matches |
+| `Fd()` | it writes a line to a pipe that it has inherited |
+| `Tcp(host, port)`, `UnixSocket(path)` | it accepts connections there |
+| `Http(url, status=200)` | it answers a request with that status |
+| `Notify()` | it says `READY=1`, as a service of systemd does |
 
 `Listener(...)` needs no probe: the parent binds the socket before the child starts, and hands it down. An async function
 is a probe, too.

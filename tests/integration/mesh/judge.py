@@ -241,7 +241,10 @@ def _may_be(
         may_be = GREEN if harm else GREEN[:1]
     if _untracked(cascade, course):
         return ("Unknown",) if may_be == GREEN[:1] else ("Unknown", "SettledWithLosses")
-    return may_be
+    # A plain message that has left, and was not answered: its sender cannot know that it was not worked on.
+    doubted = {hop for hop, why in course.unanswered.items() if why != "ConnectError"}
+    is_plain = any(plan.mode == "plain" and plan.hop in doubted for plan in cascade.plan.everything())  # fmt: skip
+    return ("Unknown", *may_be) if is_plain else may_be
 
 
 def _untracked(cascade: Casc, course: Course) -> set[str]:

@@ -8,18 +8,9 @@ from typing import Any
 
 import pytest
 
-from quiesce import (
-    ArgumentError,
-    Http,
-    Listener,
-    Process,
-    Program,
-    RunnerPool,
-    Scope,
-    Tcp,
-    UnixSocket,
-)
+from quiesce import ArgumentError, Process, Program, RunnerPool, Scope
 from quiesce.errors import StartFailed
+from quiesce.ready import Http, Listener, Tcp, UnixSocket
 from tests.unit.resources.processes import GRACE, POLITE, READY, counted
 
 pytestmark = pytest.mark.real_time

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from quiesce import Channel, Line, Process, RunnerPool, Scope, pipe, start_process, stream
+from quiesce import Channel, Process, RunnerPool, Scope, pipe, start_process, stream
+from quiesce.ready import Line
 from quiesce.testing import sweep
 from tests.stress import turns
 from tests.unit.resources import processes

@@ -32,7 +32,7 @@ _SPARE_SOCKETS = 32  # beyond the open connections, for those that are just bein
 
 
 class WebSocketTransport:
-    """A WebSocket, as an agent is served over it; see `transport.Transport`."""
+    """A WebSocket, as an agent is served over it; see `AgentTransport`."""
 
     decoded: ClassVar[bool] = False
 

@@ -82,7 +82,7 @@ class WebSocketServer:
         self._factory = factory
         self._settings = settings
         self._scope = scope
-        self._sockets = library.Sockets(settings.connections_max)
+        self._sockets = library.ListenerSockets(settings.connections_max)
         self._numbers = itertools.count(1)
         self._open = self._served = self._refused = self._failed = 0
         self.port: int = 0
