@@ -53,7 +53,16 @@ _CLOSED = ScopeState.CLOSED
 class Belt:
     """What one queue carries of hops."""
 
-    __slots__ = ("__weakref__", "_backend", "_waiting", "counted", "is_signal", "is_stack", "kind")
+    __slots__ = (
+        "__weakref__",
+        "_backend",
+        "_waiting",
+        "counted",
+        "is_pool",
+        "is_signal",
+        "is_stack",
+        "kind",
+    )
 
     def __init__(
         self,
@@ -76,6 +85,8 @@ class Belt:
         self.is_stack: bool = is_stack
         self.counted: bool = False
         """Whether the program says when it is done with an item."""
+        self.is_pool: bool = False
+        """Whether its items are no jobs: they are taken, used and given back."""
         self._backend: Any = None  # of the hops that have put something
         self._waiting: dict[int, deque[Parcel]] = {}
         for item in present:
@@ -147,10 +158,17 @@ class Belt:
             if parcel.hold is not None:
                 parcel.hold.release()
 
+    def is_known_as_pool(self) -> None:
+        """Release all that the queue carries, now and later: a connection has come back."""
+        self.is_pool = True
+        self.forget_waiting()
+        for taker in list(takers.values()):
+            self._leave(taker, [one for one in taker.parcels if one.belt is self])
+
     # Taking.
 
-    def took(self, item: object, key: object, frame: FrameType | None) -> bool:
-        """Start the work of a taker for the hop of an item that it took. Return False if no hop has put it.
+    def took(self, item: object, key: object, frame: FrameType | None) -> Hop | None:
+        """Start the work of a taker for the hop of an item that it took. Return the hop; None if no hop has put it.
 
         The taker is what runs, or a task for which another one has taken the item.
         """
@@ -160,7 +178,7 @@ class Belt:
         hold = parcel.hold
         if hold is not None and self._is_covered(hold.hop, key):
             hold.release()
-            return True
+            return hold.hop
         taker = taker_of(key, self._backend)
         is_running = key is running_taker()
         parcel.is_direct = is_running
@@ -171,7 +189,7 @@ class Belt:
             taker.work()
         elif hold is not None:
             work_elsewhere(taker)
-        return hold is not None
+        return None if hold is None else hold.hop
 
     def _begun(self, parcel: Parcel, taker: Taker, frame: FrameType | None) -> None:
         hold = parcel.hold
