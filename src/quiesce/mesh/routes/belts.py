@@ -62,6 +62,7 @@ class Belt:
         "is_signal",
         "is_stack",
         "kind",
+        "workers",
     )
 
     def __init__(
@@ -82,6 +83,8 @@ class Belt:
         """
         self.is_signal: bool = is_signal
         self.kind: str = kind
+        self.workers: Iterable[Any] = ()
+        """Of an event: the workers that have waited for it."""
         self.is_stack: bool = is_stack
         self.counted: bool = False
         """Whether the program says when it is done with an item."""
@@ -270,7 +273,7 @@ class Belt:
             frames, hopped[0].before
         ):
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
-        _assume(over, frame)
+        assume_done(over, frame)
         self._leave(taker, over)
 
     def _is_kept(
@@ -304,7 +307,7 @@ class Belt:
         taker = takers.get(key)
         if taker is not None:
             over = [one for one in taker.parcels if one.belt is self]
-            _assume(over, frame)
+            assume_done(over, frame)
             self._leave(taker, over)
 
     def done(self, key: object, unfinished: int | None) -> None:
@@ -371,7 +374,7 @@ class Belt:
                 parcel.hold.release()
 
 
-def _assume(over: list[Parcel], frame: FrameType | None) -> None:
+def assume_done(over: list[Parcel], frame: FrameType | None) -> None:
     """Record in the hops of items that these are taken to be done, because their taker asks for more."""
     for parcel in over:
         if parcel.hold is not None and not parcel.is_done:
