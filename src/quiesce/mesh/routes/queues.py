@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue as thread_queue
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize, ref
@@ -46,6 +47,7 @@ _TAKEN_MAX = 8  # of one task outside of hops, that it may put back
 _TAKEN_MAX_OF_HOP = 1000
 _NOTHING = type("Nothing", (), {})()  # what a hop has got that found a queue empty
 _EQUALS = (str, bytes, tuple, float, frozenset, type(None))  # one object may stand for two things
+_for_task = threading.local()  # the queue that a thread takes an item from, for a task that waits
 _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
 
@@ -336,6 +338,8 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of `queue.Queue.get`."""
 
     def getting(self: Any, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - its own
+        if getattr(_for_task, "queue", None) is self:
+            return get(self, block, timeout)
         belt = belt_of(self)
         frame = calling_frame() if belts else None
         if belt is not None:
@@ -349,6 +353,33 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
         return item
 
     return getting
+
+
+def by_to_thread(to_thread: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement of `asyncio.to_thread`: the task that waits for an item is the one that has it."""
+
+    async def called(func: Any, /, *args: Any, **options: Any) -> Any:
+        queue = getattr(func, "__self__", None)
+        is_get = getattr(func, "__name__", None) in {"get", "get_nowait"}
+        if not (is_get and isinstance(queue, thread_queue.Queue | thread_queue.SimpleQueue)):
+            return await to_thread(func, *args, **options)
+        belt = belt_of(queue)
+        frame = calling_frame()
+        if belt is not None:
+            belt.asks(running_taker(), queue, frame)
+
+        def take() -> Any:
+            _for_task.queue = queue
+            try:
+                return func(*args, **options)
+            finally:
+                _for_task.queue = None
+
+        found = await to_thread(take)
+        _took(queue, (found,), running_taker(), frame)
+        return found
+
+    return called
 
 
 def by_wait_for(wait_for: Callable[..., Any]) -> Callable[..., Any]:

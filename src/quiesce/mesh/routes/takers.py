@@ -225,6 +225,28 @@ def _finished(key: object) -> None:
         parcel.hold.release()
 
 
+def call_returns(result: object) -> None:
+    """Release the hops of the items that a call in an executor has taken: it has ended, and its thread has not."""
+    taker = takers.get(threading.current_thread())
+    if taker is None or not taker.parcels:
+        return
+    with lock:
+        over, taker.parcels = taker.parcels, []
+    taker.work()
+    for parcel in over:
+        if parcel.hold is None:
+            continue
+        hop, kind = parcel.hold.hop, parcel.belt.kind
+        if _is_in(result, parcel.item):
+            place = f"from {kind}, by a call in a thread that returned it. Take items by `await asyncio.to_thread(queue.get)`"
+            hop.untracked("item", place)
+        elif result is not None and not parcel.is_done:
+            hop.assume(
+                f"assumes that a call in a thread was done with an item from {kind} when it returned a result"
+            )
+        parcel.hold.release()
+
+
 def _tell_end(key: object, parcel: Parcel) -> None:
     """Record in the hop of an item how its taker has ended: the item may not be done, or not yet."""
     if not isinstance(key, asyncio.Task) or parcel.hold is None:
