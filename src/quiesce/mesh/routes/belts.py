@@ -55,6 +55,7 @@ class Belt:
 
     __slots__ = (
         "__weakref__",
+        "_along",
         "_backend",
         "_waiting",
         "counted",
@@ -92,6 +93,7 @@ class Belt:
         """Whether its items are no jobs: they are taken, used and given back."""
         self._backend: Any = None  # of the hops that have put something
         self._waiting: dict[int, deque[Parcel]] = {}
+        self._along: dict[int, list[Parcel]] = {}  # what was merged with an item that waits
         for item in present:
             self.put(item, None, None)
 
@@ -116,30 +118,50 @@ class Belt:
     def waiting(self) -> list[Parcel]:
         """Return all that waits to be taken."""
         with lock:
-            return [parcel for parcels in self._waiting.values() for parcel in parcels]
+            every = (*self._waiting.values(), *self._along.values())
+            return [parcel for parcels in every for parcel in parcels]
 
     def withdraw(self, parcel: Parcel) -> None:
         """Release the hop of an item that the queue did not accept."""
         if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
             parcel.hold.release()
 
-    def keep_only(self, entries: list[Any]) -> None:
+    def keep_only(self, entries: list[Any], newest: Parcel) -> None:
         """Release the items that are not in the entries of the queue: it has dropped them.
 
         An entry is an item, or a tuple or list with an item in it. If it is neither, the queue keeps something else
-        than what was put, and nothing is known of any item.
+        than what was put, and nothing is known of any item. If the newest item is equal to one that is kept, the queue
+        has merged them, and the work on that one is for both. So it is if an object was put more often than it is kept.
         """
         with lock:
             left = {key: list(parcels) for key, parcels in self._waiting.items()}
+        kept: dict[int, object] = {}
         for entry in entries:
             parts = (entry, *entry) if isinstance(entry, tuple | list) else (entry,)
             parcels = next((found for part in parts if (found := left.get(id(part)))), None)
             if parcels is None:
                 return
-            del parcels[0]
-        for parcels in left.values():
+            item = parcels.pop(0).item
+            kept[id(item)] = item
+        for key, parcels in left.items():
             for parcel in parcels:
-                self.withdraw(parcel)
+                same = [kept[key]] if key in kept else []
+                if parcel is newest and not same:
+                    same = [item for item in kept.values() if _is_equal(item, parcel.item)]
+                if same:
+                    self._merge(parcel, same[0])
+                else:
+                    self.withdraw(parcel)
+            for parcel in () if key in kept else self._along.pop(key, ()):
+                if parcel.hold is not None:
+                    parcel.hold.release()
+
+    def _merge(self, parcel: Parcel, item: object) -> None:
+        """Record that an item is taken together with the last of those that are this object."""
+        if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
+            parcel.item = item
+            with lock:
+                self._along.setdefault(id(item), []).append(parcel)
 
     def _pick(self, item: object, wanted: Parcel | None = None) -> Parcel | None:
         with lock:
@@ -157,6 +179,7 @@ class Belt:
         with lock:
             left = self.waiting()
             self._waiting.clear()
+            self._along.clear()
         for parcel in left:
             if parcel.hold is not None:
                 parcel.hold.release()
@@ -178,6 +201,15 @@ class Belt:
         parcel = self._pick(item)
         if parcel is None:
             parcel = Parcel(self, item, None)
+        origin = self._takes(parcel, key, frame)
+        with lock:
+            along = [] if id(item) in self._waiting else self._along.pop(id(item), [])
+        for one in along:
+            one.host = parcel
+            origin = self._takes(one, key, frame) or origin
+        return origin
+
+    def _takes(self, parcel: Parcel, key: object, frame: FrameType | None) -> Hop | None:
         hold = parcel.hold
         if hold is not None and self._is_covered(hold.hop, key):
             hold.release()
@@ -349,7 +381,8 @@ class Belt:
         if not is_takers:
             self._leave(taker, [parcel])
             return
-        parcel.is_done = True
+        for one in taker.parcels:
+            one.is_done = one.is_done or one is parcel or one.host is parcel
         mine = [one for one in taker.parcels if one.belt is self]
         if parcel.hold is None and not any(one.hold is not None for one in mine):
             self._leave(taker, [parcel])
@@ -372,6 +405,13 @@ class Belt:
         for parcel in over:
             if parcel.hold is not None:
                 parcel.hold.release()
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - of the program's own class
+        return False
 
 
 def assume_done(over: list[Parcel], frame: FrameType | None) -> None:

@@ -179,7 +179,7 @@ def _present(state: Any) -> list[object]:
     return []
 
 
-def _see_dropped(queue: Any, belt: Belt) -> None:
+def _see_dropped(queue: Any, newest: Parcel) -> None:
     """Release what a queue of asyncio has dropped, in the step of a put after which it has no item more.
 
     Nothing is released if it is not certain what the queue has.
@@ -187,7 +187,7 @@ def _see_dropped(queue: Any, belt: Belt) -> None:
     found = getattr(queue, "_queue", ())
     entries = [pair[::-1] for pair in found.items()] if isinstance(found, dict) else list(found)
     if len(entries) == queue.qsize() and queue.empty() is not bool(entries):
-        belt.keep_only(entries)
+        newest.belt.keep_only(entries, newest)
 
 
 def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., Any]:
@@ -207,7 +207,7 @@ def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., 
             parcel.belt.withdraw(parcel)
             raise
         if may_drop and self.qsize() <= size:
-            _see_dropped(self, parcel.belt)
+            _see_dropped(self, parcel)
         return made
 
     return putting
