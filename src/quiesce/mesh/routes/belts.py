@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
+_BEING_PUT_MAX = 64  # items that threads have recorded, and not yet put
 
 
 class Belt:
@@ -63,6 +64,7 @@ class Belt:
         "is_signal",
         "is_stack",
         "kind",
+        "puts",
         "workers",
     )
 
@@ -91,6 +93,8 @@ class Belt:
         """Whether the program says when it is done with an item."""
         self.is_pool: bool = False
         """Whether its items are no jobs: they are taken, used and given back."""
+        self.puts: int = 0
+        """How many items were put."""
         self._backend: Any = None  # of the hops that have put something
         self._waiting: dict[int, deque[Parcel]] = {}
         self._along: dict[int, list[Parcel]] = {}  # what was merged with an item that waits
@@ -105,6 +109,7 @@ class Belt:
         self._backend = self._backend if hop is None else hop._backend
         parcel = Parcel(self, item, hold)
         with lock:
+            self.puts += 1
             self._waiting.setdefault(id(item), deque()).append(parcel)
         return parcel
 
@@ -155,6 +160,17 @@ class Belt:
             for parcel in () if key in kept else self._along.pop(key, ()):
                 if parcel.hold is not None:
                     parcel.hold.release()
+
+    def keep_present(self, entries: list[Any]) -> None:
+        """Forget the items of no hop that are not in the queue any more: code has removed them from its inside."""
+        present = {id(entry) for entry in entries}
+        present |= {id(part) for one in entries if isinstance(one, tuple | list) for part in one}
+        with lock:
+            old = [
+                one for one in self.waiting() if one.hold is None and id(one.item) not in present
+            ]
+        for parcel in old[:-_BEING_PUT_MAX]:
+            self._pick(parcel.item, parcel)
 
     def _merge(self, parcel: Parcel, item: object) -> None:
         """Record that an item is taken together with the last of those that are this object."""

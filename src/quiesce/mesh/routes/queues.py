@@ -47,6 +47,7 @@ _TAKEN_MAX = 8  # of one task outside of hops, that it may put back
 _TAKEN_MAX_OF_HOP = 1000
 _NOTHING = type("Nothing", (), {})()  # what a hop has got that found a queue empty
 _EQUALS = (str, bytes, tuple, float, frozenset, type(None))  # one object may stand for two things
+_LOOK_EVERY = 256  # puts into a queue, for what was removed from its inside
 _for_task = threading.local()  # the queue that a thread takes an item from, for a task that waits
 _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
@@ -88,6 +89,10 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
         state = _state(queue)
         belt = Belt(_kind(queue), _present(state), is_stack=isinstance(queue, _STACKS))
         keep(state, belt)
+    if belt.puts % _LOOK_EVERY == 0:
+        present = _present(_state(queue))
+        if present or getattr(queue, "empty", bool)():  # else it is not known what the queue has
+            belt.keep_present(present)
     return belt.put(item, hop, frame)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import weakref
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -193,5 +194,29 @@ async def test_one_object_put_again_and_again_into_a_ring(tmp_path: Path) -> Non
         jobs.task_done()
         for cascade in cascades:
             await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_what_code_removes_from_the_inside_of_a_queue_is_not_kept(tmp_path: Path) -> None:
+    """Items of no hop, in a queue that a hop has used once; those that are left are told apart still."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[object] = asyncio.Queue()
+        gone: list[weakref.ref[object]] = []
+        cascade = await case.cascade(lambda: jobs.put_nowait("go"))
+        for _ in range(2000):
+            item = Item("ann", [])
+            gone.append(weakref.ref(item))
+            jobs.put_nowait(item)
+            if jobs.qsize() > 10:
+                jobs._queue.pop()  # type: ignore[attr-defined]  # as code does that purges it
+        del item
+        assert sum(one() is not None for one in gone) < 1000
+        assert await is_open(cascade)
+        assert await jobs.get() == "go"
+        await turns(2)
+        jobs.task_done()
+        await settles(cascade)
 
     await run(tmp_path, scenario)
