@@ -22,6 +22,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches, bytecode_flow
 from quiesce.mesh.routes.following import Followed, frame_place
@@ -321,7 +322,8 @@ class Belt:
             frames, hopped[0].before
         ):
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
-        assume_done(over, frame)
+        own = (one for one in frames if not libraries.is_housekeeper(one))
+        assume_done(over, frame or next(own, None))
         self._leave(taker, over)
 
     def _is_kept(
