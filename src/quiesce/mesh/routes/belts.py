@@ -22,6 +22,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches, bytecode_flow
 from quiesce.mesh.routes.following import Followed, frame_place
@@ -48,12 +49,25 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
+_BEING_PUT_MAX = 64  # items that threads have recorded, and not yet put
 
 
 class Belt:
     """What one queue carries of hops."""
 
-    __slots__ = ("__weakref__", "_backend", "_waiting", "counted", "is_signal", "is_stack", "kind")
+    __slots__ = (
+        "__weakref__",
+        "_along",
+        "_backend",
+        "_waiting",
+        "counted",
+        "is_pool",
+        "is_signal",
+        "is_stack",
+        "kind",
+        "puts",
+        "workers",
+    )
 
     def __init__(
         self,
@@ -73,11 +87,18 @@ class Belt:
         """
         self.is_signal: bool = is_signal
         self.kind: str = kind
+        self.workers: Iterable[Any] = ()
+        """Of an event: the workers that have waited for it."""
         self.is_stack: bool = is_stack
         self.counted: bool = False
         """Whether the program says when it is done with an item."""
+        self.is_pool: bool = False
+        """Whether its items are no jobs: they are taken, used and given back."""
+        self.puts: int = 0
+        """How many items were put."""
         self._backend: Any = None  # of the hops that have put something
         self._waiting: dict[int, deque[Parcel]] = {}
+        self._along: dict[int, list[Parcel]] = {}  # what was merged with an item that waits
         for item in present:
             self.put(item, None, None)
 
@@ -89,6 +110,7 @@ class Belt:
         self._backend = self._backend if hop is None else hop._backend
         parcel = Parcel(self, item, hold)
         with lock:
+            self.puts += 1
             self._waiting.setdefault(id(item), deque()).append(parcel)
         return parcel
 
@@ -102,30 +124,61 @@ class Belt:
     def waiting(self) -> list[Parcel]:
         """Return all that waits to be taken."""
         with lock:
-            return [parcel for parcels in self._waiting.values() for parcel in parcels]
+            every = (*self._waiting.values(), *self._along.values())
+            return [parcel for parcels in every for parcel in parcels]
 
     def withdraw(self, parcel: Parcel) -> None:
         """Release the hop of an item that the queue did not accept."""
         if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
             parcel.hold.release()
 
-    def keep_only(self, entries: list[Any]) -> None:
+    def keep_only(self, entries: list[Any], newest: Parcel) -> None:
         """Release the items that are not in the entries of the queue: it has dropped them.
 
         An entry is an item, or a tuple or list with an item in it. If it is neither, the queue keeps something else
-        than what was put, and nothing is known of any item.
+        than what was put, and nothing is known of any item. If the newest item is equal to one that is kept, the queue
+        has merged them, and the work on that one is for both. So it is if an object was put more often than it is kept.
         """
         with lock:
             left = {key: list(parcels) for key, parcels in self._waiting.items()}
+        kept: dict[int, object] = {}
         for entry in entries:
             parts = (entry, *entry) if isinstance(entry, tuple | list) else (entry,)
             parcels = next((found for part in parts if (found := left.get(id(part)))), None)
             if parcels is None:
                 return
-            del parcels[0]
-        for parcels in left.values():
+            item = parcels.pop(0).item
+            kept[id(item)] = item
+        for key, parcels in left.items():
             for parcel in parcels:
-                self.withdraw(parcel)
+                same = [kept[key]] if key in kept else []
+                if parcel is newest and not same:
+                    same = [item for item in kept.values() if _is_equal(item, parcel.item)]
+                if same:
+                    self._merge(parcel, same[0])
+                else:
+                    self.withdraw(parcel)
+            for parcel in () if key in kept else self._along.pop(key, ()):
+                if parcel.hold is not None:
+                    parcel.hold.release()
+
+    def keep_present(self, entries: list[Any]) -> None:
+        """Forget the items of no hop that are not in the queue any more: code has removed them from its inside."""
+        present = {id(entry) for entry in entries}
+        present |= {id(part) for one in entries if isinstance(one, tuple | list) for part in one}
+        with lock:
+            old = [
+                one for one in self.waiting() if one.hold is None and id(one.item) not in present
+            ]
+        for parcel in old[:-_BEING_PUT_MAX]:
+            self._pick(parcel.item, parcel)
+
+    def _merge(self, parcel: Parcel, item: object) -> None:
+        """Record that an item is taken together with the last of those that are this object."""
+        if self._pick(parcel.item, parcel) is not None and parcel.hold is not None:
+            parcel.item = item
+            with lock:
+                self._along.setdefault(id(item), []).append(parcel)
 
     def _pick(self, item: object, wanted: Parcel | None = None) -> Parcel | None:
         with lock:
@@ -143,24 +196,41 @@ class Belt:
         with lock:
             left = self.waiting()
             self._waiting.clear()
+            self._along.clear()
         for parcel in left:
             if parcel.hold is not None:
                 parcel.hold.release()
 
+    def is_known_as_pool(self) -> None:
+        """Release all that the queue carries, now and later: a connection has come back."""
+        self.is_pool = True
+        self.forget_waiting()
+        for taker in list(takers.values()):
+            self._leave(taker, [one for one in taker.parcels if one.belt is self])
+
     # Taking.
 
-    def took(self, item: object, key: object, frame: FrameType | None) -> bool:
-        """Start the work of a taker for the hop of an item that it took. Return False if no hop has put it.
+    def took(self, item: object, key: object, frame: FrameType | None) -> Hop | None:
+        """Start the work of a taker for the hop of an item that it took. Return the hop; None if no hop has put it.
 
         The taker is what runs, or a task for which another one has taken the item.
         """
         parcel = self._pick(item)
         if parcel is None:
             parcel = Parcel(self, item, None)
+        origin = self._takes(parcel, key, frame)
+        with lock:
+            along = [] if id(item) in self._waiting else self._along.pop(id(item), [])
+        for one in along:
+            one.host = parcel
+            origin = self._takes(one, key, frame) or origin
+        return origin
+
+    def _takes(self, parcel: Parcel, key: object, frame: FrameType | None) -> Hop | None:
         hold = parcel.hold
         if hold is not None and self._is_covered(hold.hop, key):
             hold.release()
-            return True
+            return hold.hop
         taker = taker_of(key, self._backend)
         is_running = key is running_taker()
         parcel.is_direct = is_running
@@ -171,7 +241,7 @@ class Belt:
             taker.work()
         elif hold is not None:
             work_elsewhere(taker)
-        return hold is not None
+        return None if hold is None else hold.hop
 
     def _begun(self, parcel: Parcel, taker: Taker, frame: FrameType | None) -> None:
         hold = parcel.hold
@@ -252,7 +322,8 @@ class Belt:
             frames, hopped[0].before
         ):
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
-        _assume(over, frame)
+        own = (one for one in frames if not libraries.is_housekeeper(one))
+        assume_done(over, frame or next(own, None))
         self._leave(taker, over)
 
     def _is_kept(
@@ -286,7 +357,7 @@ class Belt:
         taker = takers.get(key)
         if taker is not None:
             over = [one for one in taker.parcels if one.belt is self]
-            _assume(over, frame)
+            assume_done(over, frame)
             self._leave(taker, over)
 
     def done(self, key: object, unfinished: int | None) -> None:
@@ -328,7 +399,8 @@ class Belt:
         if not is_takers:
             self._leave(taker, [parcel])
             return
-        parcel.is_done = True
+        for one in taker.parcels:
+            one.is_done = one.is_done or one is parcel or one.host is parcel
         mine = [one for one in taker.parcels if one.belt is self]
         if parcel.hold is None and not any(one.hold is not None for one in mine):
             self._leave(taker, [parcel])
@@ -353,7 +425,14 @@ class Belt:
                 parcel.hold.release()
 
 
-def _assume(over: list[Parcel], frame: FrameType | None) -> None:
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - of the program's own class
+        return False
+
+
+def assume_done(over: list[Parcel], frame: FrameType | None) -> None:
     """Record in the hops of items that these are taken to be done, because their taker asks for more."""
     for parcel in over:
         if parcel.hold is not None and not parcel.is_done:

@@ -8,17 +8,18 @@ and not in a loop, is a signal, and carries nothing. So are the events and condi
 from __future__ import annotations
 
 from sys import _getframe
+from threading import Thread
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from quiesce.core.libraries import is_housekeeper, is_root
 from quiesce.core.tree import current
 from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.batches import attributes_of, reach
-from quiesce.mesh.routes.belts import Belt
+from quiesce.mesh.routes.belts import Belt, assume_done
 from quiesce.mesh.routes.following import hop_now, is_declared
 from quiesce.mesh.routes.queues import belts, keep
-from quiesce.mesh.routes.takers import running_taker, takers
+from quiesce.mesh.routes.takers import lock, running_taker, takers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_of_workers: set[int] = set()  # the ids of events that workers have waited for
+_of_workers: dict[int, WeakSet[Any]] = {}  # those that have waited for an event, by its id
+_idle: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+"""The workers that wait now, with the ids of the sets that they are not at work for."""
 _AROUND = frozenset({
     ("anyio._backends._asyncio", "set"), ("anyio._backends._asyncio", "wait"),
     ("asyncio.locks", "notify_all"), ("asyncio.locks", "wait_for"), ("asyncio.tasks", "wait_for"),
@@ -66,6 +69,7 @@ def _wakes(event: Any, around: FrameType | None) -> None:
     belt = belts.get(id(event))
     if belt is None:
         belt = Belt(_kind(event), is_signal=True)
+        belt.workers = _of_workers[id(event)]
         keep(event, belt)
     is_meant = is_bare or frame is not None
     if is_meant and not (is_declared(hop, frame) or belt.has(event, hop)):
@@ -78,7 +82,10 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     async def waiting(self: Any) -> Any:
         if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return await wait(self)
-        found = await wait(self)
+        try:
+            found = await wait(self)
+        finally:
+            _ends()
         _woken(self)
         return found
 
@@ -91,7 +98,10 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     def waiting(self: Any, timeout: float | None = None) -> Any:
         if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return wait(self, timeout)
-        found = wait(self, timeout)
+        try:
+            found = wait(self, timeout)
+        finally:
+            _ends()
         if found:
             _woken(self)
         return found
@@ -114,24 +124,46 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     key = running_taker()
     if key is None or not _is_worker(event, reach(frame, _root(key))):
         return False
+    with lock:
+        if id(event) not in _of_workers:
+            _of_workers[id(event)] = WeakSet()
+            finalize(event, _of_workers.pop, id(event), None).atexit = False
+        _of_workers[id(event)].add(key)
+        _idle[key] = {id(_of_workers[id(event)])}
     is_set = _is_set(event)
     taker = takers.get(key)
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
         if other.is_signal and not (other is belt and is_set):  # it has come round again
             other.idle(key, frame)
-            _forget(other)
+            _idle[key].add(id(other.workers))
+            _forget(other, frame)
     if belt is not None and not is_set:
-        _forget(belt)
-    if id(event) not in _of_workers:
-        _of_workers.add(id(event))
-        finalize(event, _of_workers.discard, id(event)).atexit = False
+        _forget(belt, frame)
     return True
 
 
-def _forget(belt: Belt) -> None:
-    """Forget who has set an event, unless a worker is still at work: the others wait, and found nothing to do."""
-    if not any(parcel.belt is belt for taker in list(takers.values()) for parcel in taker.parcels):
+def _ends() -> None:
+    """Record that a worker does not wait any more."""
+    with lock:
+        _idle.pop(running_taker(), None)
+
+
+def _forget(belt: Belt, frame: FrameType) -> None:
+    """Forget who has set an event, unless a worker is still at work: the others wait, and found nothing to do.
+
+    A worker that is at work may have taken something without waiting for it: it had more to do when it came round.
+    """
+    with lock:
+        is_busy = any(
+            id(belt.workers) not in _idle.get(key, ()) and _is_alive(key) for key in belt.workers
+        )
+    if not is_busy:
+        assume_done(belt.waiting(), frame)
         belt.forget_waiting()
+
+
+def _is_alive(key: Any) -> bool:
+    return key.is_alive() if isinstance(key, Thread) else _root(key) is not None
 
 
 def _is_worker(event: Any, frames: list[FrameType]) -> bool:

@@ -25,6 +25,7 @@ from quiesce.mesh.routes.following import (
     names_of,
     target_of,
 )
+from quiesce.mesh.routes.takers import call_returns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,17 +40,20 @@ def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
 
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
-        if hop is None:
-            return submit(self, fn, *args, **options)
         node = current.get()
 
         def call() -> Any:
-            token = current.set(node)
+            token = current.set(current.get() if hop is None else node)
+            result = None
             try:
-                return fn(*args, **options)
+                result = fn(*args, **options)
+                return result
             finally:
+                call_returns(result)
                 current.reset(token)
 
+        if hop is None:
+            return submit(self, call)
         return _followed(hop, "thread", fn, submit, self, call)
 
     return submitted

@@ -107,7 +107,7 @@ def _started(hop: Hop) -> tuple[CodeType | None, int]:
 def frame_place(frame: FrameType | None) -> str:
     """Return `file:line in function` of a frame."""
     if frame is None:
-        return "at an unknown place"
+        return "an unknown place"
     return str(callsites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
 
 

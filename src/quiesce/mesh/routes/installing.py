@@ -71,6 +71,10 @@ def _everywhere() -> list[Patch]:
         _patch(queue.Queue, "put", queues.by_put),
         _patch(queue.Queue, "get", queues.by_thread_get),
         _patch(queue.Queue, "task_done", queues.by_done),
+        *(
+            _patch(module, "to_thread", queues.by_to_thread)
+            for module in (asyncio.threads, asyncio)
+        ),
         _patch(MemoryObjectSendStream, "send_nowait", queues.by_put),
         _patch(MemoryObjectSendStream, "send", queues.by_send),
         _patch(MemoryObjectReceiveStream, "receive_nowait", queues.by_get_nowait),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue as thread_queue
-from collections import deque
+import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize, ref
 
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -19,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from quiesce.channels.channel import Channel
 from quiesce.channels.readers import SINGLE_READS, BatchReader, Reader
 from quiesce.core.libraries import add_getter
-from quiesce.core.tree import current
+from quiesce.core.tree import TreeNode, current
 from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import (
     calling_frame,
@@ -27,13 +27,14 @@ from quiesce.mesh.routes.following import (
     hop_now,
     is_declared,
 )
-from quiesce.mesh.routes.takers import running_taker, takers
+from quiesce.mesh.routes.takers import at_work, running_taker, takers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
     from quiesce.mesh.routes.takers import Parcel
+    from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
 
@@ -41,8 +42,13 @@ belts: dict[int, Belt] = {}
 """What queues and events carry, by their ids: a queue need not be hashable."""
 _sending: set[object] = set()  # tasks in the midst of a send, whose item is recorded already
 _asking: set[object] = set()  # tasks in the midst of a get, which records the item itself
-_taken: WeakKeyDictionary[Any, deque[tuple[ref[Any], Any]]] = WeakKeyDictionary()
-_TAKEN_MAX = 8  # of one task, that it may put back
+_taken: WeakKeyDictionary[Any, dict[tuple[int, int], _Taken]] = WeakKeyDictionary()
+_TAKEN_MAX = 8  # of one task outside of hops, that it may put back
+_TAKEN_MAX_OF_HOP = 1000
+_NOTHING = type("Nothing", (), {})()  # what a hop has got that found a queue empty
+_EQUALS = (str, bytes, tuple, float, frozenset, type(None))  # one object may stand for two things
+_LOOK_EVERY = 256  # puts into a queue, for what was removed from its inside
+_for_task = threading.local()  # the queue that a thread takes an item from, for a task that waits
 _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
 
@@ -70,7 +76,8 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
     frame = None
     if hop is not None:
         frame = calling_frame()
-        if is_declared(hop, frame) or _gives_back(_state(queue), item):
+        is_of_pool = belt is not None and belt.is_pool
+        if is_declared(hop, frame) or _gives_back(_state(queue), item) or is_of_pool:
             hop = None
     if hop is not None and isinstance(queue, Channel) and queue._taps:
         hop.untracked("channel", f"{queue.name}, whose taps are not followed; {frame_place(frame)}")
@@ -82,36 +89,90 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
         state = _state(queue)
         belt = Belt(_kind(queue), _present(state), is_stack=isinstance(queue, _STACKS))
         keep(state, belt)
+    if belt.puts % _LOOK_EVERY == 0:
+        present = _present(_state(queue))
+        if present or getattr(queue, "empty", bool)():  # else it is not known what the queue has
+            belt.keep_present(present)
     return belt.put(item, hop, frame)
 
 
 def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -> None:
     """Record what was taken, and by which task."""
     belt = belt_of(queue)
+    state = _state(queue)
     for item in items:
-        is_work = belt is not None and belt.took(item, key, frame)
-        if is_work:
-            _gives_back(_state(queue), item)  # if it is put back, that is to try it again
-        if is_work or key is None:
+        own = hop_now()
+        is_of_hop = own is not None and at_work.get() is None
+        origin = None if belt is None else belt.took(item, key, frame)
+        if origin is not None:
+            _gives_back(state, item)  # if it is put back, that is to try it again
+            if is_of_hop and own is not origin:
+                _remember(own, state, item, origin)
             continue
-        if type(item).__weakrefoffset__ or type(item) is int:
-            last = _taken.get(key)
-            if last is None:
-                last = _taken[key] = deque(maxlen=_TAKEN_MAX)
-            last.append((ref(_state(queue)), item if type(item) is int else ref(item)))
+        if own is not None:
+            _remember(own, state, item)
+        if key is not None and not is_of_hop:
+            _remember(key, state, item)
+
+
+class _Taken(NamedTuple):
+    """What a hop or a task outside of hops has taken from a queue, and may put back."""
+
+    queue: ref[Any]
+    item: Callable[[], Any]
+    origin: ref[Hop] | None  # the hop that has put it
+
+
+def _remember(by: Any, state: Any, item: Any, origin: Hop | None = None) -> None:
+    is_hop = isinstance(by, TreeNode)
+    if type(item).__weakrefoffset__:
+        known: Callable[[], Any] = ref(item)
+    elif type(item) is int or (is_hop and type(item) not in _EQUALS):
+        known = partial(_itself, item)  # a hop does not live for long
+    else:
+        return
+    last = _taken.setdefault(by, {})
+    last[id(state), id(item)] = _Taken(ref(state), known, None if origin is None else ref(origin))
+    if len(last) > (_TAKEN_MAX_OF_HOP if is_hop else _TAKEN_MAX):
+        last.pop(next(iter(last)), None)
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+def _recall(by: Any, state: Any, item: object) -> _Taken | None:
+    """Return what is known of an item that a hop or a task has taken from a queue, if it has."""
+    found = (_taken.get(by) or {}).get((id(state), id(item))) if by is not None else None
+    is_same = found is not None and found.queue() is state and found.item() is item
+    return found if is_same else None
 
 
 def _gives_back(state: Any, item: object) -> bool:
-    """Return whether the running task puts something back that it took, like a connection of a pool."""
-    key = running_taker()
-    last = None if key is None else _taken.get(key)
-    if last is None:
-        return False
-    for at, (of, one) in enumerate(last):
-        if of() is state and (one if type(one) is int else one()) is item:
-            del last[at]
+    """Return whether the running code puts something back into a pool.
+
+    The hop that it works for has taken it, in any of its tasks and threads, or the running task has. What another hop
+    has put may be a job that is tried again. It is a connection of a pool that is filled when it is used, if the
+    other hop had first found the queue empty.
+    """
+    for by in (hop_now(), running_taker()):
+        found = _recall(by, state, item)
+        if found is None:
+            continue
+        del _taken[by][id(state), id(item)]
+        if found.origin is None:
+            return True
+        if _recall(found.origin(), state, _NOTHING) is not None:
+            belts[id(state)].is_known_as_pool()
             return True
     return False
+
+
+def _found_empty(queue: Any) -> None:
+    """Record that the hop that the running code works for has found a queue empty."""
+    hop = hop_now()
+    if hop is not None:
+        _remember(hop, _state(queue), _NOTHING)
 
 
 def _present(state: Any) -> list[object]:
@@ -123,7 +184,7 @@ def _present(state: Any) -> list[object]:
     return []
 
 
-def _see_dropped(queue: Any, belt: Belt) -> None:
+def _see_dropped(queue: Any, newest: Parcel) -> None:
     """Release what a queue of asyncio has dropped, in the step of a put after which it has no item more.
 
     Nothing is released if it is not certain what the queue has.
@@ -131,7 +192,7 @@ def _see_dropped(queue: Any, belt: Belt) -> None:
     found = getattr(queue, "_queue", ())
     entries = [pair[::-1] for pair in found.items()] if isinstance(found, dict) else list(found)
     if len(entries) == queue.qsize() and queue.empty() is not bool(entries):
-        belt.keep_only(entries)
+        newest.belt.keep_only(entries, newest)
 
 
 def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., Any]:
@@ -151,7 +212,7 @@ def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., 
             parcel.belt.withdraw(parcel)
             raise
         if may_drop and self.qsize() <= size:
-            _see_dropped(self, parcel.belt)
+            _see_dropped(self, parcel)
         return made
 
     return putting
@@ -188,7 +249,11 @@ def by_get_nowait(get: Callable[..., Any]) -> Callable[..., Any]:
         frame = None if belt is None else calling_frame()
         if belt is not None:
             belt.asks(key, self, frame)
-        item = get(self)
+        try:
+            item = get(self)
+        except Exception:
+            _found_empty(self)
+            raise
         _took(self, (item,), key, frame)
         return item
 
@@ -278,15 +343,48 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of `queue.Queue.get`."""
 
     def getting(self: Any, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - its own
+        if getattr(_for_task, "queue", None) is self:
+            return get(self, block, timeout)
         belt = belt_of(self)
         frame = calling_frame() if belts else None
         if belt is not None:
             belt.asks(running_taker(), self, frame)
-        item = get(self, block, timeout)
+        try:
+            item = get(self, block, timeout)
+        except thread_queue.Empty:
+            _found_empty(self)
+            raise
         _took(self, (item,), running_taker(), frame)
         return item
 
     return getting
+
+
+def by_to_thread(to_thread: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement of `asyncio.to_thread`: the task that waits for an item is the one that has it."""
+
+    async def called(func: Any, /, *args: Any, **options: Any) -> Any:
+        queue = getattr(func, "__self__", None)
+        is_get = getattr(func, "__name__", None) in {"get", "get_nowait"}
+        if not (is_get and isinstance(queue, thread_queue.Queue | thread_queue.SimpleQueue)):
+            return await to_thread(func, *args, **options)
+        belt = belt_of(queue)
+        frame = calling_frame()
+        if belt is not None:
+            belt.asks(running_taker(), queue, frame)
+
+        def take() -> Any:
+            _for_task.queue = queue
+            try:
+                return func(*args, **options)
+            finally:
+                _for_task.queue = None
+
+        found = await to_thread(take)
+        _took(queue, (found,), running_taker(), frame)
+        return found
+
+    return called
 
 
 def by_wait_for(wait_for: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,13 +47,14 @@ class Parcel:
     """An item, from when it was put until the work on it is over."""
 
     __slots__ = (
-        "before", "belt", "hold", "is_direct", "is_done", "item", "others", "place",
+        "before", "belt", "hold", "host", "is_direct", "is_done", "item", "others", "place",
     )  # fmt: skip
 
     def __init__(self, belt: Belt, item: object, hold: Followed | None) -> None:
         self.belt: Belt = belt
         self.item: object = item
         self.hold: Followed | None = hold  # None: no hop has put it
+        self.host: Parcel | None = None  # what the queue has merged it with
         self.before: batches.Sizes = {}  # what the taker had collected when it took the item
         self.is_direct: bool = False  # whether the taker has taken it itself
         self.place: Place | None = None  # where it was taken
@@ -222,6 +223,28 @@ def _finished(key: object) -> None:
             continue
         if not parcel.hold.released:  # or its hop was closed before
             _tell_end(key, parcel)
+        parcel.hold.release()
+
+
+def call_returns(result: object) -> None:
+    """Release the hops of the items that a call in an executor has taken: it has ended, and its thread has not."""
+    taker = takers.get(threading.current_thread())
+    if taker is None or not taker.parcels:
+        return
+    with lock:
+        over, taker.parcels = taker.parcels, []
+    taker.work()
+    for parcel in over:
+        if parcel.hold is None:
+            continue
+        hop, kind = parcel.hold.hop, parcel.belt.kind
+        if _is_in(result, parcel.item):
+            place = f"from {kind}, by a call in a thread that returned it. Take items by `await asyncio.to_thread(queue.get)`"
+            hop.untracked("item", place)
+        elif result is not None and not parcel.is_done:
+            hop.assume(
+                f"assumes that a call in a thread was done with an item from {kind} when it returned a result"
+            )
         parcel.hold.release()
 
 

@@ -283,3 +283,27 @@ async def test_a_job_that_was_once_taken_outside_of_hops_is_followed_when_it_is_
         assert (await cascade.settled(5)).ok
 
     await run(tmp_path, scenario)
+
+
+async def test_the_line_of_a_worker_that_waits_for_another_task_is_named(tmp_path: Path) -> None:
+    """`asyncio.wait` of a task that gets the next item."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[int] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                await asyncio.wait({asyncio.ensure_future(jobs.get())})
+                await turns(2)
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        verdict = await (await case.cascade(lambda: jobs.put_nowait(7))).settled(5)
+        assert verdict.ok, str(verdict)
+        (told,) = verdict.assumptions
+        assert "when it asked for more at " in told
+        assert "test_assuming.py" in told
+        assert "in test_the_line_of_a_worker" in told
+        jobs.put_nowait(8)  # or the task that gets it stays
+
+    await run(tmp_path, scenario)

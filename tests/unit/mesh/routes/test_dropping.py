@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import weakref
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quiesce.mesh import current_hop
+from tests.stress import turns
+from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
 
 if TYPE_CHECKING:
@@ -93,14 +96,14 @@ class Last(asyncio.Queue[Any]):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dropped"),
-    [(OnlyNew, 1), (InSet, 1), (WithNumbers, 1), (Newest, 0), (Last, 0)],
+    ("kind", "is_merged"),
+    [(OnlyNew, True), (InSet, True), (WithNumbers, True), (Newest, False), (Last, False)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 async def test_an_item_that_a_queue_drops_holds_no_hop(
-    tmp_path: Path, kind: Any, dropped: int
+    tmp_path: Path, kind: Any, *, is_merged: bool
 ) -> None:
-    """The other one holds its hop until the work on it is over."""
+    """The other one holds its hop until the work on it is over; so does one that the queue has merged with it."""
 
     async def scenario(case: Case) -> None:
         jobs = kind()
@@ -117,12 +120,15 @@ async def test_an_item_that_a_queue_drops_holds_no_hop(
         cascades = [
             await case.cascade(lambda: jobs.put_nowait(Item("ann", hops))) for _ in range(2)
         ]
-        kept = cascades.pop(1 - dropped)
-        await settles(cascades[0])
-        assert await is_open(kept)
+        if not is_merged:
+            await settles(cascades.pop(0))
         case.app.spawn(worker, service=True)
+        await until(lambda: hops)
+        for cascade in cascades:
+            assert await is_open(cascade)
         gate.set()
-        await settles(kept)
+        for cascade in cascades:
+            await settles(cascade)
         assert len(hops) == 1
         assert hops[0] is not None
 
@@ -130,16 +136,19 @@ async def test_an_item_that_a_queue_drops_holds_no_hop(
 
 
 async def test_the_same_item_put_twice_and_kept_once(tmp_path: Path) -> None:
-    """Two hops put one object: one of them waits for it."""
+    """Two hops put one object: both of them wait for it."""
 
     async def scenario(case: Case) -> None:
         jobs = OnlyNew()
         one, two = [await case.cascade(lambda: jobs.put("go")) for _ in range(2)]
-        await settles(two)
-        assert await is_open(one)
-        assert await asyncio.create_task(jobs.get()) == "go"
+        for cascade in (one, two):
+            assert await is_open(cascade)
+        assert await jobs.get() == "go"
+        for cascade in (one, two):
+            assert await is_open(cascade)
         jobs.task_done()
-        await settles(one)
+        for cascade in (one, two):
+            await settles(cascade)
 
     await run(tmp_path, scenario)
 
@@ -159,5 +168,55 @@ async def test_an_item_holds_its_hop_if_a_queue_keeps_something_else(tmp_path: P
         cascades = [await case.cascade(lambda: jobs.put_nowait(["ann"])) for _ in range(2)]
         for cascade in cascades:
             assert await is_open(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_one_object_put_again_and_again_into_a_ring(tmp_path: Path) -> None:
+    """The ring has dropped the oldest of them: the newest hop waits for the last that is left."""
+
+    class Ring(asyncio.Queue[str]):
+        def _put(self, item: str) -> None:
+            entries: Any = self._queue  # type: ignore[attr-defined]  # its own
+            if len(entries) == 2:
+                entries.popleft()
+            entries.append(item)
+
+    async def scenario(case: Case) -> None:
+        jobs = Ring()
+        cascades = [await case.cascade(lambda: jobs.put_nowait("refresh")) for _ in range(3)]
+        for _ in range(2):
+            assert await is_open(cascades[2])
+            await jobs.get()
+        assert await is_open(cascades[2])
+        await turns(2)
+        jobs.task_done()
+        jobs.task_done()
+        for cascade in cascades:
+            await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_what_code_removes_from_the_inside_of_a_queue_is_not_kept(tmp_path: Path) -> None:
+    """Items of no hop, in a queue that a hop has used once; those that are left are told apart still."""
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[object] = asyncio.Queue()
+        gone: list[weakref.ref[object]] = []
+        cascade = await case.cascade(lambda: jobs.put_nowait("go"))
+        for _ in range(2000):
+            item = Item("ann", [])
+            gone.append(weakref.ref(item))
+            jobs.put_nowait(item)
+            if jobs.qsize() > 10:
+                jobs._queue.pop()  # type: ignore[attr-defined]  # as code does that purges it
+        del item
+        assert sum(one() is not None for one in gone) < 1000
+        assert await is_open(cascade)
+        assert await jobs.get() == "go"
+        await turns(2)
+        jobs.task_done()
+        await settles(cascade)
 
     await run(tmp_path, scenario)

@@ -342,3 +342,46 @@ async def test_two_workers_that_one_hop_wakes_both_hold_it(tmp_path: Path, how: 
         await settles(cascade)
 
     await run(tmp_path, scenario)
+
+
+async def test_a_busy_worker_may_have_taken_what_an_idle_one_does_not_see(tmp_path: Path) -> None:
+    """It was woken by code outside of hops, and takes the job of the hop without waiting in between."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[Job] = deque()
+        condition = asyncio.Condition()
+
+        async def worker() -> None:
+            while True:
+                async with condition:
+                    while not left:
+                        await condition.wait()
+                    job = left.popleft()
+                await work(job)
+
+        async def put(job: Job) -> None:
+            async with condition:
+                left.append(job)
+                condition.notify()
+
+        for _ in range(2):
+            case.app.spawn(worker, service=True)
+        await turns(5)
+        plain = [Job("plain 1"), Job("plain 2")]
+        for one in plain:
+            await put(one)
+        await until(lambda: all(one.is_begun for one in plain))
+        job = Job("of the hop")
+        cascade = await case.cascade(lambda: put(job))
+        plain[0].gate.set()
+        await until(lambda: job.is_begun)
+        plain[1].gate.set()
+        await turns(20)  # the second worker waits
+        assert await is_open(cascade)
+        job.gate.set()
+        verdict = await cascade.settled(5)
+        assert verdict.ok, str(verdict)
+        (told,) = verdict.assumptions
+        assert "when it asked for more" in told
+
+    await run(tmp_path, scenario)

@@ -1,0 +1,81 @@
+"""Items that a call in an executor takes: the task that asked for the call has them, or nothing is known of them."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quiesce.mesh import Unknown
+from tests.unit.mesh.meshing import until
+from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
+from tests.unit.mesh.routes.working import Job, work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
+
+
+@pytest.mark.parametrize("how", ["in line", "task"])
+async def test_a_task_has_what_a_thread_takes_for_it(tmp_path: Path, how: str) -> None:
+    """Two workers, each with a job; the hop of the first waits for the first alone."""
+
+    async def scenario(case: Case) -> None:
+        jobs: queue.Queue[Job | None] = queue.Queue()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def worker() -> None:
+            while (job := await asyncio.to_thread(jobs.get)) is not None:
+                if how == "task":
+                    tasks.append(asyncio.create_task(work(job)))
+                else:
+                    await work(job)
+
+        workers = [asyncio.create_task(worker()) for _ in range(2)]
+        both = [Job("1"), Job("2")]
+        cascades = []
+        try:
+            for job in both:
+                cascades.append(await case.cascade(lambda job=job: jobs.put(job)))  # type: ignore[misc]  # a default
+                await until(lambda job=job: job.is_begun)  # type: ignore[misc]  # a default
+            for cascade, job in zip(cascades, both, strict=True):
+                assert job.hop is not None
+                assert await is_open(cascade)
+                job.gate.set()
+                await settles(cascade)
+        finally:
+            for job in both:
+                job.gate.set()
+                jobs.put(None)  # or its thread stays
+            await asyncio.gather(*workers, *tasks)
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["given on", "dropped"])
+async def test_what_a_call_takes_is_not_held_for_longer_than_the_call(
+    tmp_path: Path, how: str
+) -> None:
+    """If the call returns the item, the work on it comes later, and nothing is known of it."""
+
+    async def scenario(case: Case) -> None:
+        jobs: queue.Queue[Job] = queue.Queue()
+
+        def take() -> Any:
+            job = jobs.get()
+            return job if how == "given on" else None
+
+        cascade = await case.cascade(lambda: jobs.put(Job("1")))
+        assert await is_open(cascade)
+        await asyncio.to_thread(take)
+        if how == "dropped":
+            await settles(cascade)
+        else:
+            verdict = await cascade.settled(5)
+            assert isinstance(verdict, Unknown)
+            assert "by a call in a thread that returned it" in str(verdict)
+
+    await run(tmp_path, scenario)
