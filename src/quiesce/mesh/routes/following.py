@@ -86,6 +86,13 @@ class Followed(Hold):
             self._node._job_cancelled(self, service=False)  # it will not be done
         super()._stop(force=force)
 
+    def fail(self, error: BaseException) -> None:
+        """Record that it failed, before it is released. It may be called from any thread."""
+        if not self._node._backend.here():
+            self._node._backend.post(self.fail, error)
+        elif not self.released:
+            self.hop._fail_unheard(error, self)
+
     def release(self) -> None:
         """End it. Idempotent, and safe to call from any thread."""
         node = self._node
@@ -184,6 +191,9 @@ class Later:
         token = current.set(self._node)
         try:
             return self._fn(*args, **options)
+        except BaseException as error:
+            self._hold.fail(error)
+            raise
         finally:
             current.reset(token)
             self._fn = None

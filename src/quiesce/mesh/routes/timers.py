@@ -87,6 +87,9 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         def fire(*given: Any) -> None:
             try:
                 callback(*given)
+            except BaseException as error:
+                hold.fail(error)  # the event loop reports it
+                raise
             finally:
                 hold.release()
 
