@@ -86,6 +86,11 @@ class Followed(Hold):
             self._node._job_cancelled(self, service=False)  # it will not be done
         super()._stop(force=force)
 
+    def place_as(self, other: Followed) -> None:
+        """Record that it was started where another was."""
+        self._code, self._offset = other._code, other._offset
+        self._declared_as = self._declared_as or other._declared_as
+
     def fail(self, error: BaseException) -> None:
         """Record that it failed, before it is released. It may be called from any thread."""
         if not self._node._backend.here():
