@@ -88,6 +88,8 @@ class _Read:
         return _read(self, super().exception, timeout, _getframe(1))  # type: ignore[misc]  # the same
 
     def _invoke_callbacks(self: Any) -> None:
+        if self.cancelled():  # just now, by the running code
+            self._quiesce_call.cut()
         super()._invoke_callbacks()  # type: ignore[misc]  # the same
         self._quiesce_call.end(self._exception)  # after those that pass the failure on
 

@@ -98,6 +98,17 @@ class Followed(Hold):
         elif not self.released:
             self.hop._fail_unheard(error, self)
 
+    def cut(self) -> None:
+        """Record that the running code cancels it, unless that works for the hop. It may be called from any thread."""
+        if hop_now() is not self.hop:
+            self._cut(f"{self.name} was cancelled at {frame_place(calling_frame())}")
+
+    def _cut(self, why: str) -> None:
+        if not self._node._backend.here():
+            self._node._backend.post(self._cut, why)
+        elif not self.released:
+            self.hop._cut_unheard(why)
+
     def release(self) -> None:
         """End it. Idempotent, and safe to call from any thread."""
         node = self._node

@@ -235,6 +235,7 @@ async def test_a_callback_for_later_that_fails(fuse: Fuse) -> None:
     assert has_failed(await verdict(lambda: loop.call_later(0.001, fuse.boom)))
     (report,) = reports
     assert type(report["exception"]) is ValueError
+    assert "Fuse.boom" in report["message"]
 
 
 async def test_a_drain_names_a_call_that_fails(fuse: Fuse, pool: ThreadPoolExecutor) -> None:
@@ -248,3 +249,59 @@ async def test_a_drain_names_a_call_that_fails(fuse: Fuse, pool: ThreadPoolExecu
         report = await node.drain(5, cleanup=1)
         assert [(one.kind, one.name) for one in report.failed] == [("thread", "Fuse.boom")]
         assert has_failed(await cascade.settled(5, require="participants"))
+
+
+# Work that other code cancels.
+
+
+@on_asyncio
+async def test_a_timer_that_plain_code_cancels_is_cancelled() -> None:
+    """The verdict has the line."""
+    handles: list[asyncio.TimerHandle] = []
+
+    def put() -> None:
+        handles.append(asyncio.get_running_loop().call_later(3600, print, "never"))
+
+    found = await verdict(put, lambda: handles[0].cancel())  # noqa: PLW0108 - as it is then
+    assert found.receipt.cancelled == 1
+    assert not found.ok
+    assert "print was cancelled at" in str(found)
+    assert "test_left_failing.py:" in str(found)
+
+
+@on_asyncio
+async def test_a_timer_that_was_called_can_be_cancelled() -> None:
+    """Its work is done."""
+    handles: list[asyncio.TimerHandle] = []
+    called = asyncio.Event()
+
+    def put() -> None:
+        handles.append(asyncio.get_running_loop().call_later(0.001, called.set))
+
+    async with World() as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, put)
+        await called.wait()
+        with detached():
+            handles[0].cancel()
+        assert (await cascade.settled(5, require="participants")).ok
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_pending_call_that_code_cancels(
+    fuse: Fuse, pool: ThreadPoolExecutor, *, is_own: bool
+) -> None:
+    """It is cancelled, unless the code of the hop does that."""
+    pool.submit(fuse.lit.wait, 30)
+    futures: list[Any] = []
+
+    def put() -> None:
+        futures.append(pool.submit(print, "never"))
+        if is_own:
+            futures[0].cancel()
+
+    found = await verdict(put, lambda: futures[0].cancel())  # noqa: PLW0108 - as it is then
+    fuse.lit.set()
+    assert found.receipt.cancelled == (not is_own)
+    assert found.ok is is_own
+    assert is_own or "test_left_failing.py:" in str(found)
