@@ -74,6 +74,8 @@ def take_over(scope: Scope) -> None:
             apply(scope, held, described.error)
         else:
             scope._failed.append(described)
+            if described.error is not None:
+                scope._fail(described.error)
 
 
 def _call(scope: Scope, held: Any, error: BaseException) -> BaseException | None:

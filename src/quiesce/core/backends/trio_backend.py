@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import trio
@@ -316,8 +317,12 @@ class TrioBackend:
         if len(nurseries) == _NURSERIES_OF_A_RUN:
             nurseries[-1].cancel_scope.cancel()
 
-    def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:  # noqa: ARG002 - trio adopts nothing
-        return []
+    def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:
+        return [  # calls in threads: trio adopts no tasks
+            (held, replace(described, error=held.exception()))
+            for held, described in ((ref(), described) for ref, described in entries)
+            if held._log_traceback
+        ]
 
     def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:  # noqa: ARG002 - trio adopts nothing
         for held in list(table.values()):

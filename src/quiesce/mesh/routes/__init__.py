@@ -7,6 +7,7 @@ work of a hop. In reading order:
 
 - `following`: what a hop holds of work elsewhere, and where that was started.
 - `timers`: `loop.call_later` and `loop.call_at`, and `sched.scheduler`.
+- `call_futures`: how a call in an executor ended, and whether other code knows of its failure.
 - `executors`: executors and the callbacks of their futures, threads and `threading.Timer`.
 - `process_pools`: `multiprocessing.Pool` and `ThreadPool`.
 - `child_processes`: child processes, and forks.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import libraries
 from quiesce.core.tree import current
+from quiesce.mesh.routes.call_futures import Call
 from quiesce.mesh.routes.following import (
     Followed,
     Later,
@@ -80,7 +81,7 @@ def _followed(
     """
     frame, target = calling_frame(), target_of(fn)
     is_work = not is_declared_service(hop, frame, target, function_name(fn))
-    hold = Followed(hop, kind, function_name(fn), frame, target=target) if is_work else None
+    hold = Call(hop, kind, function_name(fn), frame, target=target) if is_work else None
     token = current.set(None)
     try:
         future = submit(*args, **options)
@@ -91,8 +92,7 @@ def _followed(
     finally:
         current.reset(token)
     if hold is not None:
-        hold.thing = future
-        future.add_done_callback(lambda _: hold.release())
+        hold.follow(future)
     return future
 
 
@@ -131,14 +131,21 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
             ended: Callable[[], object] = partial(hop.tracked, self)
+            failed: Callable[[BaseException], object] = partial(_fail_daemon, hop)
         else:
-            ended = Followed(hop, "thread", name, frame, self, target=target).release
+            hold = Followed(hop, "thread", name, frame, self, target=target)
+            ended, failed = hold.release, hold.fail
 
         def followed() -> None:
             del self.run
             current.set(node)
             try:
                 run()
+            except SystemExit:  # a way to end a thread
+                raise
+            except BaseException as error:
+                failed(error)
+                raise
             finally:
                 ended()
 
@@ -151,3 +158,9 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return started
+
+
+def _fail_daemon(hop: Hop, error: BaseException) -> None:
+    """Record that a daemon thread failed, for which the hop does not wait: at once, or the hop could end before."""
+    hop._fail(error)
+    hop._backend.post(hop._fail_unheard, error, hop)

@@ -86,6 +86,29 @@ class Followed(Hold):
             self._node._job_cancelled(self, service=False)  # it will not be done
         super()._stop(force=force)
 
+    def place_as(self, other: Followed) -> None:
+        """Record that it was started where another was."""
+        self._code, self._offset = other._code, other._offset
+        self._declared_as = self._declared_as or other._declared_as
+
+    def fail(self, error: BaseException) -> None:
+        """Record that it failed, before it is released. It may be called from any thread."""
+        if not self._node._backend.here():
+            self._node._backend.post(self.fail, error)
+        elif not self.released:
+            self.hop._fail_unheard(error, self)
+
+    def cut(self) -> None:
+        """Record that the running code cancels it, unless that works for the hop. It may be called from any thread."""
+        if hop_now() is not self.hop:
+            self._cut(f"{self.name} was cancelled at {frame_place(calling_frame())}")
+
+    def _cut(self, why: str) -> None:
+        if not self._node._backend.here():
+            self._node._backend.post(self._cut, why)
+        elif not self.released:
+            self.hop._cut_unheard(why)
+
     def release(self) -> None:
         """End it. Idempotent, and safe to call from any thread."""
         node = self._node
@@ -184,6 +207,9 @@ class Later:
         token = current.set(self._node)
         try:
             return self._fn(*args, **options)
+        except BaseException as error:
+            self._hold.fail(error)
+            raise
         finally:
             current.reset(token)
             self._fn = None

@@ -23,6 +23,7 @@ from quiesce.channels.readers import BatchReader, Reader
 from quiesce.core.patches import Patch
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.routes import (
+    call_futures,
     child_processes,
     events,
     executors,
@@ -49,6 +50,7 @@ def _everywhere() -> list[Patch]:
         _patch(ThreadPoolExecutor, "submit", executors.by_executor),
         _patch(ProcessPoolExecutor, "submit", executors.by_process_executor),
         _patch(Future, "add_done_callback", executors.by_callback),
+        _patch(asyncio.futures, "_chain_future", call_futures.by_chain),
         _patch(threading.Thread, "start", executors.by_thread),
         *(_patch(Pool, name, process_pools.by_call) for name in process_pools.CALLS),
         _patch(Pool, "terminate", process_pools.by_terminate),

@@ -7,6 +7,7 @@ what runs there works for the hop. In a loop that was handed something, tasks an
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,22 @@ _others: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
 """What is replaced in loops that hops have handed something to."""
 
 
+_running = threading.local()  # the hold of the callback that was handed over, and that runs now
+
+
+class _Handed(Later):
+    """A callback that was handed to another loop."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        _running.hold = self._hold
+        try:
+            return super().__call__(*args, **options)
+        finally:
+            _running.hold = None
+
+
 def by_threadsafe(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands in for `call_soon_threadsafe` of a kind of event loop."""
 
@@ -49,7 +66,7 @@ def by_threadsafe(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, callback, *args, context=context)
         _follow_in(self)
         # Released a turn later: by then, what it has left with the loop has run once.
-        later = Later(callback, hop, "callback", frame, self.call_soon)
+        later = _Handed(callback, hop, "callback", frame, self.call_soon)
         return call(self, later, *args, context=context)
 
     return called
@@ -92,11 +109,16 @@ def _creating(loop: Any, create: Callable[..., Any]) -> Callable[..., Any]:
             or libraries.is_process_wide(coro)
         ):
             return task
-        name, frame = libraries.full_name(coro), calling_frame() or getattr(coro, "cr_frame", None)
+        name, frame = libraries.full_name(coro), calling_frame()
+        # What counts is the code that has handed it over, also if the coroutine is one of a library.
+        handed = getattr(_running, "hold", None) if frame is None else None
+        if handed is None and frame is None:
+            frame = getattr(coro, "cr_frame", None)
         if not is_declared(hop, frame, name, task.get_name()):
-            hold = Followed(
-                hop, "task", getattr(coro, "__qualname__", "task"), frame, task, target=name
-            )
+            called = getattr(libraries.inner(coro), "__qualname__", "task")
+            hold = Followed(hop, "task", called, frame, task, target=name)
+            if handed is not None:
+                hold.place_as(handed)
             task.add_done_callback(lambda _: loop.call_soon(hold.release))
         return task
 

@@ -50,11 +50,18 @@ class Timer(asyncio.TimerHandle):
         """Cancel the callback; the hop does not wait for it any longer.
 
         If code of another hop cancels it, that may have put it off (a debounce), and do it for both: the hop records that.
+        If code of no hop does, the hop is cancelled.
         """
         hop = hop_now()
-        if not self.cancelled() and hop is not None and hop is not self._hold.hop:
+        if hop is None:
+            self._hold.cut()
+        elif hop is not self._hold.hop and not self._hold.released:
             place = f"{self._hold.name}, cancelled by {hop.name}, which may do it in its place"
             self._hold.hop.untracked("timer", place)
+        self.end()
+
+    def end(self) -> None:
+        """Cancel the callback, for a drain that reports it."""
         self._inner.cancel()
         asyncio.Handle.cancel(self)  # the loop does not know this handle, only the inner one
         self._hold.release()
@@ -87,11 +94,15 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         def fire(*given: Any) -> None:
             try:
                 callback(*given)
+            except BaseException as error:
+                hold.fail(error)  # the event loop reports it
+                raise
             finally:
                 hold.release()
 
+        fire.__qualname__ = name  # by which the event loop reports a failure
         handle = Timer(hold, call(when, fire, *args, context=context), loop)
-        hold._on_stop = handle.cancel
+        hold._on_stop = handle.end
         return handle
 
     return timed

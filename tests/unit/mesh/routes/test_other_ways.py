@@ -14,7 +14,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from quiesce import detached
 from quiesce.mesh import Settled, Unknown, current_hop
@@ -114,6 +116,70 @@ async def test_what_is_handed_to_another_loop_holds_the_hop(
         with detached():
             other.open()
         assert isinstance(await cascade.settled(5), Settled)
+
+
+@on_asyncio
+async def test_a_coroutine_of_a_library_in_another_loop_holds_the_hop(
+    tmp_path: Path, other: Other, gate: Gate
+) -> None:
+    """It is the handler that has handed it over: its line is named."""
+
+    def put() -> None:
+        asyncio.run_coroutine_threadsafe(anyio.to_thread.run_sync(gate.wait), other.loop)
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, put)
+        await until(lambda: gate.hops)
+        await turns(10)
+        assert isinstance(await cascade.settled(within=0.1), Unknown)
+        hop = gate.hops[0]
+        assert hop is not None
+        assert any("test_other_ways.py:" in (held.where or "") for held in hop._holds.values())
+        gate.event.set()
+        assert isinstance(await cascade.settled(5), Settled)
+
+
+@on_asyncio
+async def test_a_task_of_a_portal_holds_the_hop(tmp_path: Path) -> None:
+    """Of anyio, whose own code makes the task."""
+    doors: list[asyncio.Event] = []
+
+    async def work() -> None:
+        doors.append(asyncio.Event())
+        await doors[0].wait()
+
+    with start_blocking_portal() as portal:
+        async with World(tmp_path) as world:
+            await world.add("a"), await world.add("b")
+            cascade = await cascade_of(world, lambda: portal.start_task_soon(work))
+            await until(lambda: doors)
+            await turns(10)
+            assert isinstance(await cascade.settled(within=0.1), Unknown)
+            with detached():
+                portal.call(doors[0].set)
+            assert isinstance(await cascade.settled(5), Settled)
+
+
+async def test_what_a_library_hands_to_another_loop_holds_nothing(
+    tmp_path: Path, other: Other
+) -> None:
+    """That keeps house."""
+    library: dict[str, Any] = {"__name__": "httpx.loops", "asyncio": asyncio}
+    code = "async def keep(gate): await gate.wait()\ndef start(loop, gate): return asyncio.run_coroutine_threadsafe(keep(gate), loop)"
+    exec(code, library)  # noqa: S102 - another module's code
+    futures: list[Any] = []
+
+    def put() -> None:
+        other.loop.call_soon_threadsafe(int)  # the loop is followed from now on
+        futures.append(library["start"](other.loop, other.gate))
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, put)
+        assert isinstance(await cascade.settled(5), Settled)
+    other.open()
+    futures[0].result(30)
 
 
 async def test_an_item_of_a_simple_queue_carries_the_hop(tmp_path: Path) -> None:
