@@ -138,6 +138,8 @@ class Link:
             return
         self.address = f"{kind}:{secrets.token_hex(6) if address is None else address}"
         self._links.attach(self)
+        if self._named:  # what was asked of the connection before this one is asked soon
+            node._exchange.contact(self.address, node._clock())
 
     # Handing over.
 
