@@ -15,12 +15,6 @@ from tests.unit.mesh.meshing import HandlerError, World, until
 from tests.unit.mesh.serving import Life
 
 
-async def failing_unanswered(_: Any, receive: Any, __: Any) -> None:
-    """Fail when the startup is received: servers that are not told to insist on a lifespan go on."""
-    await receive()
-    raise HandlerError
-
-
 async def failing_early(_: Any, receive: Any, send: Any) -> None:
     """Fail when the startup is answered: the server serves by then."""
     await receive()
@@ -28,15 +22,42 @@ async def failing_early(_: Any, receive: Any, send: Any) -> None:
     raise HandlerError
 
 
-@pytest.mark.parametrize("app", [failing_unanswered, failing_early])
+@pytest.mark.parametrize("is_within", [False, True])
+async def test_a_startup_that_raises_is_told_to_the_server(
+    *, is_within: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers that do not insist on a lifespan would serve on, without the node."""
+    caplog.set_level("INFO")
+
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        await receive()
+        message = "no database"
+        raise HandlerError(message)
+
+    async with World() as world:
+        node = world.make("b")
+        life = Life(Quiesce(app, node=node, hold_signal=False) if is_within else node.asgi(app))
+        life.ask("startup")
+        with pytest.raises(HandlerError):
+            await life.run()
+        assert (life.told, life.message) == (["startup.failed"], "HandlerError: no database")
+        assert node._scope is None
+    assert "the startup failed" in caplog.text
+    assert "shuts down" not in caplog.text
+
+
 @pytest.mark.parametrize("is_within", [False, True])
 async def test_the_node_is_open_while_the_server_serves_on(
-    app: Any, *, is_within: bool, caplog: pytest.LogCaptureFixture
+    *, is_within: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The failure is logged at once, and the log says nothing of a shutdown before there is one."""
     async with World() as world, Scope("server") as server:
         node = world.make("b")
-        inner = Quiesce(app, node=node, hold_signal=False) if is_within else node.asgi(app)
+        inner = (
+            Quiesce(failing_early, node=node, hold_signal=False)
+            if is_within
+            else node.asgi(failing_early)
+        )
         life = Life(inner)
         job = server.spawn(life.run)
         life.ask("startup")

@@ -36,9 +36,9 @@ __all__: list[str] = []
 
 AROUND = "quiesce.mesh"
 """In the scope of a lifespan: that there is a node around the app, which is drained apart."""
-_FAILED = (
-    "the app's lifespan has failed before its shutdown, and the server is not told: node %r stays open, and the app"
-    " is served without a lifespan of its own. If it must not be, have it send lifespan.startup.failed"
+_LEFT = (
+    "the app's lifespan has failed after its startup, and the server serves on: node %r stays open until the shutdown,"
+    " of which the app will not hear"
 )
 _ALONE = "Requests outside of cascades are the server's: Quiesce(app, node=node) drains them, too"
 
@@ -66,10 +66,11 @@ class NodeLifespan:
     async def run(self, app: App, scope: Message) -> None:
         """Run the app from its startup to its shutdown; when the app returns, serve the rest of its lifespan.
 
-        The server goes on to serve then, and the node with it. So it is if the app raises before its shutdown: most
-        servers serve on then, and would without the node.
+        The server goes on to serve then, and the node with it. So it is if the app raises between its startup and its
+        shutdown. If the app raises in its startup, the server is told that it failed: some would serve on, without the
+        node.
 
-        *Raises*: what the app raises when its startup has failed, or in its shutdown.
+        *Raises*: what the app raises in its startup or in its shutdown.
         """
         if self._owner is None:
             scope = {**scope, AROUND: self._node.name}
@@ -77,11 +78,14 @@ class NodeLifespan:
             try:
                 try:
                     await app(scope, self._receive, self._send)
-                except Exception:
+                except Exception as error:
+                    if self._begun and not self._is_answered:
+                        text = f"{type(error).__name__}: {error}"
+                        await self._send({"type": "lifespan.startup.failed", "message": text})
                     if self._is_over:
                         raise
                     if self._begun:
-                        logger.exception(_FAILED, self._node.name)
+                        logger.exception(_LEFT, self._node.name)
                 await self._live_on()
             finally:
                 await self._close()
@@ -93,7 +97,7 @@ class NodeLifespan:
             try:
                 await self._open()
             except Exception as error:
-                self._is_over = True
+                self._is_answered = self._is_over = True
                 await self._raw_send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
         elif message["type"] == "lifespan.shutdown":
