@@ -374,6 +374,12 @@ def wrap_app(node: Node, app: App, *, grace: float, cleanup: float) -> Mesh:
     """
     if hasattr(app, "drains_server"):
         raise ArgumentError(WRONG_ORDER)
+    if isinstance(app, Mesh) and app._node is not node:
+        message = (
+            f"the app has node {app._node.name!r} already, and is given to node {node.name!r}: an app has one node. Use"
+            " the same one for both, or wrap it once"
+        )
+        raise ArgumentError(message)
     return Mesh(node, app, grace=grace, cleanup=cleanup)
 
 
