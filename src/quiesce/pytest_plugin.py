@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.testing.escaping.escape_report import Escape, table
+from quiesce.testing.escaping.escape_report import NO_HOP, Escape, table
 from quiesce.testing.leaks.baseline import Baseline
 from quiesce.testing.leaks.census import Census
 from quiesce.testing.leaks.findings import KINDS, Finding, without_allowed
@@ -369,13 +369,14 @@ class Escaping:
         self.mode = mode
         self.trails: Trails | None = None  # of the current test
         self.told: dict[Escape, None] = {}  # of all tests that only report
+        self.looked_at: int = 0  # tests
+        self.with_hops: int = 0
+        self.without: list[str] = []  # tests that are marked, and had no hop
 
     def _mode(self, item: pytest.Item) -> str:
+        """Return what the nearest marker says, or the settings; it may be a wrong word."""
         for marker in item.iter_markers("quiesce"):
             mode: str | None = marker.kwargs.get("escapes")
-            if mode is not None and mode not in ESCAPES:
-                message = f"{item.nodeid}: escapes is one of {', '.join(ESCAPES)}, not {mode!r}"
-                pytest.fail(message, pytrace=False)
             if mode is not None:
                 return mode
         return self.mode
@@ -383,7 +384,12 @@ class Escaping:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Look at every hop from now on."""
-        if self._mode(item) != "off":
+        mode = self._mode(item)
+        if mode not in ESCAPES:
+            yield  # or the teardown of other plugins fails as well
+            message = f"{item.nodeid}: escapes is one of {', '.join(ESCAPES)}, not {mode!r}"
+            pytest.fail(message, pytrace=False)
+        if mode != "off":
             from quiesce.testing.escaping.detectors import begin_detecting  # noqa: PLC0415 - most runs do without the mesh
 
             self.trails = begin_detecting()
@@ -399,7 +405,16 @@ class Escaping:
             found = [] if trails is None else list(dict.fromkeys(trails.found()))
             if trails is not None:
                 trails.close()
+                self._count(item, trails)
         self._judge(item, found)
+
+    def _count(self, item: pytest.Item, trails: Trails) -> None:
+        self.looked_at += 1
+        self.with_hops += bool(trails.count)
+        if not trails.count and any(
+            one.kwargs.get("escapes") for one in item.iter_markers("quiesce")
+        ):
+            self.without.append(item.nodeid)
 
     def _judge(self, item: pytest.Item, found: list[Escape]) -> None:
         if self._mode(item) == "report":
@@ -421,15 +436,28 @@ class Escaping:
         output = getattr(self.guarding.config, "workeroutput", None)
         if output is not None:
             output["quiesce_escapes"] = [astuple(one) for one in self.told]
+            output["quiesce_hops"] = self.looked_at, self.with_hops, self.without
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
         """Take what a worker of xdist has found."""
-        for one in getattr(node, "workeroutput", {}).get("quiesce_escapes", ()):
+        output = getattr(node, "workeroutput", {})
+        for one in output.get("quiesce_escapes", ()):
             self.told[Escape(*one)] = None
+        looked_at, with_hops, without = output.get("quiesce_hops", (0, 0, ()))
+        self.looked_at += looked_at
+        self.with_hops += with_hops
+        self.without += without
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what was only to be reported."""
+        """Show what was only to be reported, and how much was looked at."""
         if self.told:
             terminalreporter.section("quiesce escapes")
             terminalreporter.write_line(table(self.told))
+        if not self.looked_at:
+            return
+        tests = f"{self.looked_at} test{'s' * (self.looked_at != 1)}"
+        seen = f"hops were seen in {self.with_hops} of {tests}" if self.with_hops else NO_HOP
+        terminalreporter.write_line(f"quiesce escapes: {seen}")
+        for test in self.without:
+            terminalreporter.write_line(f"quiesce escapes: no hop was seen in {test}")

@@ -404,11 +404,16 @@ async def test_a_server_that_is_a_process_takes_part(tmp_path: Path, low: tuple[
 
 
 @pytest.mark.backends("uvloop")
-@pytest.mark.parametrize("address", [None, "tools"])
+@pytest.mark.parametrize(
+    ("address", "how"), [(None, ""), ("tools", "reconnects"), ("tools", "is another")]
+)
 async def test_a_server_that_is_killed_is_never_taken_for_done(
-    tmp_path: Path, address: str | None
+    tmp_path: Path, address: str | None, how: str
 ) -> None:
-    """It is unknown; if it has a name and a journal, the next one tells that its work was lost."""
+    """It is unknown; if it has a name and a journal, the next one tells that its work was lost.
+
+    Nothing is called in a hop for that: the connection is enough.
+    """
     async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
         params = real(str(tmp_path / "tools"))
         session = await connect_stdio(scope, params, node=node, address=address)
@@ -422,8 +427,11 @@ async def test_a_server_that_is_killed_is_never_taken_for_done(
             assert isinstance(await cascade.settled(within=5), Unknown)
         else:
             assert isinstance(await cascade.settled(within=0.1), Unknown)
-            async with node.cascade("next"):
-                await session.call_tool("where", {})
+            if how == "is another":
+                await session.aclose()
+                session = await connect_stdio(scope, params, node=node, address=address)
+            else:
+                await session.connect()
             settled = await cascade.settled(within=10)
             assert isinstance(settled, SettledWithLosses), settled
             assert settled.receipt.lost == 1

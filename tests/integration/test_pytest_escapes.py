@@ -66,3 +66,29 @@ def test_a_test_that_has_failed_is_not_failed_twice(tmp_path: Path) -> None:
     assert outcome.counts()["failed"] == 1, outcome.text
     assert "error" not in outcome.counts(), outcome.text
     assert "quiesce escapes: work leaves" in outcome.text
+
+
+def test_what_was_not_looked_at_is_told(tmp_path: Path) -> None:
+    """A run without a hop must not look like a proof, nor a test that is marked and has none."""
+    source = SOURCE + (
+        "def test_plain(): pass\n@pytest.mark.quiesce(escapes='error')\ndef test_marked(): pass\n"
+    )
+    asks = "--quiesce-escapes=error"
+    outcome = run(tmp_path, source, asks, "-k", "test_plain", guard=None)
+    assert outcome.counts() == {"passed": 1}, outcome.text
+    assert "quiesce escapes: no hop was seen: nothing was looked at" in outcome.text
+    outcome = run(tmp_path, source, asks, "-k", "plain or marked or covered", guard=None)
+    assert outcome.counts() == {"passed": 3}, outcome.text
+    assert "quiesce escapes: hops were seen in 1 of 3 tests" in outcome.text
+    assert "quiesce escapes: no hop was seen in test_it.py::test_marked" in outcome.text
+    outcome = run(tmp_path, source, "-k", "plain", guard=None)
+    assert "hop" not in outcome.text
+
+
+def test_a_wrong_marker_is_the_only_error(tmp_path: Path) -> None:
+    """What other plugins do at the end of a test is not in its way."""
+    source = "import pytest\n@pytest.mark.quiesce(escapes='of')\ndef test_marked(): pass\n"
+    outcome = run(tmp_path, source, guard=None)
+    assert outcome.counts() == {"error": 1}, outcome.text
+    assert "escapes is one of error, report, off, not 'of'" in outcome.text
+    assert "KeyError" not in outcome.text

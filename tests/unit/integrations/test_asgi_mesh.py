@@ -244,6 +244,15 @@ async def test_what_is_not_a_node_is_refused(what: Any) -> None:
         Quiesce(plain, node=what)
 
 
+def test_two_nodes_for_one_app_are_refused() -> None:
+    """A message would be the one's or the other's, by where it stands in the program."""
+    one, other = Node("one"), Node("other")
+    for wrap in (lambda: Quiesce(one.asgi(plain), node=other), lambda: other.asgi(one.asgi(plain))):
+        with pytest.raises(ArgumentError, match=r"the app has node 'one' already.*'other'"):
+            wrap()
+    Quiesce(one.asgi(plain), node=one)
+
+
 @pytest.mark.backends("asyncio")
 async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCaptureFixture) -> None:
     """It is drained by the same deadline, before the requests that wait for it are cut; both are counted."""

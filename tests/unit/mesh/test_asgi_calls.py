@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.lowlevel
 import pytest
 
 from quiesce.mesh import CascadeFront
 from quiesce.mesh.protocol import codec
-from tests.unit.mesh.meshing import World, here
+from quiesce.mesh.transport import call_bodies
+from tests.unit.mesh.meshing import World, here, until
 from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
@@ -118,3 +120,50 @@ async def test_who_stands_in_front_says_what_the_app_does_not() -> None:
         called = Exchange(front, "POST", RECEIPTS, parts=[b'{"v":0}'])
         await called.run()
         assert called.status == 200
+
+
+class HalfSent(Exchange):
+    """A request of which the rest never comes."""
+
+    async def _receive(self) -> Any:
+        if not self.parts:
+            await anyio.sleep_forever()
+        return {"type": "http.request", "body": self.parts.pop(0), "more_body": True}
+
+
+@pytest.mark.parametrize("path", [RECEIPTS, PROBE])
+@pytest.mark.parametrize("is_front", [False, True])
+@pytest.mark.parametrize("ends", ["by itself", "told to end", "told before", "closed"])
+async def test_a_call_that_is_half_sent_keeps_no_server_from_its_end(
+    path: str, ends: str, *, is_front: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is told to end waits for its open requests, and one client may never send the rest."""
+    short = 0.05  # real, on uvloop
+    monkeypatch.setattr(call_bodies, "READ_SECONDS", short if ends == "by itself" else 1000.0)
+    monkeypatch.setattr(call_bodies, "LAST_SECONDS", 1000.0 if ends == "closed" else short)
+    async with World() as world:
+        node = await world.add("b")
+        app = CascadeFront(node, answers) if is_front else node.asgi(answers)
+        made = HalfSent(app, "POST", path, parts=[b'{"v"'])
+        if ends == "told before":
+            node._exchange.told_to_end(1000.0)
+        asking = world._servers.spawn(made.run)
+        await until(lambda: not made.parts)
+        if ends == "told to end":
+            node._exchange.told_to_end(1000.0)
+        elif ends == "closed":
+            await node.aclose(0)
+        with anyio.fail_after(100):
+            await asking
+        assert made.status == 503
+        assert made.header(b"connection") == "close"
+
+
+async def test_the_body_of_a_call_is_not_waited_for_by_a_closed_node() -> None:
+    """The answer is the same, whatever comes."""
+    async with World() as world:
+        node = world.make("b")
+        made = HalfSent(node.asgi(answers), "POST", RECEIPTS, parts=[b'{"v"'])
+        await made.run()
+        assert made.status == 503
+        assert "node 'b' is not open" in made.body.decode()

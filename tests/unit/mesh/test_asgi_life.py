@@ -18,7 +18,7 @@ from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import HandlerError, World, here, until
+from tests.unit.mesh.meshing import World, here, until
 from tests.unit.mesh.serving import Exchange, Life, answers
 
 if TYPE_CHECKING:
@@ -120,32 +120,6 @@ async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) ->
             await job
         assert life.told == ["startup.failed"]
         assert "another node has the journal" in life.message
-        server._failed.clear()
-
-
-@pytest.mark.parametrize("how", ["fails", "is cancelled"])
-async def test_a_life_that_ends_badly_closes_the_node(how: str) -> None:
-    """Whatever ends it."""
-
-    async def app(_: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        if how == "fails":
-            raise HandlerError
-        await anyio.sleep_forever()
-
-    async with World() as world, Scope("server") as server:
-        node = world.make("b")
-        life = Life(node.asgi(app))
-        life.ask("startup")
-        job = server.spawn(life.run)
-        await until(lambda: life.told)
-        if how == "is cancelled":
-            await until(lambda: node._scope is not None)
-            job.cancel()
-        await until(job.done)
-        assert node._scope is None
-        await turns()  # the scope hears of a failure a moment later
         server._failed.clear()
 
 

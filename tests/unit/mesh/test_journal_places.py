@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quiesce.errors import JournalBroken, JournalInUse
+from quiesce.errors import JournalBroken, JournalInUse, UsageError
 from quiesce.mesh import Settled
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.facts import Answer, Begun
@@ -142,3 +142,32 @@ def test_a_journal_that_is_not_taken_to_the_end_is_closed(tmp_path: Path) -> Non
         journal.open_into(take)
     assert journal.open() == []
     journal.close()
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/agent.journal", "name"])
+def test_a_place_that_cannot_have_a_journal_is_named(place: str, tmp_path: Path) -> None:
+    """With the reason, and what to do; not by an error of the system."""
+    path = str(tmp_path / ("x" * 300)) if place == "name" else place
+    with pytest.raises(
+        UsageError, match=r"the journal .* (must be a file|cannot be opened)"
+    ) as caught:
+        Journal(path).open()
+    assert path in str(caught.value)
+    assert ": name a file in" in str(caught.value)
+    assert not os.path.lexists("/dev/null.lock")
+
+
+def test_a_folder_that_may_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test may run as a user who may write anywhere: so the system's answer is played."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    journal = Journal(tmp_path / "a.journal")
+    with pytest.raises(
+        UsageError, match=r"a.journal cannot be opened \(Permission denied\): name a"
+    ):
+        journal.open()

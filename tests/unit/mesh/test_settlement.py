@@ -98,6 +98,15 @@ def test_untracked_work_is_never_green_and_is_named(require: str) -> None:
     assert "   └─ thread  untracked  (started at app.py:12 in pay)" in str(found).splitlines()
 
 
+def test_why_a_message_is_never_known_is_told() -> None:
+    """Each reason once."""
+    notes = [Note(mark, "a", "mcp:1", "unknown", None, "the connection has ended") for mark in "bc"]
+    found = verdict(Receipt("unknown", 3, unknown=2, notes=tuple(notes)))
+    assert isinstance(found, Unknown)
+    why = "whether 2 of its messages are still worked on: the connection has ended"
+    assert found.missing == (why,)
+
+
 @pytest.mark.parametrize(
     ("count", "are", "messages"), [(1, "is", "1 message"), (2, "are", "2 messages")]
 )

@@ -44,7 +44,7 @@ def test_what_is_no_node_says_so_by_its_status(status: int) -> None:
     assert str(error).startswith(text)
 
 
-@pytest.mark.parametrize("status", [201, 400, 401, 403, 408, 413, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [400, 401, 403, 408, 413, 429, 500, 502, 503, 504])
 def test_one_that_does_not_answer_now_may_be_a_node(status: int) -> None:
     """It is down, or starting, or has too much to do."""
     error = not_ok("http://b", status)
@@ -65,3 +65,12 @@ def test_an_address_is_one_nodes() -> None:
     memory.leave("http://a", echo)
     memory.leave("http://a", echo)
     memory.join("http://a", other)
+
+
+@pytest.mark.parametrize("status", [202, 204, 404])
+def test_what_answers_and_is_no_node_is_said_to_be_none(status: int) -> None:
+    """It was reached: a peer that is served without `node.asgi` answers everything in its own way."""
+    error = not_ok("http://b", status)
+    assert isinstance(error, NoMesh)
+    assert f"no mesh at http://b: it answered {status}. Is node.asgi mounted there" in str(error)
+    assert not isinstance(not_ok("http://b", 503), NoMesh)

@@ -48,7 +48,7 @@ async def test_a_handler_that_leaves_nothing_is_clean() -> None:
     found = await escapes(handler, 4)
     assert found.result == 5
     assert list(found) == []
-    assert str(found) == "no work leaves"
+    assert str(found) == "no work leaves: 1 hop was seen"
     found.raise_if_any()
 
 

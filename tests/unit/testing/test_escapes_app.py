@@ -170,3 +170,52 @@ async def test_a_request_that_is_no_hop_is_refused() -> None:
     async with escapes(Drains()) as found:
         with pytest.raises(UsageError, match="did not become a hop"):
             await found.request("GET", "/")
+
+
+async def test_a_body_that_is_json_says_so() -> None:
+    """A framework would turn it away otherwise; what is said by hand stays."""
+    types: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await receive()
+        types.append(dict(scope["headers"]).get(b"content-type"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with escapes(app) as found:
+        for body in (b"{}", b" [1]", b"a=b", b"", b"{no"):
+            await found.request("POST", "/", body=body)
+        await found.request("POST", "/", body=b"{}", headers={"Content-Type": "text/x"})
+    assert types == [b"application/json"] * 2 + [None] * 3 + [b"text/x"]
+    assert str(found) == "no work leaves: 6 hops were seen, 6 requests"
+
+
+async def test_a_request_that_is_turned_away_is_told_of() -> None:
+    """What its handler would have left was not looked at."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await receive()
+        status = int(scope["path"].strip("/"))
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with escapes(app) as found:
+        for path in ("/200", "/422", "/422", "/500"):
+            await found.request("POST", path)
+    assert str(found).splitlines() == [
+        "no work leaves: 4 hops were seen, 4 requests",
+        "warning: POST /422 was answered with 422 (2 times): what its handler leaves when it succeeds was not seen",
+        "warning: POST /500 was answered with 500: what its handler leaves when it succeeds was not seen",
+    ]
+    found.raise_if_any()
+
+
+async def test_without_a_hop_nothing_is_proved() -> None:
+    """A test that sends nothing must not pass."""
+    async with escapes(App()) as found:
+        pass
+    assert str(found) == "no hop was seen: nothing was looked at"
+    with pytest.raises(UsageError, match="no hop was seen"):
+        found.raise_if_any()

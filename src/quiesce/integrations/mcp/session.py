@@ -252,6 +252,8 @@ class Session:
         else:
             self._connection = connection
             self._starts += 1
+            if self._handover is not None:
+                self._handover.connected(connection)
             if connection.ended:
                 self._lost(connection)  # before anybody could know that it was there
             return None

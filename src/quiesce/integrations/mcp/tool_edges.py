@@ -10,13 +10,14 @@ What holds:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mcp import types
 from pydantic import RootModel
 
-from quiesce.errors import PeerLost
+from quiesce.errors import PeerLost, UsageError
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.connection import no_call
 from quiesce.mesh.clients.sending import within
@@ -56,6 +57,15 @@ class Handover:
         self._address = address
         self._connection: ServerConnection | None = None
         self._link: links.Link | None = None
+
+    def connected(self, connection: ServerConnection) -> None:
+        """Register a new connection with the node, if the server has a name: it may be asked what the last one was.
+
+        Where that is refused, because another session has the name, or the node is closed, a call raises why.
+        """
+        if self._address is not None and not connection.ended and not connection.leaving:
+            with suppress(UsageError):
+                self._link_of(connection)
 
     async def call(
         self,
@@ -108,6 +118,7 @@ class Handover:
         if link is None or connection is not self._connection:
             if link is not None:
                 link.close()
+                self._link = None
             link = links.Link(self._node, "mcp", self._address, _Asking(connection))
             link.takes_part = _takes_part(connection.greeting)
             self._connection, self._link = connection, link

@@ -30,6 +30,7 @@ from quiesce.mesh.runtime import progress
 from quiesce.mesh.runtime.admission import Allowances
 from quiesce.mesh.runtime.receipt_pull import Pull
 from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
+from quiesce.mesh.transport.call_bodies import CallBodies
 from quiesce.mesh.transport.links import Links
 from quiesce.mesh.transport.node_transport import (
     PROBE,
@@ -104,6 +105,7 @@ class PeerCalls:
         self._rejected = Allowances(self._clock)
         self.links: Links = Links(node._transport, _http)
         self._transport: Transport = self.links
+        self.bodies: CallBodies = CallBodies()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -434,6 +436,7 @@ class PeerCalls:
         """
         self._ending_by = self._clock() + seconds
         self.end_polls()
+        self.service("end of the reads", self.bodies.end_soon)
 
     def wrote(self, records: list[Record]) -> None:
         """Wake the questions that these records may answer (see `_change`)."""
@@ -453,6 +456,7 @@ class PeerCalls:
         finally:
             self._is_over = True
             self.end_polls()
+            self.bodies.end()
 
     def end_polls(self) -> None:
         """Wake all questions, to be looked at again."""

@@ -112,6 +112,7 @@ class Unknown(Settlement):
         return (f"  {how}: {harmless(what, _LINE_MAX)}" for what in self.missing)
 
 
+_WHYS_MAX = 3
 _VERDICTS = {Settled: "settled", SettledWithLosses: "settled with losses", Unknown: "unknown"}
 
 
@@ -140,7 +141,11 @@ def settlement_of(
 def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
     if receipt.unknown:
         are = "is" if receipt.unknown == 1 else "are"
-        yield f"whether {receipt.unknown} of its messages {are} still worked on"
+        whys = dict.fromkeys(
+            one.why for one in receipt.notes if one.status == "unknown" and one.why
+        )
+        why = f": {'; '.join([*whys][:_WHYS_MAX])}" if whys else ""
+        yield f"whether {receipt.unknown} of its messages {are} still worked on{why}"
     if receipt.untracked:
         yield from _left(receipt)
     if require == "full" and receipt.opaque:

@@ -17,6 +17,7 @@ What holds:
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import closing, suppress
@@ -45,6 +46,10 @@ __all__ = ["Draft", "Journal"]
 DURABILITIES = ("process", "power")
 _HEAD = b"quiesce journal 1\n"
 _LARGE = 1024 * 1024
+_WRONG_PLACE = frozenset((
+    errno.EACCES, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENOENT, errno.ENOTDIR,
+    errno.ENXIO, errno.EPERM, errno.EROFS,
+))  # fmt: skip
 
 
 class Journal:
@@ -83,15 +88,23 @@ class Journal:
         """Open the file, and have what it has taken, as it is read: all of it may be much.
 
         *Raises*: `JournalInUse` if another has it; `JournalBroken` if it is not a journal, is not
-        as it was written, or cannot be taken; `UsageError` if its folder is not there.
+        as it was written, or cannot be taken; `UsageError` if there cannot be a journal at its path.
         """
         if self._lock is not None:
             message = f"the journal {self.path} is open already"
             raise UsageError(message)
         try:
             self._read_into(take)
-        except (QuiesceError, OSError):
+        except QuiesceError:
             raise
+        except OSError as error:
+            if error.errno not in _WRONG_PLACE:
+                raise
+            message = (
+                f"the journal {self.path} cannot be opened ({error.strerror}): name a file in a folder in which this"
+                " process may make files"
+            )
+            raise UsageError(message) from error
         except Exception as error:  # noqa: BLE001 - whatever it is, these records are no history
             # Without its cause: that of a KeyError is the id of an edge, and this is logged.
             kind = type(error).__name__
@@ -117,6 +130,12 @@ class Journal:
             message = (
                 f"the journal must be a file, and {self.path} is a directory: name a file in it, like"
                 f" {self.path / 'agent.journal'}"
+            )
+            raise UsageError(message)
+        if self.path.exists() and not self.path.is_file():
+            message = (
+                f"the journal {self.path} must be a file, and is a device, a pipe or a socket: name a file in a"
+                " folder in which this process may make files"
             )
             raise UsageError(message)
         if fcntl is None:
@@ -148,7 +167,11 @@ class Journal:
                 self._sync_folder()
                 return
             if head != _HEAD:
-                message = f"{self.path} is not a journal of this version of quiesce"
+                message = (
+                    f"{self.path} is not a journal of this version of quiesce. Name another file, or run the version"
+                    " that has written it. Or move the file away, if you can do without: cascades that its node took"
+                    " part in are unknown then"
+                )
                 raise JournalBroken(message)
             self.size, self.count = len(head), 0
             for number, line in enumerate(file, start=2):

@@ -5,6 +5,7 @@ In reading order:
 - `node_transport`: what a node needs to call others, and a transport in memory.
 - `http_transport`: calls and messages over HTTP, with httpx or httpx2.
 - `asgi_server`: an agent's HTTP server as part of the mesh: ASGI middleware.
+- `call_bodies`: how long a server reads the body of a call.
 - `handler_naming`: what a request is called, and where its handler is.
 - `asgi_front`: the outermost ASGI app of a server that takes part.
 - `asgi_lifespan`: the lifespan of an app whose node is open for as long.

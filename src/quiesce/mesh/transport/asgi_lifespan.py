@@ -36,6 +36,10 @@ __all__: list[str] = []
 
 AROUND = "quiesce.mesh"
 """In the scope of a lifespan: that there is a node around the app, which is drained apart."""
+_LEFT = (
+    "the app's lifespan has failed after its startup, and the server serves on: node %r stays open until the shutdown,"
+    " of which the app will not hear"
+)
 _ALONE = "Requests outside of cascades are the server's: Quiesce(app, node=node) drains them, too"
 
 
@@ -57,13 +61,16 @@ class NodeLifespan:
         self._begun = False
         self._is_answered = False  # the startup
         self._is_over = False  # it has failed, or the shutdown was received
+        self._why = "the lifespan has ended"
 
     async def run(self, app: App, scope: Message) -> None:
         """Run the app from its startup to its shutdown; when the app returns, serve the rest of its lifespan.
 
-        The server goes on to serve then, and the node with it.
+        The server goes on to serve then, and the node with it. So it is if the app raises between its startup and its
+        shutdown. If the app raises in its startup, the server is told that it failed: some would serve on, without the
+        node.
 
-        *Raises*: what the app raises in its lifespan.
+        *Raises*: what the app raises in its startup or in its shutdown.
         """
         if self._owner is None:
             scope = {**scope, AROUND: self._node.name}
@@ -71,9 +78,14 @@ class NodeLifespan:
             try:
                 try:
                     await app(scope, self._receive, self._send)
-                except Exception:
-                    if self._begun:
+                except Exception as error:
+                    if self._begun and not self._is_answered:
+                        text = f"{type(error).__name__}: {error}"
+                        await self._send({"type": "lifespan.startup.failed", "message": text})
+                    if self._is_over:
                         raise
+                    if self._begun:
+                        logger.exception(_LEFT, self._node.name)
                 await self._live_on()
             finally:
                 await self._close()
@@ -85,10 +97,11 @@ class NodeLifespan:
             try:
                 await self._open()
             except Exception as error:
-                self._is_over = True
+                self._is_answered = self._is_over = True
                 await self._raw_send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
         elif message["type"] == "lifespan.shutdown":
+            self._why = "the server shuts down"
             await self._close()
             self._is_over = True
         return message
@@ -99,7 +112,9 @@ class NodeLifespan:
         await self._raw_send(message)
         if message["type"].startswith("lifespan.startup"):
             self._is_answered = True
-            self._is_over |= message["type"] == "lifespan.startup.failed"
+            if message["type"] == "lifespan.startup.failed":
+                self._is_over = True
+                self._why = "the startup failed"
 
     async def _live_on(self) -> None:
         """Serve the lifespan of an app that has none; or the rest of it, if the app has left."""
@@ -152,7 +167,7 @@ class NodeLifespan:
             return
         cut_at = self._cut_at
         if cut_at is None:
-            cut_at = self._begin("the server shuts down", home)
+            cut_at = self._begin(self._why, home)
         await home.drain(max(0.0, cut_at - home._backend.clock()), cleanup=self._cleanup)
         report = home.report
         if report is None:

@@ -32,6 +32,7 @@ from quiesce.mesh.runtime import admission
 from quiesce.mesh.runtime.hop_parts import Visit
 from quiesce.mesh.transport import handler_naming
 from quiesce.mesh.transport.asgi_lifespan import NodeLifespan
+from quiesce.mesh.transport.call_bodies import BodyLate
 from quiesce.mesh.transport.node_transport import PROBE, READY, RECEIPTS
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Mesh:
             return
         try:
             caller = admission.check_accept(self._node, scope)
-            body = await _read(receive)
+            body = await self._body(receive)
             if body is None:
                 await _say(send, _TOO_LARGE, f"over {codec.BODY_BYTES_MAX} bytes")
                 return
@@ -163,9 +164,24 @@ class Mesh:
         except RemoteProtocolError as error:
             await _say(send, _BAD, str(error))
         except QuiesceError as error:
-            await _say(send, _UNAVAILABLE, str(error), {b"retry-after": b"1"})
+            lines = {b"retry-after": b"1"}
+            if (
+                isinstance(error, BodyLate)
+                and scope.get("http_version", "1.1") in _WITH_CONNECTIONS
+            ):
+                lines |= dict((_CLOSE,))
+            await _say(send, _UNAVAILABLE, str(error), lines)
         else:
             await _answer(send, 200, answer)
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Read the body of a call, which the node bounds; None if it is too large."""
+        node = self._node
+        if node._scope is None:
+            message = f"node {node.name!r} is not open"
+            raise PeerLost(message)
+        calls = node._exchange
+        return await calls.bodies.read(receive, is_ending=calls.is_told_to_end())
 
 
 class _Exchange(Visit):
@@ -358,6 +374,12 @@ def wrap_app(node: Node, app: App, *, grace: float, cleanup: float) -> Mesh:
     """
     if hasattr(app, "drains_server"):
         raise ArgumentError(WRONG_ORDER)
+    if isinstance(app, Mesh) and app._node is not node:
+        message = (
+            f"the app has node {app._node.name!r} already, and is given to node {node.name!r}: an app has one node. Use"
+            " the same one for both, or wrap it once"
+        )
+        raise ArgumentError(message)
     return Mesh(node, app, grace=grace, cleanup=cleanup)
 
 
@@ -382,23 +404,6 @@ def _path(scope: Message) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root) else path
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """Read a body; None if it is too large."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            gone = "the caller is gone"
-            raise PeerLost(gone)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > codec.BODY_BYTES_MAX:
-            return None
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def _say(

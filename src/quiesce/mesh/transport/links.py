@@ -138,6 +138,8 @@ class Link:
             return
         self.address = f"{kind}:{secrets.token_hex(6) if address is None else address}"
         self._links.attach(self)
+        if self._named:  # what was asked of the connection before this one is asked soon
+            node._exchange.contact(self.address, node._clock())
 
     # Handing over.
 
@@ -218,8 +220,12 @@ class Link:
         node, engine = self._node, self._engine
         if self._named or node._scope is None:
             return
+        why = (
+            f"the connection to {self.address} has ended. With address=, an agent that keeps a journal is asked when it"
+            " is back"
+        )
         for edge in edges:
-            engine.detector.give_up(edge, f"the connection to {self.address} has ended")
+            engine.detector.give_up(edge, why)
         engine._absorb(node._clock())
         try:
             node._commit()

@@ -14,7 +14,8 @@ __all__ = ["Memory", "Transport"]
 RECEIPTS, PROBE, READY = "/quiesce/receipts", "/quiesce/probe", "/quiesce/ready"
 # Said by what is there, and is no node, or does not pass on what is for one. Not by one that is being
 # started, or by a proxy whose server is down.
-_NOT_HERE = frozenset((301, 302, 303, 307, 308, 404, 405, 410, 501))
+# A node itself says 200, and no other success.
+_NOT_HERE = frozenset((*range(201, 300), 301, 302, 303, 307, 308, 404, 405, 410, 501))
 
 
 class NoMesh(PeerLost):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _HEADER = codec.REQUEST_HEADER.lower().encode()
+_CONTENT_TYPE = b"content-type"
+_ERRORS = 400
 _CLEANUP_SECONDS = 1.0
 _BEGIN_SECONDS = 60
 
@@ -42,6 +45,10 @@ class DrivenApp:
         """Describe it; `count` counts the hops that have begun."""
         self._app = app
         self._count = count
+        self.requests: int = 0
+        """How many requests were served."""
+        self.turned_away: dict[tuple[str, str, int], int] = {}
+        """How often a request (its method, its path) was answered with an error."""
         self.life: DrivenLifespan = DrivenLifespan(app)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -55,7 +62,7 @@ class DrivenApp:
         if is_ours:
             scope = {**scope, "headers": [*scope["headers"], (_HEADER, _edge())]}
         before = self._count()
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, self._noting(scope, send) if is_ours else send)
         if is_ours and self._count() == before:
             message = (
                 f"the request to {scope['path']} did not become a hop, so nothing was looked at: the app drains the"
@@ -63,20 +70,37 @@ class DrivenApp:
             )
             raise UsageError(message)
 
+    def _noting(self, scope: Any, send: Any) -> Any:
+        """Return a `send` that takes note of an error."""
+        self.requests += 1
+
+        async def note(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= _ERRORS:
+                what = scope["method"], scope["path"], message["status"]
+                self.turned_away[what] = self.turned_away.get(what, 0) + 1
+            await send(message)
+
+        return note
+
     async def request(
         self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> AppAnswer:
         """Send a request to the app, and return its answer when the app has returned.
+
+        A body that is a JSON object or list is sent with that content type, unless the headers have one.
 
         *Cancel safety*: that of the app.
 
         *Raises*: what the app raises.
         """
         path, _, query = path.partition("?")
+        lines = _lines(headers or {})
+        if _is_json(body) and all(name != _CONTENT_TYPE for name, _ in lines):
+            lines.append((_CONTENT_TYPE, b"application/json"))
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
             "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-            "headers": [(b"host", b"app"), *_lines(headers or {})], "client": ("127.0.0.1", 1), "server": ("app", 80),
+            "headers": [(b"host", b"app"), *lines], "client": ("127.0.0.1", 1), "server": ("app", 80),
         }  # fmt: skip
         parts: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
         told: list[Any] = []
@@ -98,10 +122,10 @@ class DrivenApp:
         if not heads:
             message = f"the app has not answered {method} {path}"
             raise UsageError(message)
-        lines = {
+        found = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in heads[0]["headers"]
         }
-        return AppAnswer(heads[0]["status"], lines, b"".join(one.get("body", b"") for one in told))
+        return AppAnswer(heads[0]["status"], found, b"".join(one.get("body", b"") for one in told))
 
 
 class DrivenLifespan:
@@ -162,6 +186,17 @@ def _edge() -> bytes:
     begin_by = int(time.time()) + _BEGIN_SECONDS
     handed = codec.Handed(os.urandom(16), os.urandom(12), edge_mark(os.urandom(12)), begin_by)
     return codec.request_header(handed).encode()
+
+
+def _is_json(body: bytes) -> bool:
+    """Return whether a body is a JSON object, or a list."""
+    if not body.lstrip().startswith((b"{", b"[")):
+        return False
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -29,6 +29,8 @@ FATES: dict[Fate, str] = {
 BAD: frozenset[Fate] = frozenset(("unseen", "untracked", "held"))
 """What a program should not have."""
 
+NO_HOP = "no hop was seen: nothing was looked at"
+
 _WORKING = 'part = current_hop().working("…") here, and `async with part:` where the work is done'
 _DETACHED = "`with quiesce.detached():` around it, if it serves the process and not this request"
 _OPAQUE = 'current_hop().opaque("…")'
@@ -107,9 +109,12 @@ class Escapes:
         """What the handler returned, of `await escapes(handler)`."""
         self.application: DrivenApp | None = None
         """The app that runs, of `async with escapes(app)`."""
+        self.hops: int = 0
+        """How many hops were seen: what is not one was not looked at."""
 
-    def put(self, found: Iterable[Escape]) -> None:
-        """Take what was found, each place once."""
+    def put(self, found: Iterable[Escape], hops: int) -> None:
+        """Take what was found, each place once, and how many hops were seen."""
+        self.hops = hops
         order = list(FATES)
         self._found = tuple(sorted(set(found), key=lambda one: (order.index(one.fate), one.where)))
 
@@ -136,10 +141,19 @@ class Escapes:
         return self.of("unseen", "untracked")
 
     def raise_if_any(self) -> None:
-        """Raise an `EscapeError` that names what is unseen, untracked or still held, if anything is."""
+        """Raise an `EscapeError` that names what is unseen, untracked or still held, if anything is.
+
+        *Raises*: `UsageError` if no hop was seen: nothing was looked at.
+        """
         bad = self.of(*BAD)
         if bad:
             raise EscapeError(bad)
+        if not self.hops:
+            message = (
+                f"{NO_HOP}. Send requests to the app inside of the block, with found.request() or found.app, or call"
+                " the handler there; and call raise_if_any() after the block"
+            )
+            raise UsageError(message)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request as a hop: an ASGI app, for clients like `httpx.ASGITransport(app=found.app)`.
@@ -170,16 +184,30 @@ class Escapes:
         return self.application
 
     def __str__(self) -> str:
-        """Draw the table: a line for each place, and below it what to write instead."""
-        return table(self._found)
+        """Draw the table: a line for each place, and below it what to write instead; then what was not seen."""
+        if not self.hops:
+            return "\n".join([NO_HOP, *([table(self._found)] if self._found else [])])
+        seen = f"{self.hops} hop{' was' if self.hops == 1 else 's were'} seen"
+        app = self.application
+        if app is not None:
+            seen += f", {app.requests} request{'' if app.requests == 1 else 's'}"
+        lines = [table(self._found, seen)]
+        for (method, path, status), count in ({} if app is None else app.turned_away).items():
+            times = "" if count == 1 else f" ({count} times)"
+            lines.append(
+                f"warning: {method} {path} was answered with {status}{times}: what its handler leaves when it succeeds"
+                " was not seen"
+            )
+        return "\n".join(lines)
 
 
-def table(found: Iterable[Escape]) -> str:
-    """Draw the table of some places: grouped by what happens, and by what to write."""
+def table(found: Iterable[Escape], seen: str = "") -> str:
+    """Draw the table of some places: grouped by what happens, and by what to write; `seen` says what was looked at."""
     places = list(found)
     if not places:
-        return "no work leaves"
-    lines = [f"{len(places)} place{'' if len(places) == 1 else 's'} where work leaves:"]
+        return f"no work leaves: {seen}"
+    more = f" ({seen})" if seen else ""
+    lines = [f"{len(places)} place{'' if len(places) == 1 else 's'} where work leaves{more}:"]
     cells = {one: (f"{one.route} {one.name}".rstrip(), one.function) for one in places}
     first, second = (max(len(cell[column]) for cell in cells.values()) for column in (0, 1))
     for fate, means in FATES.items():

@@ -135,7 +135,7 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
             if error is None:
                 await self._trails.wait(self._seconds, running_backend().loop)
         finally:
-            self._found.put(self._trails.found())
+            self._found.put(self._trails.found(), self._trails.count)
             await self._close()
 
     def _served(self, app: App) -> App:

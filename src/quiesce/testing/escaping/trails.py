@@ -87,6 +87,8 @@ class Trails:
         """Begin; `close()` ends it."""
         self._trails: dict[int, Trail] = {}  # of open hops, by id
         self._all: list[Trail] = []
+        self.count: int = 0
+        """How many hops have begun."""
         self._changed: anyio.Event | None = None
         watch.add(self)
 
@@ -94,16 +96,12 @@ class Trails:
         """Watch no more."""
         watch.remove(self)
 
-    @property
-    def count(self) -> int:
-        """How many hops have begun."""
-        return len(self._all)
-
     def begun(self, hop: Hop) -> None:
         """Record a hop, from its first part on."""
         if id(hop) not in self._trails:
             trail = self._trails[id(hop)] = Trail(hop)
             self._all.append(trail)
+            self.count += 1
 
     def of(self, hop: Hop) -> Trail | None:
         """Return that of a hop, if it is one of these."""

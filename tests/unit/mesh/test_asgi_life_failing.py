@@ -1,0 +1,105 @@
+"""The lifespan of an app that fails: its node is open for as long as the server serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from quiesce import Scope
+from quiesce.core.tree import logger
+from quiesce.integrations.asgi import Quiesce
+from tests.stress import turns
+from tests.unit.mesh.meshing import HandlerError, World, until
+from tests.unit.mesh.serving import Life
+
+
+async def failing_early(_: Any, receive: Any, send: Any) -> None:
+    """Fail when the startup is answered: the server serves by then."""
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    raise HandlerError
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+async def test_a_startup_that_raises_is_told_to_the_server(
+    *, is_within: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers that do not insist on a lifespan would serve on, without the node."""
+    caplog.set_level("INFO")
+
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        await receive()
+        message = "no database"
+        raise HandlerError(message)
+
+    async with World() as world:
+        node = world.make("b")
+        life = Life(Quiesce(app, node=node, hold_signal=False) if is_within else node.asgi(app))
+        life.ask("startup")
+        with pytest.raises(HandlerError):
+            await life.run()
+        assert (life.told, life.message) == (["startup.failed"], "HandlerError: no database")
+        assert node._scope is None
+    assert "the startup failed" in caplog.text
+    assert "shuts down" not in caplog.text
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+async def test_the_node_is_open_while_the_server_serves_on(
+    *, is_within: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure is logged at once, and the log says nothing of a shutdown before there is one."""
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        inner = (
+            Quiesce(failing_early, node=node, hold_signal=False)
+            if is_within
+            else node.asgi(failing_early)
+        )
+        life = Life(inner)
+        job = server.spawn(life.run)
+        life.ask("startup")
+        await until(lambda: life.told == ["startup.complete"])
+        await until(lambda: "HandlerError" in caplog.text)
+        assert "node 'b' stays open" in caplog.text
+        assert "shuts down" not in caplog.text
+        assert repr(node) == "<Node 'b' open, 0 hops>"
+        life.ask("shutdown")
+        await job
+        assert life.told == ["startup.complete", "shutdown.complete"]
+        assert node._scope is None
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_a_life_that_ends_badly_closes_the_node(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever ends it; the log has the reason."""
+    caplog.set_level("INFO", logger.name)
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if how == "fails":
+            await send({"type": "lifespan.startup.failed", "message": "no"})
+            raise HandlerError
+        await send({"type": "lifespan.startup.complete"})
+        await anyio.sleep_forever()
+
+    async with World() as world, Scope("server") as server:
+        node = world.make("b")
+        life = Life(node.asgi(app))
+        life.ask("startup")
+        job = server.spawn(life.run)
+        await until(lambda: life.told)
+        if how == "is cancelled":
+            await until(lambda: node._scope is not None)
+            job.cancel()
+        await until(job.done)
+        assert node._scope is None
+        await turns()  # the scope hears of a failure a moment later
+        server._failed.clear()
+    why = "the startup failed" if how == "fails" else "the lifespan has ended"
+    assert f"{why}: node 'b' is draining" in caplog.text
+    assert "shuts down" not in caplog.text
