@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from functools import partial
 from sys import _getframe
+from threading import Timer as ThreadTimer
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from quiesce.core import libraries
 from quiesce.core.tree import current
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
+
+_timers: WeakKeyDictionary[ThreadTimer, Callable[[], None]] = WeakKeyDictionary()
+"""Timers of hops that are not due, each with what to call when it is cancelled."""
 
 
 def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,6 +140,9 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
         else:
             hold = Followed(hop, "thread", name, frame, self, target=target)
             ended, failed = hold.release, hold.fail
+        if isinstance(self, ThreadTimer):
+            _timers[self] = partial(_put_off, hop, None if self.daemon else hold, name)
+            self.function = partial(_due, self, self.function)
 
         def followed() -> None:
             del self.run
@@ -158,6 +166,34 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return started
+
+
+def by_timer_cancel(cancel: Callable[[ThreadTimer], None]) -> Callable[[ThreadTimer], None]:
+    """Return what stands in for `threading.Timer.cancel`."""
+
+    def cancelling(self: ThreadTimer) -> None:
+        put_off = _timers.pop(self, None)
+        if put_off is not None:
+            put_off()
+        cancel(self)
+
+    return cancelling
+
+
+def _due(timer: ThreadTimer, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call the function of a timer, which cannot be cancelled any more."""
+    _timers.pop(timer, None)
+    return function(*args, **options)
+
+
+def _put_off(hop: Hop, hold: Followed | None, name: str) -> None:
+    """Record in a hop that the running code cancels its timer: as `timers.Timer.cancel` does."""
+    other = hop_now()
+    if other is None and hold is not None:
+        hold.cut()
+    elif other is not hop:
+        by = "code of no hop" if other is None else other.name
+        hop.untracked("timer", f"{name}, cancelled by {by}, which may do it in its place")
 
 
 def _fail_daemon(hop: Hop, error: BaseException) -> None:

@@ -52,6 +52,7 @@ def _everywhere() -> list[Patch]:
         _patch(Future, "add_done_callback", executors.by_callback),
         _patch(asyncio.futures, "_chain_future", call_futures.by_chain),
         _patch(threading.Thread, "start", executors.by_thread),
+        _patch(threading.Timer, "cancel", executors.by_timer_cancel),
         *(_patch(Pool, name, process_pools.by_call) for name in process_pools.CALLS),
         _patch(Pool, "terminate", process_pools.by_terminate),
         _patch(_PoolCache, "__setitem__", process_pools.by_keep),

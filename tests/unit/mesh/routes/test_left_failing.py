@@ -305,3 +305,64 @@ async def test_a_pending_call_that_code_cancels(
     assert found.receipt.cancelled == (not is_own)
     assert found.ok is is_own
     assert is_own or "test_left_failing.py:" in str(found)
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_a_timer_between_threads_that_code_cancels(*, is_own: bool, is_daemon: bool) -> None:
+    """It is cancelled, or, if it is a daemon, untracked; unless the code of the hop does that."""
+    timers: list[threading.Timer] = []
+
+    def put() -> None:
+        timers.append(threading.Timer(3600, print, ["never"]))
+        timers[0].daemon = is_daemon
+        timers[0].start()
+        if is_own:
+            timers[0].cancel()
+            timers[0].join()
+
+    found = await verdict(put, lambda: timers[0].cancel())  # noqa: PLW0108 - as it is then
+    timers[0].join()
+    assert found.receipt.cancelled == (not is_own and not is_daemon)
+    assert found.receipt.untracked == (not is_own and is_daemon)
+    assert found.ok is is_own
+
+
+async def test_a_timer_between_threads_that_another_hop_puts_off_is_untracked() -> None:
+    """The other hop may do it for both: a debounce."""
+    timers: list[threading.Timer] = []
+
+    def put() -> None:
+        for one in timers:
+            one.cancel()
+        timers.append(threading.Timer(3600, print, ["never"]))
+        timers[-1].start()
+
+    async with World() as world:
+        await world.add("a"), await world.add("b")
+        first = await cascade_of(world, put)
+        await cascade_of(world, put)
+        found = await first.settled(5)
+        assert found.receipt.untracked == 1
+        assert "which may do it in its place" in str(found)
+        timers[-1].cancel()
+        for one in timers:
+            one.join()
+
+
+async def test_a_timer_between_threads_that_is_due_is_called_and_done() -> None:
+    """It cannot be cancelled then."""
+    timers: list[threading.Timer] = []
+    called = threading.Event()
+
+    def put() -> None:
+        timers.append(threading.Timer(0, called.set))
+        timers[0].start()
+
+    def end() -> None:
+        timers[0].join()
+        timers[0].cancel()
+
+    found = await verdict(put, end)
+    assert called.is_set()
+    assert found.ok
