@@ -18,6 +18,7 @@ from quiesce.core import callsites, libraries
 __all__: list[str] = []
 
 _SOON_SECONDS = 1.0  # for threads that end when the main thread has
+_LOOK_SECONDS = 0.02  # between two looks: a worker of a pool does not end, but has nothing to do
 _POOLS = frozenset({"anyio", "concurrent"})
 _watching = False
 
@@ -36,25 +37,14 @@ def watch_exit_threads() -> None:
 
 
 def _at_exit() -> None:
-    """Look from a thread of our own: what waits for the end of the main thread is to end first."""
-    found = [one for one in threading.enumerate() if _stays(one)]
-    if found:
-        with suppress(
-            RuntimeError
-        ):  # there is no room for a thread, and nothing to be done about it
-            threading.Thread(target=_name, args=(found,), daemon=True).start()
+    """Wait for a moment: threads that end with the main thread are about to. Then name the others.
 
-
-def _stays(thread: threading.Thread) -> bool:
-    return thread is not threading.main_thread() and thread.is_alive() and not thread.daemon
-
-
-def _name(found: list[threading.Thread]) -> None:
+    Not in a thread of its own: Python 3.12 starts none at its exit.
+    """
     until = time.monotonic() + _SOON_SECONDS
-    for thread in found:
-        thread.join(max(0.0, until - time.monotonic()))
-    frames = sys._current_frames()
-    told = [_told(one) for one in found if one.is_alive() and not _is_idle(one, frames)]
+    while (found := _staying()) and time.monotonic() < until:
+        found[0].join(_LOOK_SECONDS)
+    told = [_told(one) for one in found]
     if told and sys.stderr is not None:
         text = (
             f"quiesce: the process does not exit, because Python waits for {'; for '.join(told)}. Stop it in the "
@@ -64,6 +54,19 @@ def _name(found: list[threading.Thread]) -> None:
             AttributeError, OSError, ValueError
         ):  # not by its buffer, which is locked if the process ends now
             os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+
+
+def _staying() -> list[threading.Thread]:
+    """Return the threads that Python will wait for, and that no pool ends."""
+    frames = sys._current_frames()
+    return [
+        one
+        for one in threading.enumerate()
+        if one is not threading.main_thread()
+        and one.is_alive()
+        and not one.daemon
+        and not _is_idle(one, frames)
+    ]
 
 
 def _is_idle(thread: threading.Thread, frames: dict[int, Any]) -> bool:

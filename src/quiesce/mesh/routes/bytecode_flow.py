@@ -28,6 +28,7 @@ _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
 _EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
 _HANDLER = 8  # instructions at its beginning that are looked at
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
+_FILLING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
 _ADDING = 3  # instructions at most between an addition and the name that is set
 _DELETING = 4  # instructions at most between a container and the removal of a part of it
 
@@ -225,6 +226,8 @@ def _is_added_to(steps: list[dis.Instruction], place: int) -> bool:
 
 def _is_given_away(steps: list[dis.Instruction], place: int) -> bool:
     """Return whether a function returns or yields a value, or awaits a call that gets it."""
+    if _is_called(steps, place, _FILLING):  # `seen.append(await queue.get())`
+        return False
     after = [one.opname for one in steps[place + 1 : place + 1 + _AWAITED]]
     if after[:1] in (["RETURN_VALUE"], ["YIELD_VALUE"]):
         return True

@@ -325,3 +325,25 @@ async def test_what_other_code_collects_is_not_a_workers_batch(tmp_path: Path) -
         await settles(two)
 
     await run(tmp_path, scenario)
+
+
+async def test_a_record_that_is_filled_by_what_is_awaited_is_not_given_away(tmp_path: Path) -> None:
+    """`seen.append(await jobs.get())`: the list is not an argument of what is awaited."""
+    seen: list[Job] = []
+
+    async def scenario(case: Case) -> None:
+        jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                seen.append(await jobs.get())
+                await work(seen[-1])
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: jobs.put_nowait(job))
+        job.gate.set()
+        await settles(cascade)
+
+    await run(tmp_path, scenario)
