@@ -29,7 +29,7 @@ _POOL_LOOP = concurrent.futures.thread._worker.__code__
 _TO_THREAD = "run_in_thread.<locals>.call"
 _RETURNED = object()
 _PAUSE_SECONDS = 0.001
-_PAUSES_MAX = 50  # to begin takes a moment, or more on a busy machine
+_PAUSES_MAX = 5_000  # to begin takes a moment, or seconds on a busy machine
 
 
 def present_threads() -> dict[threading.Thread, threading.Thread]:
