@@ -51,7 +51,7 @@ class Resource(Protocol):
         """Record that the scope is closed, and wake the tasks of others that still wait."""
 
     def _move(self, node: TreeNode) -> None:
-        """Belong to another node from now on."""
+        """Move to another node of the tree."""
 
 
 class Held(Protocol):
@@ -84,10 +84,10 @@ class Held(Protocol):
         """List the frames it is in, outermost first."""
 
     def _move(self, node: TreeNode) -> None:
-        """Belong to another node from now on."""
+        """Move to another node of the tree."""
 
     def _reclassify(self) -> None:
-        """Become a service, if the node has it among its services."""
+        """Turn into a service, if the node has declared it as one."""
 
 
 class Described:

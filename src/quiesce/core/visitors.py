@@ -27,7 +27,7 @@ _enter, _leave = current.set, current.reset  # every request pays for both
 class Visitor(Hold):
     """The work of a task in a scope that does not own it, held under the task's own key.
 
-    It may be subclassed, with slots of its own, by whoever has something of his own for each of them.
+    A subclass may add slots for what its user keeps of each visit.
     """
 
     __slots__ = ("_key", "_task", "_token")

@@ -57,7 +57,7 @@ class SendBuffer(Described):
         *,
         flush_seconds: float = 1.0,
     ) -> None:
-        """Belong to an open scope; `on_lost` is told when the peer cannot be written to."""
+        """Register with an open scope; `on_lost` is called when the peer cannot be written to."""
         self._node: TreeNode = scope
         self._transport = transport
         self._on_lost = on_lost

@@ -59,7 +59,7 @@ class Quiesce:
             `websocket.disconnect`, code 1001; None: shortly before the deadline.
         services: Patterns (as in `fnmatch`) of names that are loops, not work: of requests that never
             end by themselves (`"GET /events"`, `"WS /feed"`), and of adopted tasks. They do not hold up
-            a drain, and to end them is no loss. In hops they count as those of `Node(services=…)` do: no
+            a drain, and to end them is not a loss. In hops they count as those of `Node(services=…)` do: no
             verdict waits for such a task.
         retry_after: The seconds that `Retry-After` names.
         ready: The path of the readiness probe; None: none.

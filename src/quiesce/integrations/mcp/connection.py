@@ -62,7 +62,7 @@ _calls: ContextVar[SessionCall | None] = ContextVar("quiesce.mcp_call", default=
 
 
 def no_call() -> None:
-    """Belong to no call from here on: a task that outlives it must not write in its name."""
+    """Leave the current call: a task that outlives the call must not write in its name."""
     _calls.set(None)
 
 

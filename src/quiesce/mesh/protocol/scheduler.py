@@ -294,7 +294,7 @@ class Courier:
         return len(self._posts)
 
     def unposted_to(self) -> Iterable[str]:
-        """Return the addresses of those who have not taken a receipt so far."""
+        """Return the addresses of the nodes that have not taken a receipt so far."""
         return dict.fromkeys(post.to for post in self._posts)
 
     def unwatch(self, edge: bytes) -> None:

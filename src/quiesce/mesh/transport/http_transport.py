@@ -97,7 +97,7 @@ class HttpTransport:
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or one that is no success; `NoMesh` if what answers is no node.
+        *Raises*: `PeerLost` if there is no answer, or an answer that is not a success; `NoMesh` if what answers is not a node.
         """
         client, library = self._client, self._library
         if client is None:

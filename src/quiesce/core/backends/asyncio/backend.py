@@ -181,7 +181,7 @@ class AsyncioBackend:
         service_tasks.look_below(node)
 
     def adopt(self) -> Callable[[], None]:
-        from quiesce.core.backends.asyncio.adoption import install_adoption  # noqa: PLC0415 - only for those who adopt
+        from quiesce.core.backends.asyncio.adoption import install_adoption  # noqa: PLC0415 - only for scopes that adopt
 
         return install_adoption(self.loop, self.clock)
 

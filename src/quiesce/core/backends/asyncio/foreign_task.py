@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 
 class ForeignTask:
-    """The hold of a task that somebody else's task factory made."""
+    """The hold of a task that a task factory of other code made."""
 
     __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from quiesce.integrations.a2a.push.push_signing import Sign
 
     Tell = Callable[[], Any]
-    """Gives what is to be told, or None; it is only asked if somebody is to be told."""
+    """A function that returns the text of a push, or None; it is called only if a push has a receiver."""
 
 __all__ = ["DurablePushSender"]
 

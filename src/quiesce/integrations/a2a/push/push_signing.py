@@ -39,7 +39,7 @@ class PushRequest:
 
 
 Sign: TypeAlias = Callable[[PushRequest], Mapping[str, str] | Awaitable[Mapping[str, str]]]
-"""Gives the headers that sign a push; it is asked at each attempt."""
+"""A function that returns the headers which sign a push; it is called at each attempt."""
 
 
 class HmacSigner:

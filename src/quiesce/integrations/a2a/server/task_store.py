@@ -64,7 +64,7 @@ class TellingStore:
     def __init__(self, store: Any, tracker: Tracker, pushes: Pushes) -> None:
         self.inner = store
         self.get: Callable[..., Awaitable[Any]] = store.get
-        """Gives a task, as the user's store has it."""
+        """Return a task, as the user's store has it."""
         self._tracker = tracker
         self._pushes = pushes
 
