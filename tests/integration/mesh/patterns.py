@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import quiesce
-from quiesce.mesh import CascadeCancelled, current_hop
+from quiesce.mesh import CascadeCancelled, JournalBroken, current_hop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,8 +58,8 @@ class Job:
                 await asyncio.to_thread(self.told.wait, DAEMON_SECONDS)
             try:
                 await self.send()
-            except CascadeCancelled:
-                pass  # or it would end the worker
+            except (CascadeCancelled, JournalBroken):
+                pass  # or it would end the worker, and the jobs after it would wait for ever
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
