@@ -4,6 +4,7 @@ In reading order:
 
 - `hold`: one thing in flight, in exactly one scope.
 - `job`: a hold with a task behind it.
+- `life`: the states of something, and the steps between them, as a table.
 - `tree`: which scope holds what, which is busy, what may still start; no I/O, no waiting.
 - `graveyard`: where what is stuck goes after the close of its scope.
 - `scope`: the public owner of everything in flight in one part of a program.

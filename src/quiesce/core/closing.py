@@ -138,7 +138,8 @@ class Closing:
             return
         if scope._leftovers == "parent":
             return  # what is left is handed over, so it may go on
-        scope._state = ScopeState.CLOSING
+        if scope._state is not ScopeState.CLOSING:
+            scope.enter_state(ScopeState.CLOSING)
         for child in list(scope._children):
             child._close_with_parent(self.join_by)
 
@@ -196,7 +197,8 @@ class Closing:
 
     async def _cancel_and_join(self) -> None:
         scope, clock = self._scope, self._scope._backend.clock
-        scope._state = ScopeState.CLOSING
+        if scope._state is not ScopeState.CLOSING:
+            scope.enter_state(ScopeState.CLOSING)
         self.join_by = min(self.join_by, clock() + self.cleanup)
         scope._backend.look_at_parts(scope)
         for resource in scope._all_resources():
@@ -387,8 +389,11 @@ class Closing:
             scope._holds.clear()
             scope._turned_idle()
         self.report = self._write()
-        scope._state = ScopeState.CLOSED
-        scope._closed()
+        if (
+            scope._state is not ScopeState.CLOSED
+        ):  # as a scope is that was dissolved: that was its end
+            scope.enter_state(ScopeState.CLOSED)
+            scope._closed()
         self.quiet.open()
         self.done.open()
         parent = scope._parent

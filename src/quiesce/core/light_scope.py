@@ -294,7 +294,7 @@ class LightScope(Scope):
             return False
         if self._state is _CLOSED:
             return True
-        self._state = _CLOSED
+        self.enter_state(_CLOSED)
         if self._filled:
             parent = self._parent
             assert parent is not None  # noqa: S101 - it was opened below one
@@ -320,7 +320,7 @@ class LightScope(Scope):
             return False
         _leave(stay._token)
         holds.clear()
-        self._state = _CLOSED
+        self.enter_state(_CLOSED)
         parent = self._model.parent
         self._adopter = parent._adopter
         parent._completed += self._completed

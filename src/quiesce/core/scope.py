@@ -162,12 +162,12 @@ class Scope(TreeNode):
             self._unadopt = self._backend.adopt()
         self._since = self._backend.clock()
         self._code, self._offset = frame.f_code, frame.f_lasti
-        self._state = ScopeState.OPEN
+        self.enter_state(ScopeState.OPEN)
         self._attach(parent)
-        if self._state is ScopeState.DRAINING:
-            self._closing_gate.open()
         if parent is None:
             roots.add(self)
+        elif parent._state is ScopeState.DRAINING:
+            self._closing_gate.open()
         self._adopter = self if self._wants_adoption else parent and parent._adopter
         self._service_pattern = arguments.one_pattern(self._services_given)
 

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 from quiesce.core import callsites
 from quiesce.core import report as reports
 from quiesce.core.hold import NOTHING, Described, Fate
+from quiesce.core.life import Life
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ class ScopeState(Enum):
     DRAINING = "draining"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+SCOPE_LIFE: Life[ScopeState] = Life(
+    "scope",
+    {
+        ScopeState.NEW: (ScopeState.OPEN,),
+        ScopeState.OPEN: (ScopeState.DRAINING, ScopeState.CLOSING, ScopeState.CLOSED),
+        ScopeState.DRAINING: (ScopeState.CLOSING, ScopeState.CLOSED),
+        ScopeState.CLOSING: (ScopeState.CLOSED,),
+        ScopeState.CLOSED: (),
+    },
+)
 
 
 class TreeNode(Described):
@@ -165,6 +178,12 @@ class TreeNode(Described):
 
     def _reclassify(self) -> None:
         """Do nothing: a scope is no service."""
+
+    # Its life.
+
+    def enter_state(self, state: ScopeState) -> None:
+        """Go on to another state, as `SCOPE_LIFE` allows."""
+        self._state = SCOPE_LIFE.step(self._state, state)
 
     # Membership.
 
@@ -311,7 +330,7 @@ class TreeNode(Described):
 
     def _mark_draining(self, root: TreeNode, *, deep: bool = True) -> None:
         if self._state is ScopeState.OPEN:
-            self._state = ScopeState.DRAINING
+            self.enter_state(ScopeState.DRAINING)
             self._drain_root = root
             for resource in self._own_resources():
                 resource._drain()
@@ -407,7 +426,7 @@ class TreeNode(Described):
             self._errand_above = parent._errand
             parent._children[self] = None
             if parent._state is ScopeState.DRAINING:
-                self._state = ScopeState.DRAINING
+                self.enter_state(ScopeState.DRAINING)
                 self._drain_root = parent._drain_root
 
     def _close_with_parent(self, join_by: float) -> Closing:
