@@ -1,4 +1,4 @@
-"""A connection on which an app has failed is closed by the server: its client has to be told."""
+"""An app that fails: by an exception, or by what it answers."""
 
 from __future__ import annotations
 
@@ -42,3 +42,26 @@ async def test_nothing_more_is_sent_on_the_connection_of_an_app_that_failed(
         assert (made.told is not None) if made.sent else not fails  # an agent that fails says so
         sent = made.sent[0]["headers"] if made.sent else ()
         assert ((b"connection", b"close") in sent) is (fails and is_told)
+
+
+@pytest.mark.parametrize(("status", "is_ok"), [(200, True), (422, True), (500, False), (503, False)])
+async def test_an_agent_that_answers_with_a_server_error_has_failed(
+    *, status: int, is_ok: bool
+) -> None:
+    """Frameworks turn an exception of a handler into such an answer; one of 4xx blames the client."""
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({**START, "status": status})
+        await send(BODY)
+
+    async with World() as world:
+        node, other = await world.add("a"), await world.add("b")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                headers = [(b"cascade", handing.header.encode())]
+                made = Exchange(other.asgi(app), "POST", "/", headers=headers)
+                await world._servers.spawn(made.run)
+                handing.answered(made.told, is_error=status >= 400)
+        settlement = await cascade.settled(5, require="participants")
+        assert settlement.ok is is_ok
+        assert (f"(it answered {status})" in str(settlement)) is not is_ok

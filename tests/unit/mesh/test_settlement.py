@@ -53,11 +53,11 @@ def verdict(receipt: Receipt, require: str = "full") -> Settlement:
 def test_a_verdict_says_no_more_than_is_known(
     counts: dict[str, int], kind: type[Settlement], require: str
 ) -> None:
-    """Failed is finished; lost is told; nothing but done is ok."""
+    """Failed is finished; lost is told; nothing but done is ok, and true."""
     done = replace(WHOLE, failed=0, notes=NOTES[:1])
     found = verdict(replace(done, **counts), require)  # type: ignore[arg-type]  # counts by name
     assert type(found) is kind
-    assert found.ok is (not counts)
+    assert found.ok is bool(found) is (not counts)
 
 
 @pytest.mark.parametrize("gap", ["opaque", "volatile"])

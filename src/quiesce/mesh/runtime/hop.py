@@ -224,6 +224,11 @@ class Hop(LightScope):
         elif self._status == "done":
             self._status, self._why = "failed", type(error).__name__
 
+    def answered_with_error(self, status: int) -> None:
+        """Record that its handler has answered with a server error: that is how frameworks tell of a failure."""
+        if self._status == "done":
+            self._status, self._why = "failed", f"it answered {status}"
+
     def _fail_unheard(self, error: BaseException, work: Any) -> None:
         """Record that work failed for which nobody waits: in a drain, the report names it."""
         if self._state is ScopeState.CLOSED:

@@ -41,6 +41,10 @@ class Settlement:
         receipt = self.receipt
         return isinstance(self, Settled) and not (receipt.failed or receipt.cancelled)
 
+    def __bool__(self) -> bool:
+        """Return `ok`: `if await cascade.settled():` asks whether all is well, not whether there is a verdict."""
+        return self.ok
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the verdict takes to be so and does not know: an agent's name, and what its hop assumes."""

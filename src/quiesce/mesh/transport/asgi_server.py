@@ -197,6 +197,7 @@ class _Exchange(Visit):
     _error: BaseException | None = None
     _last: tuple[tuple[bytes, bytes], ...] = ()
     _sending: Job[None] | None = None
+    _status = 0  # of the answer that the app has begun
 
     def __init__(self, hop: Hop, send: Send, caller: str, request: tuple[App, Message]) -> None:
         """Begin; `request` is what the app is called with, and may write to."""
@@ -220,6 +221,8 @@ class _Exchange(Visit):
     def finish(self) -> Awaitable[None]:
         """End, when the app has; what is to be awaited sends what was kept."""
         hop = self._hop
+        if self._status >= _FAILED:
+            hop.answered_with_error(self._status)
         hop.rides = True  # if it was not answered, as it was if some of it is sent already
         self.leave(None)
         if self._started:
@@ -269,6 +272,8 @@ class _Exchange(Visit):
     async def keep(self, message: Message) -> None:
         """Send a message of the app, or keep it until the next turn of the loop."""
         kind = message["type"]
+        if kind == "http.response.start" and message["status"] >= _FAILED:
+            self._status = message["status"]
         if self._started or not (
             kind == "http.response.start"
             or (kind == "http.response.body" and not message.get("more_body"))
