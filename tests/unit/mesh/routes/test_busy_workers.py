@@ -108,7 +108,7 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
     async def scenario(case: Case) -> None:  # noqa: PLR0915 - each way of waiting
         left: deque[tuple[threading.Event, threading.Event]] = deque()
         wake, condition = threading.Event(), threading.Condition()
-        pool = ThreadPoolExecutor(1)
+        pool, held = ThreadPoolExecutor(1), threading.Lock()
         ends = False
 
         def one(begun: threading.Event, gate: threading.Event) -> None:
@@ -129,7 +129,9 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
                 while left:
                     gates = left.popleft()
                     if gates is plain:
-                        one(*gates)
+                        gates[0].set()
+                        with held:  # not an event, at which the worker would be told
+                            pass
                     elif how == "inner loop":
                         asyncio.run(inner(*gates))
                     else:
@@ -149,10 +151,10 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
             first = threading.Event(), threading.Event()
             first[1].set()
             await settles(await case.cascade(lambda: put(first)))
-            put(plain)
-            await until(plain[0].is_set)
-            cascade = await case.cascade(lambda: put(gates))
-            plain[1].set()
+            with held:
+                put(plain)
+                await until(plain[0].is_set)
+                cascade = await case.cascade(lambda: put(gates))
             await until(lambda: begun.is_set() and not left)
             await turns(50)
             assert await is_open(cascade)
@@ -161,12 +163,67 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
         finally:
             ends = True
             gate.set()
-            plain[1].set()
             wake.set()
             with condition:
                 condition.notify()
             thread.join()
             pool.shutdown()
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.real_time
+async def test_a_busy_thread_may_have_taken_what_an_idle_one_does_not_see(tmp_path: Path) -> None:
+    """It works on the hop's job itself, and starts nothing: it does not hear of the hop."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[tuple[threading.Event, threading.Lock]] = deque()
+        condition = threading.Condition()
+        idle, ends = 0, False
+
+        def worker() -> None:
+            nonlocal idle
+            while not ends:
+                with condition:
+                    idle += 1
+                    while not (left or ends):
+                        condition.wait()
+                    idle -= 1
+                    job = left.popleft() if left else None
+                if job is not None:
+                    job[0].set()
+                    with job[1]:
+                        pass
+
+        def put(*jobs: tuple[threading.Event, threading.Lock]) -> None:
+            with condition:
+                left.extend(jobs)
+                condition.notify(len(jobs))
+
+        first, second, of_hop = jobs = [(threading.Event(), threading.Lock()) for _ in range(3)]
+        threads = [threading.Thread(target=worker) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            await until(lambda: idle == len(threads))
+            with of_hop[1]:
+                with second[1]:
+                    with first[1]:
+                        put(first, second)
+                        await until(lambda: first[0].is_set() and second[0].is_set())
+                        cascade = await case.cascade(lambda: put(of_hop))
+                    await until(of_hop[0].is_set)
+                await until(lambda: idle == 1)  # the other one waits
+                await turns(50)
+                assert await is_open(cascade)
+            await settles(cascade)
+        finally:
+            with condition:
+                ends = True
+                condition.notify_all()
+            for thread in threads:
+                thread.join()
+        assert all(begun.is_set() for begun, _ in jobs)
 
     await run(tmp_path, scenario)
 
