@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from quiesce.core.callsites import Frame
 from quiesce.core.tree import current, logger
+from quiesce.mesh.routes.following import called
 from quiesce.mesh.runtime.hop import current_hop
 from quiesce.mesh.runtime.peers import may_start_work, peers_of
 
@@ -69,7 +70,7 @@ class SendTarget(NamedTuple):
 
 def hop_here() -> Hop | None:
     """Return the hop that the running code sends for, unless a client around it has seen to that."""
-    if current.get() is None:
+    if current.get() is None and not called:
         return None
     hop = current_hop()
     return None if within.get() is hop else hop

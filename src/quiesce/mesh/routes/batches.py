@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_FRAMES_MAX = 6
+FRAMES_MAX = 6
 _LOOKED_AT = 64  # parts of one container
 _CONTAINERS_MAX = 256
 _METHODS: list[
@@ -63,7 +63,7 @@ class ContainerPlace(NamedTuple):
 def reach(frame: FrameType | None, root: FrameType | None) -> list[FrameType]:
     """Return the frames of a worker's own code, from the innermost one out to `root`."""
     found: list[FrameType] = []
-    while frame is not None and len(found) < _FRAMES_MAX:
+    while frame is not None and len(found) < FRAMES_MAX:
         if package_of(frame.f_globals.get("__name__")) not in PLUMBING:
             found.append(frame)
         if frame is root:

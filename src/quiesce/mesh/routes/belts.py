@@ -20,15 +20,19 @@ import sys
 from asyncio import CancelledError
 from collections import deque
 from itertools import islice
+from threading import Thread
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches, bytecode_flow
 from quiesce.mesh.routes.following import Followed, frame_place
 from quiesce.mesh.routes.takers import (
+    Item,
     Parcel,
     Taker,
+    Waits,
     frames_of,
     lock,
     running_taker,
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
+_NOBODY: WeakKeyDictionary[Any, Waits] = WeakKeyDictionary()
 _BEING_PUT_MAX = 64  # items that threads have recorded, and not yet put
 
 
@@ -87,7 +92,7 @@ class Belt:
         """
         self.is_signal: bool = is_signal
         self.kind: str = kind
-        self.workers: Iterable[Any] = ()
+        self.workers: WeakKeyDictionary[Any, Waits] = _NOBODY
         """Of an event: the workers that have waited for it."""
         self.is_stack: bool = is_stack
         self.counted: bool = False
@@ -106,7 +111,7 @@ class Belt:
 
     def put(self, item: object, hop: Hop | None, frame: FrameType | None) -> Parcel:
         """Record an item before anybody can take it, and hold the hop that puts it."""
-        hold = None if hop is None else Followed(hop, "item", f"in {self.kind}", frame)
+        hold = None if hop is None else Item(self, hop, frame)
         self._backend = self._backend if hop is None else hop._backend
         parcel = Parcel(self, item, hold)
         with lock:
@@ -336,21 +341,32 @@ class Belt:
             or (not taker.has_turned and batches.makes_comprehension(frames))
         )
 
-    def joined(self, key: object) -> None:
-        """Start the work of a woken worker for all hops that have woken it; other workers may be woken, too."""
+    def joined(self, key: object, *, is_woken: bool) -> None:
+        """Start the work of a worker for all hops that have set its event; other workers may be woken, too.
+
+        Args:
+            key: The worker: what runs, or a task of the running event loop.
+            is_woken: Whether it has waited. If not, it was at work when a hop has set the event.
+        """
         for waiting in self.waiting():
             taker = takers.get(key)
             hold = waiting.hold
-            if hold is None or (taker is not None and hold.hop in taker.hops()):
+            mine = [] if taker is None or hold is None else taker.of(hold.hop, self)
+            if hold is None or mine:
+                for parcel in mine:
+                    parcel.is_direct |= is_woken
                 continue
-            own_hold = Followed(hold.hop, "item", f"in {self.kind}", None)
+            own_hold = Item(self, hold.hop, None)
             own_hold._code, own_hold._offset = hold._code, hold._offset
             own = Parcel(self, waiting.item, own_hold)
             taker = taker_of(key, self._backend)
-            own.is_direct = True
+            own.is_direct = is_woken
             taker.took(own)
             self._begun(own, taker, None)
-            taker.work()
+            if isinstance(key, Thread) or key is running_taker():
+                taker.work()
+            else:
+                work_elsewhere(taker)
 
     def idle(self, key: object, frame: FrameType | None) -> None:
         """Release all that a taker has of this queue: it waits for more, and collects nothing."""

@@ -111,12 +111,22 @@ def is_in_loop(code: CodeType, offset: int, *, raising: bool = False) -> bool:
     return any(_comes_back(flow, one, raising=raising) for one in (begin, *flow.twins(begin)))
 
 
-def _comes_back(flow: Flow, begin: int, *, raising: bool) -> bool:
+@lru_cache(maxsize=4096)
+def comes_to(code: CodeType, offset: int, other: int) -> bool:
+    """Return whether the code may come from an instruction to another, also by way of an exception."""
+    flow = _flow(code)
+    goal = flow.begin(other)
+    ends = (goal, *flow.twins(goal))
+    return any(_comes_back(flow, flow.begin(offset), raising=True, end=one) for one in ends)
+
+
+def _comes_back(flow: Flow, begin: int, *, raising: bool, end: int | None = None) -> bool:
+    """Return whether the code comes from an instruction back to it, or to another one."""
     seen: set[int] = set()
     ahead = [begin]
     while ahead:
         found = list(flow.after(ahead.pop(), raising=raising))
-        if begin in found:
+        if (begin if end is None else end) in found:
             return True
         ahead += [one for one in found if one not in seen]
         seen.update(found)

@@ -1,33 +1,52 @@
 """Events and conditions: a hop that wakes a worker has given it something to do.
 
 A `deque` and an event, or a condition, are a queue, too. A task or thread outside of all hops that waits for one in a
-loop is a worker: woken by a hop, it works for that hop until it waits again, or ends. An event that is waited for once,
-and not in a loop, is a signal, and carries nothing. So are the events and conditions of libraries, queues among them.
+loop is a worker: woken by a hop, it works for that hop until it waits again, or ends. If it is at work when a hop sets
+the event, it may find the job of the hop without waiting: it works for the hop from then on. An event that is waited for
+once, and not in a loop, is a signal, and carries nothing. So are the events and conditions of libraries, queues among
+them.
 """
 
 from __future__ import annotations
 
-from sys import _getframe
-from threading import Thread
+from asyncio import Task
+from asyncio.events import _get_running_loop
+from itertools import count
+from sys import _current_frames, _getframe
+from threading import Thread, current_thread
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from quiesce.core.libraries import is_housekeeper, is_root
 from quiesce.core.tree import current
 from quiesce.mesh.routes import bytecode_flow
-from quiesce.mesh.routes.batches import attributes_of, reach
+from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
-from quiesce.mesh.routes.following import hop_now, is_declared
+from quiesce.mesh.routes.following import called, frame_place, hop_now, is_declared
 from quiesce.mesh.routes.queues import belts, keep
-from quiesce.mesh.routes.takers import lock, running_taker, takers
+from quiesce.mesh.routes.takers import (
+    Waits,
+    frames_of,
+    is_alive,
+    lock,
+    root_of,
+    running_taker,
+    takers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from quiesce.mesh.runtime.hop import Hop
+
 __all__: list[str] = []
 
-_of_workers: dict[int, WeakSet[Any]] = {}  # those that have waited for an event, by its id
+_of_workers: dict[int, WeakKeyDictionary[Any, Waits]] = {}
+"""Those that have waited for an event, by its id."""
+_signals: WeakSet[Belt] = WeakSet()
+_counter = count()
 _idle: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 """The workers that wait now, with the ids of the sets that they are not at work for."""
 _AROUND = frozenset({
@@ -71,9 +90,85 @@ def _wakes(event: Any, around: FrameType | None) -> None:
         belt = Belt(_kind(event), is_signal=True)
         belt.workers = _of_workers[id(event)]
         keep(event, belt)
+        with lock:
+            _signals.add(belt)
     is_meant = is_bare or frame is not None
     if is_meant and not (is_declared(hop, frame) or belt.has(event, hop)):
-        belt.put(event, hop, frame)
+        with lock:
+            alive = list(filter(is_alive, belt.workers))
+        left = [key for key in alive if _has_left(belt, key)]
+        if not left or len(left) < len(alive):
+            belt.put(event, hop, frame)
+        for key in left:
+            place = (
+                f"{belt.kind} set at {frame_place(frame)}. Its worker {_name(key)} has left the loop in which it has"
+                " waited for it. If that is not work, set it in `with quiesce.detached():`"
+            )
+            hop.untracked("event", place)
+        for key in _busy(belt):
+            if key not in _idle:  # else it is told when it waits no longer
+                _call(belt, key, hop, frame)
+
+
+def _has_left(belt: Belt, key: Any) -> bool:
+    """Return whether a worker that is at work does not come back to where it has waited for an event."""
+    if key in _idle or key is running_taker() or key is current_thread():
+        return False
+    if isinstance(key, Thread):
+        frame = _current_frames().get(key.ident or 0)
+        frames = [] if frame is None else [one for one, _ in walk_stack(frame)]
+    else:
+        frames = frames_of(key, None)
+    places = belt.workers[key].places
+    return len(places) < FRAMES_MAX and not any(
+        one.f_code is code and bytecode_flow.comes_to(code, one.f_lasti, offset)
+        for one in frames
+        for code, offset in places
+    )
+
+
+def _call(belt: Belt, key: Any, hop: Hop, frame: FrameType | None) -> None:
+    """Start the work of a worker for a hop, while it is at work for something else: it may take the job before it waits."""
+    taker = takers.get(key)
+    if taker is not None and any(one.belt is belt and one.hold for one in taker.parcels):
+        return  # it works for a hop of this event, and the others are its companions
+    if isinstance(key, Thread):
+        for thread in [one for one in list(called) if not one.is_alive()]:
+            called.pop(thread, None)
+        called[key] = _hear
+    elif isinstance(key, Task) and key.get_loop() is _get_running_loop():
+        belt.joined(key, is_woken=False)
+    else:
+        place = f"{belt.kind} set at {frame_place(frame)}, while its worker {_name(key)} was at work in another event loop"
+        hop.untracked("event", place)
+
+
+def _name(key: Any) -> str:
+    return key.get_name() if isinstance(key, Task) else getattr(key, "name", "task")
+
+
+def _hear(thread: Thread) -> None:
+    """Start the work of the running thread for the hops that have called it.
+
+    If it runs an event loop of its own in the course of its work, each task there has to be told.
+    """
+    if running_taker() is thread:
+        called.pop(thread, None)
+    _join(thread)
+    taker = takers.get(thread)
+    if taker is not None:
+        taker.work()
+
+
+def _join(key: Any, woken_by: Belt | None = None) -> None:
+    """Start the work of a worker for all hops that have set an event of it: it may find the job of any of them."""
+    with lock:
+        found = [belt for belt in _signals if belt is not woken_by and key in belt.workers]
+    for belt in found:
+        if key in _busy(belt):
+            belt.joined(key, is_woken=False)
+    if woken_by is not None:
+        woken_by.joined(key, is_woken=True)  # at last: these are the newest
 
 
 def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,11 +178,9 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return await wait(self)
         try:
-            found = await wait(self)
+            return await wait(self)
         finally:
-            _ends()
-        _woken(self)
-        return found
+            _ends(self)
 
     return waiting
 
@@ -99,12 +192,9 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
             return wait(self, timeout)
         try:
-            found = wait(self, timeout)
+            return wait(self, timeout)
         finally:
-            _ends()
-        if found:
-            _woken(self)
-        return found
+            _ends(self)
 
     return waiting
 
@@ -122,30 +212,60 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
         return False
     belt = belts.get(id(event)) if belts else None
     key = running_taker()
-    if key is None or not _is_worker(event, reach(frame, _root(key))):
+    frames = [] if key is None else reach(frame, root_of(key))
+    if not _is_worker(event, frames):
         return False
     with lock:
         if id(event) not in _of_workers:
-            _of_workers[id(event)] = WeakSet()
+            _of_workers[id(event)] = WeakKeyDictionary()
             finalize(event, _of_workers.pop, id(event), None).atexit = False
-        _of_workers[id(event)].add(key)
+        waits = _of_workers[id(event)].setdefault(key, Waits(next(_counter)))
+        waits.places.update((one.f_code, one.f_lasti) for one in frames)
         _idle[key] = {id(_of_workers[id(event)])}
     is_set = _is_set(event)
     taker = takers.get(key)
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
-        if other.is_signal and not (other is belt and is_set):  # it has come round again
-            other.idle(key, frame)
+        if other.is_signal and not is_set and _has_come_round(key, other, belt, waits, frame):
             _idle[key].add(id(other.workers))
+            other.idle(key, frame)
             _forget(other, frame)
     if belt is not None and not is_set:
         _forget(belt, frame)
     return True
 
 
-def _ends() -> None:
-    """Record that a worker does not wait any more."""
+def _has_come_round(
+    key: Any, other: Belt, belt: Belt | None, waits: Waits, frame: FrameType
+) -> bool:
+    """Return whether a worker that waits is done with what it has of an event.
+
+    It is if it waits for that event, or has waited for it before. If it was at work when a hop has set the event, it may
+    wait for another one in the course of that work. If it has waited for the other one first, that is not likely: then
+    the hop records that it is not known.
+    """
+    early = [one for one in takers[key].parcels if one.belt is other and not one.is_direct]
+    if other is belt or not early:
+        return True
+    if other.workers[key].first < waits.first:
+        return False
+    for hop in {one.hold.hop: None for one in early if one.hold is not None}:
+        place = f"{other.kind}, whose worker was at work, and then waits for something else at {frame_place(frame)}"
+        hop.untracked("event", place)
+    return True
+
+
+def _ends(event: Any) -> None:
+    """Start the work of a worker, which does not wait any more, for the hops that have woken it.
+
+    Also if it waits no longer for another reason, like a timeout: it may find their jobs all the same.
+    """
+    key = running_taker()
     with lock:
-        _idle.pop(running_taker(), None)
+        _idle.pop(key, None)
+    if _signals and key in _of_workers.get(
+        id(event), ()
+    ):  # or its coroutine is closed, in whatever task
+        _join(key, belts.get(id(event)))
 
 
 def _forget(belt: Belt, frame: FrameType) -> None:
@@ -153,17 +273,21 @@ def _forget(belt: Belt, frame: FrameType) -> None:
 
     A worker that is at work may have taken something without waiting for it: it had more to do when it came round.
     """
-    with lock:
-        is_busy = any(
-            id(belt.workers) not in _idle.get(key, ()) and _is_alive(key) for key in belt.workers
-        )
-    if not is_busy:
+    if not _busy(belt):
         assume_done(belt.waiting(), frame)
         belt.forget_waiting()
 
 
-def _is_alive(key: Any) -> bool:
-    return key.is_alive() if isinstance(key, Thread) else _root(key) is not None
+def _busy(belt: Belt) -> list[Any]:
+    """Return the workers of an event that do not wait for it, and will."""
+    with lock:
+        return [
+            key
+            for key in belt.workers
+            if id(belt.workers) not in _idle.get(key, ())
+            and is_alive(key)
+            and not _has_left(belt, key)
+        ]
 
 
 def _is_worker(event: Any, frames: list[FrameType]) -> bool:
@@ -186,22 +310,9 @@ def _has(value: Any, event: Any, depth: int) -> bool:
     return any(_has(part, event, depth - 1) for part in parts)
 
 
-def _woken(event: Any) -> None:
-    """Start the work of the worker for the hops that have woken it."""
-    belt = belts.get(id(event)) if belts else None
-    if belt is not None:
-        belt.joined(running_taker())
-
-
 def _is_set(event: Any) -> bool:
     """Return whether an event is set; a condition is not."""
     return bool(event.is_set()) if hasattr(event, "is_set") else False
-
-
-def _root(key: object) -> FrameType | None:
-    coro = key.get_coro() if hasattr(key, "get_coro") else getattr(key, "coro", None)
-    found: FrameType | None = getattr(coro, "cr_frame", None)
-    return found
 
 
 def _user(frame: FrameType | None) -> FrameType | None:

@@ -7,9 +7,11 @@ that works for a hop is held by it until its last call, so what it starts is hel
 from __future__ import annotations
 
 import sys
+from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core import callsites, libraries
+from quiesce.core.current import is_detached
 from quiesce.core.hold import Fate, Hold
 from quiesce.core.tree import ScopeState, current
 
@@ -25,9 +27,28 @@ __all__: list[str] = []
 _CLOSED = ScopeState.CLOSED
 
 
+called: dict[Thread, Callable[[Thread], None]] = {}
+"""Threads that hops have given something to do while they were at work, each with what joins it to these hops.
+
+That has to be called in the thread itself: no other can set its scope.
+"""
+
+
 def hop_now() -> Hop | None:
     """Return the hop that the running code works for, if that has not ended."""
-    return hop_behind(current.get())
+    hop = hop_behind(current.get())
+    if hop is None and called:
+        join_callers()
+        hop = hop_behind(current.get())
+    return hop
+
+
+def join_callers() -> None:
+    """Start the work of the running thread for the hops that have called it."""
+    thread = current_thread()
+    join = None if is_detached.get() else called.get(thread)
+    if join is not None:
+        join(thread)
 
 
 def hop_behind(node: TreeNode | None) -> Hop | None:

@@ -7,11 +7,12 @@ meanwhile is waited for by all hops whose items it has (see `sharing`).
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,16 +20,14 @@ from weakref import WeakKeyDictionary
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches
-from quiesce.mesh.routes.following import frame_place
+from quiesce.mesh.routes.following import Followed, frame_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextvars import Context
+    from collections.abc import Iterator
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
     from quiesce.mesh.routes.belts import Belt
-    from quiesce.mesh.routes.following import Followed
     from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
@@ -41,6 +40,23 @@ lock: Any = threading.RLock()  # for queues between threads; never held across a
 
 at_work: ContextVar[Taker | None] = ContextVar("quiesce_taker", default=None)
 """The taker that the running code works for: itself, or the one that has started it."""
+
+
+class Item(Followed):
+    """What a hop holds of an item."""
+
+    __slots__ = ("_belt",)
+
+    def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
+        self._belt = belt
+        super().__init__(hop, "item", f"in {belt.kind}", frame)
+
+    @property
+    def name(self) -> str:
+        """Which one it is; of an event, also that nothing is left that could take it."""
+        with lock:
+            is_left = self._belt.is_signal and not any(map(is_alive, self._belt.workers))
+        return f"{self._name}, whose workers have all ended" if is_left else self._name
 
 
 class Parcel:
@@ -60,6 +76,16 @@ class Parcel:
         self.place: Place | None = None  # where it was taken
         self.is_done: bool = False  # whether the taker has said so, perhaps too early
         self.others: frozenset[object] = frozenset()  # what the hop held when the item was taken
+
+
+class Waits:
+    """How a worker waits for an event."""
+
+    __slots__ = ("first", "places")
+
+    def __init__(self, first: int) -> None:
+        self.first: int = first  # a number by which the events are in the order of its first waits
+        self.places: set[tuple[CodeType, int]] = set()  # where the functions were that run in it
 
 
 class Taker:
@@ -97,6 +123,11 @@ class Taker:
 
     def _turned(self, takes: int) -> None:
         self.has_turned = takes == self._takes
+
+    def of(self, hop: Hop, belt: Belt) -> list[Parcel]:
+        """Return the items of a hop that it has of a queue."""
+        mine = (one for one in self.parcels if one.belt is belt)
+        return [one for one in mine if one.hold is not None and one.hold.hop is hop]
 
     def hops(self) -> dict[Hop, Parcel]:
         """Return the hops whose items it has, each with its newest item; the newest hop is the last."""
@@ -305,12 +336,31 @@ def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
 
 def work_elsewhere(taker: Taker) -> None:
     """Set the scope of a task that waits, by what another task has taken for it."""
-    get_context: Callable[[], Any] | None = getattr(taker.key, "get_context", None)  # since 3.12
-    if get_context is not None:
+    context = _context_of(taker.key) if isinstance(taker.key, asyncio.Task) else None
+    if context is not None:
         with suppress(
             RuntimeError
         ):  # the running task shares its context, and works for whom it has to
-            get_context().run(taker.work)
+            context.run(taker.work)
+
+
+def _context_of(task: asyncio.Task[Any]) -> Context | None:
+    if sys.version_info >= (3, 12):
+        return task.get_context()
+    found = (one for one in gc.get_referents(task) if isinstance(one, Context))
+    return next(found, None)  # its own is the first: CPython 3.11 has no other way to ask
+
+
+def is_alive(key: Any) -> bool:
+    """Return whether a task or thread has not ended."""
+    return key.is_alive() if isinstance(key, threading.Thread) else root_of(key) is not None
+
+
+def root_of(key: object) -> FrameType | None:
+    """Return the outermost frame of a task that has not ended."""
+    coro = key.get_coro() if hasattr(key, "get_coro") else getattr(key, "coro", None)
+    found: FrameType | None = getattr(coro, "cr_frame", None)
+    return found
 
 
 class Guard:

@@ -26,7 +26,7 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
 from quiesce.core.tree import ScopeState, current, logger
 from quiesce.mesh.protocol.receipt import edge_mark
-from quiesce.mesh.routes.following import Followed
+from quiesce.mesh.routes.following import Followed, called, hop_now
 from quiesce.mesh.routes.shared_sends import share
 from quiesce.mesh.routes.takers import takers
 from quiesce.mesh.runtime.delegation import Handing
@@ -55,6 +55,8 @@ def current_hop() -> Hop | None:
     """Return the hop that the running code works for, or None."""
     node = current.get()
     hop = None if node is None else node._errand
+    if hop is None and called:
+        return hop_now()
     return hop if isinstance(hop, Hop) and hop._state is not ScopeState.CLOSED else None
 
 

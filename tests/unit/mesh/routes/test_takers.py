@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -136,8 +135,7 @@ async def test_an_item_may_be_waited_for_in_other_ways(tmp_path: Path, how: str)
         job = Job()
         cascade = await case.cascade(lambda: jobs.put_nowait(job))
         assert await is_open(cascade)
-        is_known = how != "task" or sys.version_info >= (3, 12)  # where the worker can be told
-        assert (job.hops[0] is not None) is is_known
+        assert job.hops[0] is not None
         job.gate.set()
         await settles(cascade)
 
