@@ -42,8 +42,10 @@ from quiesce.mesh.transport.node_transport import checked_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from threading import Thread
 
     from quiesce.core.frontier import Frontier
+    from quiesce.core.hold import Hold
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol.states import Sending
@@ -127,6 +129,7 @@ class Node(Steps):
         self._is_opening = self._serves = False
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._shared: shared_sends.Shared = {}  # messages that are sent for several hops
+        self._threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
         self._hops: dict[bytes, Hop] = {}
         self._cascades: WeakValueDictionary[bytes, Cascade] = WeakValueDictionary()  # others let go
         self._strangers: WeakSet[Node] = WeakSet()  # nodes whose hops its clients were used in
@@ -163,6 +166,7 @@ class Node(Steps):
         )
         engine.may_call = self._policy.allows
         self._hops, self._cascades, self._keeping = {}, WeakValueDictionary(), None
+        self._threads = {}
         if self._journal is not None:
             self._keeping = Keeping(self._journal, engine, self._mode, self._random)
             self._keeping.open()
