@@ -156,7 +156,9 @@ async def test_who_waits_is_told_that_its_node_was_closed(how: str) -> None:
             await getattr(node, how)(1)
         (verdict,) = found
         assert isinstance(verdict, Unknown)
-        assert "it has the message, and has not said so yet" in verdict.missing[0]
+        assert (
+            "it has the message, and has not reported the end of its work yet" in verdict.missing[0]
+        )
         assert isinstance(await cascade.settled(), Unknown)
         assert [frontier async for frontier in cascade.watch()] == []
 
@@ -295,7 +297,7 @@ async def test_an_agent_that_has_the_message_and_is_at_work_is_named_as_that() -
         assert isinstance(at_once, Unknown)
         (missing,) = at_once.missing
         ends = r"when http://b ends its work on message [0-9a-f]{12}: it has the message, and "
-        assert re.fullmatch(ends + "has not said so yet", missing)
+        assert re.fullmatch(ends + "has not reported the end of its work yet", missing)
         found = await cascade.settled(1)
         assert isinstance(found, Unknown)
         first, second = found.missing

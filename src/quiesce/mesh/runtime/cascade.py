@@ -59,7 +59,9 @@ class Cascade:
     async def __aenter__(self) -> Self:
         """Begin it."""
         if self._record is not None:
-            message = f"cascade {self.name!r} was begun before: make a new one"
+            message = (
+                f"cascade {self.name!r} was begun before, and can be begun once: make a new one"
+            )
             raise UsageError(message)
         hop = self._hop = self._node._begin(self)
         self._resume(hop._record)
@@ -297,8 +299,8 @@ def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tup
         )
         return text, f"has ended its own work, {waits}"
     if sent.is_taken:
-        text = f"when {to} ends its work on message {mark}: it has the message, and has not said so yet"
-        return text, "has the message, and has not said yet that its work has ended"
+        text = f"when {to} ends its work on message {mark}: it has the message, and has not reported the end of its work yet"
+        return text, "has the message, and has not reported the end of its work yet"
     text = f"whether {to} has message {mark}: it has not answered"
     return text, "has not answered: it is not known whether it has the message"
 

@@ -146,7 +146,7 @@ class Node(Steps):
         *Raises*: `JournalInUse`, `JournalBroken`.
         """
         if self._scope is not None or self._is_opening:
-            message = f"node {self.name!r} is open already"
+            message = f"node {self.name!r} is open already: open it once, or close it first"
             raise UsageError(message)
         self._is_opening = True
         try:
@@ -205,7 +205,11 @@ class Node(Steps):
         if self._hops:
             # Whoever has the journal next takes for dead what was at work: so nobody may have it.
             names = ", ".join(hop.name for hop in self._hops.values())
-            logger.error("node %r is closed, but %s did not end", self.name, names)
+            logger.error(
+                "node %r was closed while %s did not end; if it has a journal, that stays locked until this process ends",
+                self.name,
+                names,
+            )
         elif self._keeping is not None:
             self._keeping.close()
         self._abandon()
@@ -289,7 +293,7 @@ class Node(Steps):
     async def _serve(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, however it came."""
         if self._scope is None:
-            message = f"node {self.name!r} is not open"
+            message = f"node {self.name!r} is not open: it has not started yet, or it was closed"
             raise PeerLost(message)
         return await self._exchange.serve(path, body, caller)
 

@@ -239,7 +239,8 @@ class PeerCalls:
         except NoMesh as error:
             return self._wrong(call.to, str(error))
         except RemoteProtocolError as error:
-            return self._wrong(call.to, no_mesh(call.to, f"what it answers is none ({error})"))
+            why = no_mesh(call.to, f"its answer is not that of a node ({error})")
+            return self._wrong(call.to, why)
         except (PeerLost, TimeoutError) as error:
             text = str(error) or f"no answer within {seconds:g} s"
             logger.debug("node %r did not reach %s: %s", self._node.name, call.to, text)
@@ -326,7 +327,7 @@ class PeerCalls:
         if path == PROBE:
             return await progress.serve_frontier(self._node, self._transport, body)
         if path != RECEIPTS:
-            message = "there is no such path"
+            message = f"a node has the paths {RECEIPTS} and {PROBE} only"
             raise RemoteProtocolError(message)
         call = codec.parse_call(body)
         reply = self._answer(call, caller)
