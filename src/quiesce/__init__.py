@@ -15,6 +15,7 @@ The packages, in reading order. Each uses only packages above it in this list; `
 - `pytest_plugin`: the same as settings and marks of pytest.
 """
 
+from sys import _getframe
 from typing import TYPE_CHECKING
 
 from quiesce.core.current import current_scope, detached
@@ -70,6 +71,17 @@ _LATER = {
     "stream": "quiesce.streams.stream",
 }
 
+_MOVED = {
+    "Ended": "quiesce.ReportEntry",
+    "Fd": "quiesce.ready.Fd",
+    "Http": "quiesce.ready.Http",
+    "Line": "quiesce.ready.Line",
+    "Listener": "quiesce.ready.Listener",
+    "Notify": "quiesce.ready.Notify",
+    "Tcp": "quiesce.ready.Tcp",
+    "UnixSocket": "quiesce.ready.UnixSocket",
+}
+
 __all__ = [
     "ArgumentError",
     "Backoff",
@@ -117,7 +129,12 @@ __all__ = [
 if not TYPE_CHECKING:  # or a misspelled name would pass type checkers
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is first used."""
+        """Import a public name when it is first used; raise where a name that moved is now."""
+        if name in _MOVED:
+            message = f"quiesce.{name} moved to {_MOVED[name]}"
+            # `from quiesce import ...` drops the text of an AttributeError, and shows that of an ImportError.
+            is_from = _getframe(1).f_code.co_name == "_handle_fromlist"
+            raise (ImportError if is_from else AttributeError)(message)
         if name not in _LATER:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)

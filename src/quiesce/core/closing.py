@@ -416,7 +416,9 @@ class Closing:
             undelivered=reports.chain_items(
                 (), [*scope._undelivered, *(part.undelivered for part in parts)]
             ),
-            stuck=reports.chain_items(self._stuck, [part.stuck for part in parts]),
+            stuck=reports.chain_items(
+                [*self._stuck, *scope._left_running()], [part.stuck for part in parts]
+            ),
             handed_over=self._handed_over,  # what children handed over, they handed to us
             services=stopped + sum(part.services for part in parts),
             handled=scope._handled + sum(part.handled for part in parts),

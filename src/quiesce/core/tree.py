@@ -359,6 +359,10 @@ class TreeNode(Described):
         for child in tuple(self._children):
             yield from child._all_resources()
 
+    def _left_running(self) -> Sequence[reports.ReportEntry]:
+        """Return what still runs that the scope does not wait for, and that its report names. A node has threads."""
+        return ()
+
     def _awaited_by(self, task: object) -> bool:
         """Return whether a task waits for the end of this scope, or of one around it."""
         node: TreeNode | None = self

@@ -243,7 +243,7 @@ async def test_a_copy_is_told_how_the_first_one_stands(tmp_path: Path) -> None:
                 made = Exchange(app, "POST", "/", headers=[line])
                 await made.run()
                 assert made.status == 409
-                assert b"copy of one that was taken before" in made.body
+                assert b"it is a copy of a message that this agent took before" in made.body
                 handing.answered(made.told, is_error=True)
         assert calls == [503]
         assert isinstance(await cascade.settled(5), Settled)
@@ -415,7 +415,7 @@ async def test_one_that_a_drain_refused_is_sent_anew_to_the_agent_that_is_back(
                 first.answered(made.told, is_error=True)
             made = await post(running)  # which may not be tried again: it is worked on
             assert (made.status, made.header(b"retry-after")) == (409, None)
-            assert b"copy of one that was taken before" in made.body
+            assert b"it is a copy of a message that this agent took before" in made.body
             gate.set()
             await draining
             await other.open()

@@ -357,7 +357,7 @@ async def test_a_hop_that_is_cancelled_says_so() -> None:
 
         made, found = await pair.ask(app, then)
         assert (made.status, made.header(b"quiesce-outcome")) == (500, "cut")
-        assert b"was told to end" in made.body
+        assert b"cascade was cancelled" in made.body
         assert found.receipt.cancelled == 1
 
 

@@ -166,4 +166,6 @@ async def test_the_body_of_a_call_is_not_waited_for_by_a_closed_node() -> None:
         made = HalfSent(node.asgi(answers), "POST", RECEIPTS, parts=[b'{"v"'])
         await made.run()
         assert made.status == 503
-        assert "node 'b' is not open" in made.body.decode()
+        assert (
+            "node 'b' is not open: it has not started yet, or it was closed" in made.body.decode()
+        )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from quiesce import Scope
+from quiesce.core import process_exit
 from quiesce.core.tree import logger
 from quiesce.integrations.asgi import Quiesce
 from tests.stress import turns
 from tests.unit.mesh.meshing import HandlerError, World, until
 from tests.unit.mesh.serving import Life
+from tests.unit.mesh.test_asgi_life import with_lifespan
+
+if TYPE_CHECKING:
+    from quiesce.mesh import Hop
 
 
 async def failing_early(_: Any, receive: Any, send: Any) -> None:
@@ -103,3 +110,51 @@ async def test_a_life_that_ends_badly_closes_the_node(
     why = "the startup failed" if how == "fails" else "the lifespan has ended"
     assert f"{why}: node 'b' is draining" in caplog.text
     assert "shuts down" not in caplog.text
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("is_within", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_daemon_thread_that_the_exit_will_cut_is_in_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_within: bool,
+    ends: bool,
+) -> None:
+    """The drain does not wait for it; the verdict has it, and so have the report and the exit code."""
+    monkeypatch.setattr(process_exit, "_lost", False)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait, daemon=True)
+
+    async def handler(_: Hop) -> None:
+        thread.start()
+
+    try:
+        async with World() as world, Scope("server") as server:
+            root, node = await world.add("a"), world.make("b")
+            app = Quiesce(with_lifespan, node=node) if is_within else node.asgi(with_lifespan)
+            life = Life(app)
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+            async with root.cascade("c") as _kept:
+                await world.hand("b", handler)
+            if ends:
+                gate.set()
+                thread.join()
+            signal.raise_signal(signal.SIGTERM)
+            calls = node._exchange
+            await until(lambda: calls.is_told_to_end() or calls.is_ending)
+            life.ask("shutdown")
+            await job
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        gate.set()
+        thread.join()
+    said = caplog.text
+    assert process_exit._lost is not ends
+    assert ("stuck: daemon thread Event.wait" in said) is not ends
+    assert (f"started {__file__}:{handler.__code__.co_firstlineno + 1}" in said) is not ends
+    assert ("Node(services=[" in said) is not ends

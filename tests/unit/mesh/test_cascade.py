@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import anyio
@@ -87,7 +88,7 @@ async def test_it_may_be_asked_for_inside_of_the_block() -> None:
             found = await cascade.settled(0)
             assert isinstance(found, Unknown)
             (missing,) = found.missing
-            assert missing.startswith("the end of what was begun here. It was waited for inside")
+            assert missing.startswith("when a ends its own work on the cascade. It was waited")
             assert "at work" in str(found)
         assert isinstance(await cascade.settled(1), Settled)
 
@@ -155,7 +156,9 @@ async def test_who_waits_is_told_that_its_node_was_closed(how: str) -> None:
             await getattr(node, how)(1)
         (verdict,) = found
         assert isinstance(verdict, Unknown)
-        assert "what became of message" in verdict.missing[0]
+        assert (
+            "it has the message, and has not reported the end of its work yet" in verdict.missing[0]
+        )
         assert isinstance(await cascade.settled(), Unknown)
         assert [frontier async for frontier in cascade.watch()] == []
 
@@ -271,11 +274,69 @@ async def test_cancelled_with_an_agent_that_is_not_reached() -> None:
         await cascade.cancel()
         early = await cascade.settled(0.3)
         assert isinstance(early, Unknown)
-        assert "no receipt yet" in str(early)
+        assert "has not answered: it is not known whether it has the message" in str(early)
         found = await cascade.settled(10, require="participants")
         assert isinstance(found, Unknown)
         assert found.receipt.unknown == 1
         assert len(world.nodes["b"]._hops) == 1
+
+
+async def test_an_agent_that_has_the_message_and_is_at_work_is_named_as_that() -> None:
+    """For how long, and what it is at; and so is one below it."""
+    async with World() as world:
+        for name in "abc":
+            await world.add(name)
+
+        async def handler(hop: Hop) -> None:
+            await world.hand("c", leaves)
+            hop.spawn(anyio.sleep_forever)
+
+        async with world.nodes["a"].cascade("c") as cascade:
+            await world.hand("b", handler)
+        at_once = await cascade.settled(0)  # nobody is asked
+        assert isinstance(at_once, Unknown)
+        (missing,) = at_once.missing
+        ends = r"when http://b ends its work on message [0-9a-f]{12}: it has the message, and "
+        assert re.fullmatch(ends + "has not reported the end of its work yet", missing)
+        found = await cascade.settled(1)
+        assert isinstance(found, Unknown)
+        first, second = found.missing
+        assert re.match(ends + r"is at work for \d+\.\d s: job sleep_forever since ", first)
+        assert re.match(ends.replace("http://b", "c") + r"is at work for \d+\.\d s: job ", second)
+        assert re.search(r"http://b  unknown  \d\.\d\d s  \(has the message, and is at", str(found))
+
+
+async def test_an_agent_that_waits_for_others_is_not_said_to_be_at_work() -> None:
+    """It has ended its own work on the message."""
+    async with World() as world:
+        for name in "abc":
+            await world.add(name)
+
+        async def handler(_: Hop) -> None:
+            await world.hand("c", leaves)
+
+        async with world.nodes["a"].cascade("c") as cascade:
+            await world.hand("b", handler)
+        found = await cascade.settled(1)
+        assert isinstance(found, Unknown)
+        said = "http://b has ended its own work on it, and waits for the agents that it has sent messages to"
+        assert found.missing[0].endswith(said)
+
+
+async def test_an_agent_that_has_not_answered_may_not_have_the_message() -> None:
+    """It is not said to be at work on it."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b"):  # and there is nobody
+                pass
+        found = await cascade.settled(0)
+        assert isinstance(found, Unknown)
+        (missing,) = found.missing
+        assert re.fullmatch(
+            r"whether http://b has message [0-9a-f]{12}: it has not answered", missing
+        )
+        assert "has not answered: it is not known whether it has the message" in str(found)
 
 
 async def test_one_that_has_settled_cannot_be_cancelled() -> None:

@@ -138,7 +138,7 @@ def test_a_silent_node_is_given_up_after_a_while_and_one_that_answers_is_not() -
                 courier.replied(call, NodeReply((), ((ONE, WORKING),)), now)
             else:
                 courier.failed(call, now)
-    assert given_up == [(ONE, "a was not heard of any more")]
+    assert given_up == [(ONE, f"a has not answered for {PATIENCE.give_up:g} s")]
     assert 560.0 < now < 620.0
     assert courier.next_at() == math.inf
 
@@ -316,4 +316,4 @@ def test_a_wish_to_end_gives_a_silent_node_no_more_time() -> None:
     courier.failed(call, 99.0)
     assert courier.next_at() == 103.0  # as long as after the failures before
     assert courier.due(103.0) == []
-    assert given_up == [(ONE, "a was not heard of any more")]
+    assert given_up == [(ONE, f"a has not answered for {PATIENCE.give_up:g} s")]

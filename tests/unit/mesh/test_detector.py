@@ -144,7 +144,7 @@ def test_a_hop_that_ended_the_short_way_sends_nothing() -> None:
     detector.arrive(ONE, CASCADE, "", "a")
     hop = detector.hop(ONE)
     assert detector.finish(hop, 0)
-    with pytest.raises(UsageError, match="belong to nobody"):
+    with pytest.raises(UsageError, match="no verdict would wait for"):
         detector.send(hop, TWO, "b")
     assert detector.finish(hop, 0) is None
 

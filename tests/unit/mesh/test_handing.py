@@ -100,7 +100,7 @@ async def test_an_exception_in_the_block_leaves_it_in_doubt() -> None:
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.receipt.unknown == 1
-        assert "was not heard of" in found.receipt.notes[1].why
+        assert "has not answered for" in found.receipt.notes[1].why
 
 
 async def test_one_that_was_never_resolved_is_in_doubt_when_its_hop_ends() -> None:

@@ -171,7 +171,7 @@ async def lost(cascade: Cascade) -> None:
     found = await cascade.settled(5)
     assert isinstance(found, SettledWithLosses)
     assert "lost" in str(found)
-    assert "(nobody has begun it)" in str(found)
+    assert "(its agent took it, and never began to work on it)" in str(found)
 
 
 @pytest.mark.parametrize("ends", [lambda node: node.drain(0.2), lambda node: node.aclose()])
@@ -229,7 +229,10 @@ async def test_what_nobody_can_begin_any_more_is_lost_at_once(
             taken.parts.clear()
         await lost(cascade)
         (line,) = caplog.records
-        assert "dropped before anybody has begun it: it is lost" in line.getMessage()
+        assert (
+            "is lost: its agent took the message, and dropped its part before a task began it"
+            in line.getMessage()
+        )
         assert not taken.node._hops
 
 
@@ -244,7 +247,7 @@ async def test_what_was_begun_by_a_part_that_is_gone_is_not_over(
         hop = taken.parts.pop().enter()
         await turns(3)
         (line,) = caplog.records
-        assert "a part that was dropped before it ended" in line.getMessage()
+        assert "the part that began it was dropped before its block ended" in line.getMessage()
         assert isinstance(await cascade.settled(0), Unknown)
         (stay,) = hop._holds.values()
         stay.release()  # type: ignore[attr-defined]  # it is a Stay

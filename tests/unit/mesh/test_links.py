@@ -234,7 +234,7 @@ async def test_an_answer_that_is_none_is_no_answer(answer: object) -> None:
 
     async with Node("above") as node:
         link = Link(node, "acp", None, ask)
-        with pytest.raises(PeerLost, match="answered what is none"):
+        with pytest.raises(PeerLost, match="gave an answer that is not of the protocol"):
             await link.call(RECEIPTS, b"{}")
         link.close()
 

@@ -281,7 +281,10 @@ async def test_a_receipt_that_nobody_takes_is_waited_for_while_work_may_clean_up
             report = await program.aclose(7)
         took = anyio.current_time() - began
         assert 6.9 <= took < 8
-        assert "1 receipt was not posted" in caplog.text
+        to = "to http://a (the line to http://a is cut). "
+        assert f"node 'b': 1 receipt was not posted before the node closed: {to}" in caplog.text
+        assert ("open it again with its journal" in caplog.text) is journal
+        assert ("The node has no journal, so it is lost" in caplog.text) is not journal
         assert [item.name for item in report.undelivered] == ([] if journal else ["to be posted"])
         await program.aclose()
 

@@ -104,7 +104,7 @@ async def test_a_drained_agent_does_not_wait_for_those_it_has_handed_on_to(
         early = await cascade.settled(0.1)
         assert isinstance(early, Unknown)
         assert not early.is_final
-        assert "to http://b" in early.missing[0]
+        assert "http://b" in early.missing[0]
         gate.set()
         assert isinstance(await cascade.settled(0.1), Unknown)
         await world.add("b", patience=patience)

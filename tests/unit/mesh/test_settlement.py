@@ -118,6 +118,7 @@ def test_what_is_missing_is_counted(count: int, are: str, messages: str) -> None
     assert unknown == f"whether {count} of its messages {are} still worked on"
     assert opaque == f"when agents that take no part have ended ({messages})"
     assert volatile.startswith(f"whether a late copy of {messages} to agents without a journal")
+    assert volatile.endswith("Give those agents a journal")
 
 
 def test_notes_in_a_circle_are_told_all_the_same() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from quiesce.errors import RemoteProtocolError
 from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.detector import Detector
 from quiesce.mesh.protocol.facts import Answer
 from quiesce.mesh.protocol.harmless_text import harmless
+from quiesce.mesh.protocol.horizon import Horizon
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.runtime.progress import Busy, MeshFrontier, answer_body, parse_answer
@@ -69,3 +74,40 @@ def test_a_frontier_cannot_forge_one_either() -> None:
     assert all(text.isprintable() for text in (entry.mark, entry.parent, entry.name, entry.state))
     assert entry.what.isprintable()
     assert shows_nothing_else(str(MeshFrontier("trip", (entry,))), 2)
+
+
+NOTE = ["0123456789ab", "", "hotel", "done", 0.1, ""]
+
+
+@pytest.mark.parametrize(
+    ("receipt", "told"),
+    [
+        ({"s": "fine"}, "receipt: its status is not one of those of the protocol"),
+        ({"s": "done", "n": -1}, "receipt: a count is not a whole number from 0 to "),
+        ({"s": "done", "notes": [[1, *NOTE[1:]]]}, "note: its mark is not 12 hexadecimal digits"),
+        ({"s": "done", "notes": [[*NOTE[:2], 7, *NOTE[3:]]]}, "note: its name is not a text of at"),
+        ({"s": "done", "notes": [[*NOTE[:5], 7]]}, "note: its reason is not a text of at most"),
+        ({"s": "done", "notes": [[*NOTE[:3], "fine", 0.1, ""]]}, "note: its status is not one of"),
+        ({"s": "done", "notes": [[*NOTE[:4], "x", ""]]}, "note: its time is not a number of sec"),
+    ],
+)
+def test_what_is_wrong_with_a_receipt_is_named(receipt: object, told: str) -> None:
+    """Which part of it, and what that has to be."""
+    with pytest.raises(RemoteProtocolError, match=told):
+        codec.receipt_of(receipt)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (-500, "it came 500 s after the time by which it had to begin"),
+        (1_000_000_000, r"it may begin until 1000000000 s from now.*: set the clock"),
+    ],
+)
+def test_a_message_at_a_wrong_time_is_refused_with_what_to_do(seconds: int, told: str) -> None:
+    """Its sender reads it."""
+    horizon = Horizon(Detector("b", lasting=True), 100.0, lambda: 1000.0)
+    handed = codec.Handed(bytes(16), EDGE, "", 1000 + seconds, None)
+    why = horizon.objection(handed)
+    assert why is not None
+    assert re.search(told, why), why

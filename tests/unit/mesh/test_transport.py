@@ -23,7 +23,7 @@ async def other(path: str, body: bytes) -> bytes:
 async def test_a_node_is_found_while_it_is_there() -> None:
     """Before and after that it is lost."""
     memory = Memory()
-    with pytest.raises(PeerLost, match="no node is at http://a"):
+    with pytest.raises(PeerLost, match="no node is open at http://a"):
         await memory.call("http://a", "/p", b"b")
     memory.join("http://a", echo)
     assert await memory.call("http://a", "/p", b"b") == b"/pb"

@@ -86,7 +86,7 @@ async def verdict(folder: Path, pool: Any, use: str, services: list[str]) -> Any
     [
         (
             "use_task",
-            r"to http://b, at work: task Pool\.keep since \d\.\d s, started at ",
+            r"http://b .* at work for \d\.\d s: task Pool\.keep since \d\.\d s, started at ",
             "Pool.keep",
         ),
         ("use_thread", "daemon thread, Event.wait started at ", "Pool.use_thread"),
@@ -151,7 +151,7 @@ async def test_work_that_goes_on_in_the_handler_is_not_to_be_declared(
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
         begun, message = found[0].missing
-        assert "at work: cascade c" in begun
+        assert "work on the cascade: cascade c" in begun
         assert "handler handler since" in message
         assert "task Pool.keep since" in message
         assert "declare it" not in message

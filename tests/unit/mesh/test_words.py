@@ -106,7 +106,7 @@ async def test_a_handler_is_named_by_its_request_and_its_endpoint(app: Any, wher
         assert (entry.kind, entry.name, entry.where) == ("handler", "POST /book", where)
         verdict = await cascade.settled(0.6)
         assert isinstance(verdict, Unknown)
-        assert "at work: handler POST /book since" in verdict.missing[0]
+        assert ": handler POST /book since" in verdict.missing[0]
         assert f"started at {where}" in verdict.missing[0]
         (lost,) = (await other.aclose()).cancelled
         assert (lost.name, lost.where) == ("POST /book", where)

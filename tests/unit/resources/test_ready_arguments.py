@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import quiesce
+from quiesce import ready
 from quiesce.errors import ArgumentError
 from quiesce.processes.readiness.addresses import PATH_BYTES_MAX
 from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
@@ -114,3 +116,21 @@ def test_a_probe_of_the_users_own_is_taken_as_it_is() -> None:
     copied = ready_of(line)
     assert copied is not line
     assert isinstance(copied, Probe)
+
+
+@pytest.mark.parametrize("name", ["Fd", "Http", "Line", "Listener", "Notify", "Tcp", "UnixSocket"])
+def test_a_probe_that_is_looked_for_where_it_was_is_found(name: str) -> None:
+    """However it is asked for, the error says where it is."""
+    assert hasattr(ready, name)
+    text = f"quiesce.{name} moved to quiesce.ready.{name}$"
+    with pytest.raises(AttributeError, match=text):
+        getattr(quiesce, name)
+    with pytest.raises(ImportError, match=text):
+        exec(f"from quiesce import {name}", {})  # noqa: S102 - as a program would
+    assert not hasattr(quiesce, name)
+
+
+def test_a_name_that_never_was_is_refused_as_ever() -> None:
+    """It has moved nowhere."""
+    with pytest.raises(AttributeError, match=r"^module 'quiesce' has no attribute 'Htpp'$"):
+        quiesce.Htpp  # type: ignore[attr-defined]  # noqa: B018 - on purpose

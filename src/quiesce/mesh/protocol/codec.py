@@ -58,6 +58,7 @@ _FIRST = re.compile(
     r"-(?P<parent>[0-9a-f]{12})-(?P<flags>[0-9a-f]{2})(?P<more>-[0-9a-f-]*)?"
 )
 _ANSWER = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<mark>[0-9a-f]{12})(?P<more>-[0-9a-f-]*)?")
+_NO_STATUS = "its status is not one of those of the protocol"
 _MARK = re.compile(r"[0-9a-f]{12}|")
 _SECONDS = re.compile(r"[0-9]{1,12}")
 _SEEN = re.compile(rf"[0-9A-Za-z.]{{0,{SEEN_MAX}}}")
@@ -174,7 +175,7 @@ def _header(
     for part in rest:
         name, equals, value = part.strip(" \t").partition("=")
         if not equals or not name or name in options:
-            _refuse(what, "a parameter without a value, or twice")
+            _refuse(what, "a parameter has no value, or is there twice")
         options[name] = value
     return found, options
 
@@ -422,7 +423,7 @@ def receipt_of(found: Any) -> Receipt:
         _refuse("receipt", "not a JSON object")
     status = found.get("s")
     if not isinstance(status, str) or status not in _STATUSES:
-        _refuse("receipt", "a status that is none")
+        _refuse("receipt", _NO_STATUS)
     counts = {name: _count(found.get(letter, 0)) for letter, name in _COUNTS.items()}
     notes = found.get("notes", [])
     if not isinstance(notes, list) or len(notes) > ITEMS_MAX:
@@ -433,7 +434,7 @@ def receipt_of(found: Any) -> Receipt:
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= COUNT_MAX:
-        _refuse("receipt", "a count that is none")
+        _refuse("receipt", f"a count is not a whole number from 0 to {COUNT_MAX}")
     return value
 
 
@@ -443,13 +444,15 @@ def _parse_note(found: Any) -> Note:
     own, parent, name, status, seconds, why = found
     for one in (own, parent):
         if not isinstance(one, str) or not _MARK.fullmatch(one):
-            _refuse("note", "a mark that is none")
-    if not isinstance(name, str) or len(name) > NAME_MAX or not isinstance(why, str):
-        _refuse("note", "a name that is too long, or none")
-    if len(why) > WHY_MAX or not isinstance(status, str) or status not in _STATUSES:
-        _refuse("note", "a status that is none, or a reason that is too long")
+            _refuse("note", "its mark is not 12 hexadecimal digits")
+    if not isinstance(name, str) or len(name) > NAME_MAX:
+        _refuse("note", f"its name is not a text of at most {NAME_MAX} characters")
+    if not isinstance(why, str) or len(why) > WHY_MAX:
+        _refuse("note", f"its reason is not a text of at most {WHY_MAX} characters")
+    if not isinstance(status, str) or status not in _STATUSES:
+        _refuse("note", _NO_STATUS)
     if seconds is not None and not is_time(seconds):
-        _refuse("note", "seconds that are none")
+        _refuse("note", "its time is not a number of seconds")
     return Note(own, parent, name, status, seconds, why)  # type: ignore[arg-type]  # a status
 
 

@@ -316,7 +316,7 @@ class Detector(Knowledge):
             UsageError: the hop has ended.
         """
         if hop.state is not HopState.RUNNING:
-            message = "the hop has ended: what is sent now would belong to nobody"
+            message = "the hop has ended, so no verdict would wait for what it sends now: send before its work has ended"
             raise UsageError(message)
         self.writes.append(Sent(hop.edge, edge, to, int(by)))
         self._edges[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
@@ -334,7 +334,7 @@ class Detector(Knowledge):
                 Watch(edge, found.to, in_doubt=how == "is in doubt", cancel=found.hop.is_cancelled)
             )
         elif how == "is opaque":
-            why = why or "it takes no part, or its proxy does not"
+            why = why or "it takes no part in the mesh, or a proxy drops the Cascade headers"
             self._close_edge(edge, found, how, "opaque", why)
         elif how == "is untracked":
             self._close_edge(edge, found, how, "untracked", why)
@@ -359,8 +359,8 @@ class Detector(Knowledge):
             self._is_taken(edge, found)
         elif answer.kind == "never" and found.is_taken:  # nobody says so who has taken it (7)
             why = (
-                "it was taken, and is not known there: others have this address, a journal is gone,"
-                " or a proxy drops what comes along with messages"
+                "its agent took it, and does not know it now: another node has the address, the journal is gone,"
+                " or a proxy drops the Cascade headers"
             )
             self._close_edge(edge, found, "is not known there", "unknown", why)
         elif answer.kind == "never":
@@ -368,8 +368,9 @@ class Detector(Knowledge):
             self._close_edge(edge, found, "never will run", status, "it never arrived")
         elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
             why = (
-                "its agent has no journal, or one that is younger than the message, or remembers messages for"
-                " less time than they may take, or another node has taken its receipt, or has this address, too"
+                "its agent does not know it: the agent has no journal, or a journal that is younger than the message, or"
+                " remembers messages for less time than they may take; or another node took its receipt, or has the"
+                " same address"
             )
             self._close_edge(edge, found, "is not known there", "unknown", why)
 

@@ -101,11 +101,14 @@ class Horizon:
         ahead = handed.begin_by - self.wall()
         if ahead < -DRIFT_SECONDS:  # (3)
             return (
-                f"its time was over {-ahead:.0f} s ago: it is a late copy, or the sender's clock is behind"
-                " this agent's by more than its messages may take"
+                f"it came {-ahead:.0f} s after the time by which it had to begin: it is a late copy, or the sender's"
+                " clock is behind this agent's by more than its messages may take"
             )
         if ahead > self.keep + DRIFT_SECONDS + AHEAD_SECONDS:  # (2)
-            return f"its time is {ahead:.0f} s ahead: the sender's clock is wrong"
+            return (
+                f"it may begin until {ahead:.0f} s from now, which is longer than messages may take: set the clock of"
+                " its sender, which is wrong"
+            )
         return None
 
     def arrived(self, handed: Handed) -> None:

@@ -320,7 +320,10 @@ class Courier:
             if self._is_hopeless(asking, now):
                 for edge, to in list(asking.errands.items()):
                     self.unwatch(edge)
-                    self._give_up(edge, asking.why or f"{to} was not heard of any more")
+                    self._give_up(
+                        edge,
+                        asking.why or f"{to} has not answered for {self._patience.give_up:g} s",
+                    )
             for edge, to in asking.errands.items():
                 asks.setdefault(to, []).append((edge, edge in self._ending))
         return [

@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import partial
 from sys import _getframe
 from threading import Timer as ThreadTimer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from quiesce.core import libraries
+from quiesce.core.callsites import thread_chain
+from quiesce.core.hold import Hold
 from quiesce.core.tree import current
 from quiesce.mesh.routes.call_futures import Call
 from quiesce.mesh.routes.following import (
@@ -32,13 +34,33 @@ from quiesce.mesh.routes.takers import call_returns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Thread
+    from types import FrameType
 
+    from quiesce.core.callsites import Frame
+    from quiesce.core.hold import Fate
     from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
 
 _timers: WeakKeyDictionary[ThreadTimer, Callable[[], None]] = WeakKeyDictionary()
 """Timers of hops that are not due, each with what to call when it is cancelled."""
+
+
+class _Daemon(Hold):
+    """A daemon thread of a hop. Nothing waits for it; the report of a drain names it while it is alive."""
+
+    __slots__ = ("_thread",)
+
+    _fate: ClassVar[Fate] = "stuck"
+
+    def __init__(self, hop: Hop, name: str, frame: FrameType, thread: Thread, line: str) -> None:
+        details = {"declare": f"{line} if it lives as long as the process"}
+        super().__init__(hop, "daemon thread", name, details, frame.f_code, frame.f_lasti)
+        self._thread = thread
+
+    def _chain(self) -> list[Frame]:
+        return thread_chain(self._thread.ident)
 
 
 def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +157,9 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             line = libraries.declaration([target or names_of(frame)[0]])
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
-            ended: Callable[[], object] = partial(hop.tracked, self)
+            threads = hop._mesh._threads
+            threads[self] = _Daemon(hop, name, frame, self, line)
+            ended: Callable[[], object] = partial(_daemon_ended, hop, threads, self)
             failed: Callable[[BaseException], object] = partial(_fail_daemon, hop)
         else:
             hold = Followed(hop, "thread", name, frame, self, target=target)
@@ -194,6 +218,12 @@ def _put_off(hop: Hop, hold: Followed | None, name: str) -> None:
     elif other is not hop:
         by = "code of no hop" if other is None else other.name
         hop.untracked("timer", f"{name}, cancelled by {by}, which may do it in its place")
+
+
+def _daemon_ended(hop: Hop, threads: dict[Thread, Hold], thread: Thread) -> None:
+    """Record that a daemon thread has ended; from that thread."""
+    threads.pop(thread, None)
+    hop.tracked(thread)
 
 
 def _fail_daemon(hop: Hop, error: BaseException) -> None:

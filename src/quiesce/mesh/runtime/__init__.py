@@ -13,6 +13,7 @@ In reading order:
 - `progress`: which agents are still busy with a cascade.
 - `hop_tree`: hops as a tree, for people.
 - `peer_calls`: what a node says to other nodes by itself, and how it answers them.
+- `unposted`: receipts that are still to be posted when a node is closed.
 - `receipt_pull`: asking for receipts that a node cannot post.
 - `peers`: the servers that take part, as far as a node knows them.
 - `admission`: which callers may hand over messages, and how much a node keeps of them.

@@ -59,7 +59,9 @@ class Cascade:
     async def __aenter__(self) -> Self:
         """Begin it."""
         if self._record is not None:
-            message = f"cascade {self.name!r} was begun before: make a new one"
+            message = (
+                f"cascade {self.name!r} was begun before, and can be begun once: make a new one"
+            )
             raise UsageError(message)
         hop = self._hop = self._node._begin(self)
         self._resume(hop._record)
@@ -201,21 +203,25 @@ class Cascade:
         told = record.tally.sum()
         is_busy = self._hop is not None and not self._hop._ended
         notes = [Note(own, "", self._node.name, "unknown", None, "at work" if is_busy else "waits")]
-        at_work = {one.mark: f", at work: {one.what}" for one in found if one.state == "at work"}
-        advice = f". {inside}" if inside else ""
-        missing = ["the end of what was begun here" + at_work.get(own, "") + advice] * is_busy
+        seen = {one.mark: one for one in found}
+        advice = f": {seen[own].what}" if own in seen else ""
+        advice += f". {inside}" if inside else ""
+        missing = [f"when {self._node.name} ends its own work on the cascade{advice}"] * is_busy
         for edge, sent in record.edges.items():
-            notes.append(Note(edge_mark(edge), own, sent.to, "unknown", None, "no receipt yet"))
-            work = at_work.get(edge_mark(edge), "")
-            missing.append(f"what became of message {edge_mark(edge)} to {sent.to}{work}")
+            mark = edge_mark(edge)
+            entry = seen.get(mark)
+            what, why = _open_message(mark, sent, entry)
+            since = None if entry is None else entry.seconds
+            notes.append(Note(mark, own, sent.to, "unknown", since, why))
+            missing.append(what)
         direct = {note.mark for note in notes}
         end = ", and was not told to end" if record.is_cancelled else ""
         for entry in found:
             if entry.state == "not reached":
                 missing.append(f"what {entry.name} does: it was not reached ({entry.what}){end}")
             if entry.mark not in direct:
-                if work := at_work.get(entry.mark, ""):
-                    missing.append(f"what became of message {entry.mark} to {entry.name}{work}")
+                if entry.state == "at work":
+                    missing.append(_at_work(entry.mark, entry.name, entry))
                 what = entry.state + (f": {entry.what}" if entry.what else "")
                 notes.append(
                     Note(entry.mark, entry.parent, entry.name, "unknown", entry.seconds, what)
@@ -276,6 +282,33 @@ class Cascade:
         """Name it, and say whether it has settled."""
         state = "new" if self._record is None else "open" if self._receipt is None else "settled"
         return f"<Cascade {self.name!r} {state}>"
+
+
+def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tuple[str, str]:
+    """Return what is not known of a message that is not closed, as a sentence and in few words.
+
+    Only an agent that has said so, to the sender or to this question, has the message.
+    """
+    to, state = sent.to, "" if entry is None else entry.state
+    if entry is not None and state == "at work":
+        return _at_work(mark, to, entry), f"has the message, and is at work: {entry.what}"
+    if entry is not None and state == "waits":
+        waits = f"waits {entry.what or 'for the agents that it has sent messages to'}"
+        text = (
+            f"when message {mark} to {to} is closed: {to} has ended its own work on it, and {waits}"
+        )
+        return text, f"has ended its own work, {waits}"
+    if sent.is_taken:
+        text = f"when {to} ends its work on message {mark}: it has the message, and has not reported the end of its work yet"
+        return text, "has the message, and has not reported the end of its work yet"
+    text = f"whether {to} has message {mark}: it has not answered"
+    return text, "has not answered: it is not known whether it has the message"
+
+
+def _at_work(mark: str, name: str, entry: Busy) -> str:
+    """Return that an agent has a message, since when, and what it does."""
+    since = "" if entry.seconds is None else f" for {entry.seconds:.1f} s"
+    return f"when {name} ends its work on message {mark}: it has the message, and is at work{since}: {entry.what}"
 
 
 def recovered(node: Node, roots: Iterable[states.HopRecord]) -> Iterator[Cascade]:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["Hop", "current_hop"]
 
 SHUT_DOWN = "its agent was shut down"
-_NOT_BEGUN = "nobody has begun it"
-_FROM_OUTSIDE = "some of its work was cancelled, and not by its own code"
+_NOT_BEGUN = "its agent took it, and never began to work on it"
+_FROM_OUTSIDE = "code that is not its own cancelled some of its work"
 _LEFT_MAX = 32  # ways out of one hop that are named
 _leaving = threading.Lock()
 
@@ -71,8 +71,8 @@ def hop_of_node(node: Node) -> Hop | None:
     if hop._mesh not in node._strangers:
         node._strangers.add(hop._mesh)
         logger.warning(
-            "what a client of node %r sends in a hop of node %r is no part of that: nobody will know when "
-            "it has ended. Use a client of node %r there", node.name, hop._mesh.name, hop._mesh.name,
+            "a client of node %r sent a message in a hop of node %r. The message is not part of that hop, so no verdict "
+            "waits for it. Use a client of node %r there", node.name, hop._mesh.name, hop._mesh.name,
         )  # fmt: skip
     return None
 
@@ -188,7 +188,10 @@ class Hop(LightScope):
                 self._left[(route, place) if thing is None else thing] = (route, place, how)
         if self._ended:  # so that may have come too late
             logger.warning(
-                "%s has ended, and work of it goes on untracked: %s, %s", self.name, route, place
+                "%s has ended, and work that it left goes on, which no verdict waits for: %s, %s",
+                self.name,
+                route,
+                place,
             )
 
     def working(self, name: str, kind: str = "handler") -> Part:
@@ -381,10 +384,14 @@ class Hop(LightScope):
         if self._ended or self._state is ScopeState.CLOSED:
             return
         if self._awaited or (self._holds and self._unbegun is None):
-            logger.warning("%s was begun by a part that was dropped before it ended", self.name)
+            logger.warning(
+                "%s: the part that began it was dropped before its block ended. Let the block of "
+                "`node.handle(...)` end",
+                self.name,
+            )
             return
         logger.warning(
-            "%s was taken, and its part was dropped before anybody has begun it: it is lost. Write "
+            "%s is lost: its agent took the message, and dropped its part before a task began it. Write "
             "`async with node.handle(...)`", self.name,
         )  # fmt: skip
         self._status, self._why = "lost", _NOT_BEGUN

@@ -51,7 +51,7 @@ class Visit(Visitor):
         left = exc if self._body is None else self._body.leave(exc)
         if exc is not None:
             if left is None:  # it was this hop that was told to end
-                left = CascadeCancelled(f"{hop.name} was told to end")
+                left = CascadeCancelled(f"{hop.name} ends early, because its cascade was cancelled")
             elif isinstance(left, Exception):
                 hop._fail(left)
             elif hop._status == "done":
@@ -91,11 +91,12 @@ class Part:
         """
         hop = self._hop
         if hop._record.is_cancelled:
-            message = f"{hop.name} was told to end"
+            message = f"{hop.name} ends early, because its cascade was cancelled"
             raise CascadeCancelled(message)
         if hop._ended or hop._state is ScopeState.CLOSED or self._visit is not None:
             message = (
-                f"{hop.name} has ended, or this part of it: nothing can be done as that any more"
+                f"{hop.name} has ended, or this part of it was entered before: make a part with "
+                "`hop.working(...)` while the hop runs, and enter it once"
             )
             raise UsageError(message)
         self._visit = Visit(hop, self._kind, self._name, self._place)

@@ -42,8 +42,10 @@ from quiesce.mesh.transport.node_transport import checked_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from threading import Thread
 
     from quiesce.core.frontier import Frontier
+    from quiesce.core.hold import Hold
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol.states import Sending
@@ -127,6 +129,7 @@ class Node(Steps):
         self._is_opening = self._serves = False
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._shared: shared_sends.Shared = {}  # messages that are sent for several hops
+        self._threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
         self._hops: dict[bytes, Hop] = {}
         self._cascades: WeakValueDictionary[bytes, Cascade] = WeakValueDictionary()  # others let go
         self._strangers: WeakSet[Node] = WeakSet()  # nodes whose hops its clients were used in
@@ -143,7 +146,7 @@ class Node(Steps):
         *Raises*: `JournalInUse`, `JournalBroken`.
         """
         if self._scope is not None or self._is_opening:
-            message = f"node {self.name!r} is open already"
+            message = f"node {self.name!r} is open already: open it once, or close it first"
             raise UsageError(message)
         self._is_opening = True
         try:
@@ -163,6 +166,7 @@ class Node(Steps):
         )
         engine.may_call = self._policy.allows
         self._hops, self._cascades, self._keeping = {}, WeakValueDictionary(), None
+        self._threads = {}
         if self._journal is not None:
             self._keeping = Keeping(self._journal, engine, self._mode, self._random)
             self._keeping.open()
@@ -201,7 +205,11 @@ class Node(Steps):
         if self._hops:
             # Whoever has the journal next takes for dead what was at work: so nobody may have it.
             names = ", ".join(hop.name for hop in self._hops.values())
-            logger.error("node %r is closed, but %s did not end", self.name, names)
+            logger.error(
+                "node %r was closed while %s did not end; if it has a journal, that stays locked until this process ends",
+                self.name,
+                names,
+            )
         elif self._keeping is not None:
             self._keeping.close()
         self._abandon()
@@ -285,7 +293,7 @@ class Node(Steps):
     async def _serve(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, however it came."""
         if self._scope is None:
-            message = f"node {self.name!r} is not open"
+            message = f"node {self.name!r} is not open: it has not started yet, or it was closed"
             raise PeerLost(message)
         return await self._exchange.serve(path, body, caller)
 

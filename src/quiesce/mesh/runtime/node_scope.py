@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quiesce.core.report import report_entry
 from quiesce.core.scope import Scope
 from quiesce.mesh.clients import instrumentation
 from quiesce.mesh.routes.installing import install_routes
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from quiesce.core.callsites import Callsite
+    from quiesce.core.report import ReportEntry
     from quiesce.core.tree import TreeNode as Tree
     from quiesce.mesh.runtime.node import Node
 
@@ -42,6 +44,16 @@ class Home(Scope):
         super()._mark_draining(root, deep=deep)
         if self.node is not None:
             self.node._exchange.closing()
+
+    def _left_running(self) -> list[ReportEntry]:
+        """Return the daemon threads that still work for hops: no drain waits for them, and the exit cuts them."""
+        threads = {} if self.node is None else self.node._threads
+        now = self._backend.clock()
+        return [
+            report_entry(held, held._node.name, now, stack=True)
+            for thread, held in list(threads.items())
+            if thread.is_alive()
+        ]
 
     def _closed(self) -> None:
         super()._closed()

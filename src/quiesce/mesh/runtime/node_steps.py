@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _OPEN = ScopeState.OPEN
-_COPY = "this is a copy of one that was taken before; that one goes on, and nothing is lost"
-_REFUSED = (
-    "this is a copy of one that was refused for good, and never was worked on: send a new message"
-)
+_COPY = "it is a copy of a message that this agent took before. The first one counts, and nothing is lost"
+_REFUSED = "it is a copy of a message that this agent refused for good, and never worked on: send a new message"
 
 
 class Steps:
@@ -171,7 +169,7 @@ class Steps:
         edge, engine = handed.edge, self._engine
         why = why_not or engine.horizon.objection(handed)
         if why is None and self._hops_scope._state is not _OPEN:
-            why = "the agent is being shut down"
+            why = "its agent is being shut down: send a new message later, or to another agent"
         if len(self._hops) >= self._hops_max and not engine.detector.knows(edge):
             raise self._busy(handed)
         if why is None:
@@ -207,7 +205,7 @@ class Steps:
         header = codec.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
         text = (
             f"message {edge_mark(handed.edge)} is not worked on: {self._hops_max} messages are already being"
-            " processed (hops_max)"
+            " processed, and hops_max allows no more: send it again later"
         )
         return EdgeRefused(text, header, is_busy=True)
 
@@ -259,7 +257,7 @@ class Steps:
             self._engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
             self._try_to_commit()
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
-            logger.exception("node %r could not write down that %s has ended", self.name, hop.name)
+            logger.exception("node %r could not record that %s has ended", self.name, hop.name)
 
     def _send(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:
         self._check()

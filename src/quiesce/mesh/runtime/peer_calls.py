@@ -20,7 +20,6 @@ import anyio
 
 from quiesce.core import report as reports
 from quiesce.core.current import detached
-from quiesce.core.hold import Hold
 from quiesce.core.tree import ScopeState, logger
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh.protocol import codec
@@ -29,6 +28,7 @@ from quiesce.mesh.protocol.states import HopState
 from quiesce.mesh.runtime import progress
 from quiesce.mesh.runtime.admission import Allowances
 from quiesce.mesh.runtime.receipt_pull import Pull
+from quiesce.mesh.runtime.unposted import Receipts, not_posted
 from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
 from quiesce.mesh.transport.call_bodies import CallBodies
 from quiesce.mesh.transport.links import Links
@@ -42,10 +42,9 @@ from quiesce.mesh.transport.node_transport import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
-    from types import CodeType
 
     from quiesce.core.backends import Waiter
-    from quiesce.core.hold import Fate
+    from quiesce.core.hold import Hold
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol.engine import Engine
@@ -59,28 +58,6 @@ __all__: list[str] = []
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
 _TOLD_MAX = 1000
-_NAMES_MAX = 3  # of agents, in one line
-
-
-class _Receipts(Hold):
-    """Holds a node open that is about to be closed, until its receipts are posted."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, scope: Scope, engine: Engine, code: CodeType) -> None:
-        super().__init__(scope, "receipts", "to be posted", {}, code, 0)
-        self._engine = engine
-
-    @property
-    def details(self) -> dict[str, object]:
-        """How many there are, and for whom."""
-        to = list(self._engine.unposted_to())
-        more = f" and {len(to) - _NAMES_MAX} more" if len(to) > _NAMES_MAX else ""
-        return {"count": self._engine.unposted, "to": ", ".join(to[:_NAMES_MAX]) + more}
-
-    @property
-    def _fate(self) -> Fate:  # type: ignore[override]  # it may have nothing to lose
-        return "undelivered" if self._engine.unposted else "nothing"
 
 
 class PeerCalls:
@@ -97,6 +74,7 @@ class PeerCalls:
         self._polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
         self._told: dict[str, None] = {}  # of whom it was said that they are no nodes
+        self._errors: dict[str, str] = {}  # why the last call to an address failed
         self._is_over = False
         self._ending_by = -math.inf
         self._flush: Hold | None = None
@@ -153,7 +131,7 @@ class PeerCalls:
         if self._flush is None:
             for hop in self._node._hops.values():
                 hop._hold_unbegun()
-            flush: Hold = _Receipts(self._scope, self._engine, self.closing.__code__)
+            flush: Hold = Receipts(self._scope, self._engine, self.closing.__code__)
             self._flush = flush
             self._scope._insert(flush, flush)
             self._try_to_end()
@@ -188,10 +166,10 @@ class PeerCalls:
             return
         self._flush_from = min(self._flush_from, now)
         if now >= self._flush_by:
-            text = "node %r: %d receipt%s not posted"
-            were = " was" if unposted == 1 else "s were"
-            logger.warning(text, self._node.name, unposted, were)
-            if self._node._journal is None:  # nobody will ever have them
+            has_journal = self._node._journal is not None
+            why = not_posted(self._engine, self._errors, has_journal=has_journal)
+            logger.warning("node %r: %s", self._node.name, why)
+            if not has_journal:  # nobody will ever have them
                 self._scope._undelivered.append(
                     (reports.report_entry(flush, self._scope.name, now),)
                 )
@@ -261,14 +239,17 @@ class PeerCalls:
         except NoMesh as error:
             return self._wrong(call.to, str(error))
         except RemoteProtocolError as error:
-            return self._wrong(call.to, no_mesh(call.to, f"what it answers is none ({error})"))
+            why = no_mesh(call.to, f"its answer is not that of a node ({error})")
+            return self._wrong(call.to, why)
         except (PeerLost, TimeoutError) as error:
-            logger.debug("node %r did not reach %s: %s", self._node.name, call.to, error)
-            return ""
-        except Exception:  # noqa: BLE001 - whatever a transport raises, there is no answer
+            text = str(error) or f"no answer within {seconds:g} s"
+            logger.debug("node %r did not reach %s: %s", self._node.name, call.to, text)
+            return self._failed(call.to, text)
+        except Exception as error:  # noqa: BLE001 - whatever a transport raises, there is no answer
             logger.exception("node %r could not call %s", self._node.name, call.to)
-            return ""
+            return self._failed(call.to, f"the transport raised {type(error).__name__}")
         self._told.pop(call.to, None)
+        self._errors.pop(call.to, None)
         return reply
 
     async def _deliver(self, to: str, body: bytes) -> bytes:
@@ -277,8 +258,16 @@ class PeerCalls:
             return await self.serve(RECEIPTS, body)
         return await self._transport.call(to, RECEIPTS, body)
 
+    def _failed(self, to: str, why: str) -> str:
+        """Keep why a call failed, for people; return that this may pass by itself."""
+        if len(self._errors) >= _TOLD_MAX:
+            self._errors.clear()
+        self._errors[to] = why.removeprefix(f"{to} was not reached: ")
+        return ""
+
     def _wrong(self, to: str, why: str) -> str:
         """Say what is wrong with an address, once until it is right."""
+        self._failed(to, why)
         if to not in self._told:
             if len(self._told) >= _TOLD_MAX:
                 self._told.clear()
@@ -338,7 +327,7 @@ class PeerCalls:
         if path == PROBE:
             return await progress.serve_frontier(self._node, self._transport, body)
         if path != RECEIPTS:
-            message = "there is no such path"
+            message = f"a node has the paths {RECEIPTS} and {PROBE} only"
             raise RemoteProtocolError(message)
         call = codec.parse_call(body)
         reply = self._answer(call, caller)

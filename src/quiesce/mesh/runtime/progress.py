@@ -241,7 +241,7 @@ def _busy(found: Any) -> Busy:
             if most is not None
         )
     ):
-        message = "frontier: an entry that is none"
+        message = "frontier: an entry is not [mark, parent, name, state, seconds, what]"
         raise RemoteProtocolError(message)
     texts: list[Any] = [
         one if most is None else harmless(one, most)

@@ -159,7 +159,7 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
     if require == "full" and receipt.volatile:
         yield (
             f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal would"
-            " run after a restart"
+            " run after a restart. Give those agents a journal"
         )
 
 

@@ -122,7 +122,7 @@ class AddressPolicy:
         try:
             parts = urlsplit(url)
         except ValueError:  # nobody is there, whoever has named it
-            return "what is no address"
+            return "not an address"
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
 
 

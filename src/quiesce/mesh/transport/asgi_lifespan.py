@@ -37,8 +37,8 @@ __all__: list[str] = []
 AROUND = "quiesce.mesh"
 """In the scope of a lifespan: that there is a node around the app, which is drained apart."""
 _LEFT = (
-    "the app's lifespan has failed after its startup, and the server serves on: node %r stays open until the shutdown,"
-    " of which the app will not hear"
+    "the app's lifespan failed after its startup, and the server still serves. So node %r stays open until the"
+    " shutdown, of which the app is not told"
 )
 _ALONE = "Requests outside of cascades are the server's: Quiesce(app, node=node) drains them, too"
 

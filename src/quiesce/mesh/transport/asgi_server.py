@@ -178,7 +178,7 @@ class Mesh:
         """Read the body of a call, which the node bounds; None if it is too large."""
         node = self._node
         if node._scope is None:
-            message = f"node {node.name!r} is not open"
+            message = f"node {node.name!r} is not open: it has not started yet, or it was closed"
             raise PeerLost(message)
         calls = node._exchange
         return await calls.bodies.read(receive, is_ending=calls.is_told_to_end())

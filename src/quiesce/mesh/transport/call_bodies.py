@@ -74,7 +74,7 @@ async def _read(receive: Receive) -> bytes | None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            gone = "the caller is gone"
+            gone = "the caller closed its connection before all of its call had come"
             raise PeerLost(gone)
         parts.append(message.get("body", b""))
         size += len(parts[-1])

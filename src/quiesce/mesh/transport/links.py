@@ -198,7 +198,7 @@ class Link:
                 answer = await self._ask(METHODS[path], json.loads(body))
                 return codec.dumps(answer)
         except (ValueError, TypeError, RecursionError) as error:
-            message = f"{self.address} answered what is none"
+            message = f"{self.address} gave an answer that is not of the protocol"
             raise PeerLost(message) from error
         finally:
             self._calls.discard(scope)
@@ -229,8 +229,8 @@ class Link:
         engine._absorb(node._clock())
         try:
             node._commit()
-        except Exception:  # noqa: BLE001 - of the journal: the node takes nothing any more
-            logger.exception("node %r could not write down that a connection ended", node.name)
+        except Exception:  # noqa: BLE001 - of the journal: the node refuses messages then
+            logger.exception("node %r could not record that a connection ended", node.name)
 
 
 # What both sides do with `_meta`.
@@ -300,7 +300,10 @@ async def serve_link(node: Node, method: str, params: object) -> Any:
 def refuse_message(node: Node, header: str | bytes) -> str | None:
     """Refuse a message that is not even looked at; gives the answer, if there is one to give."""
     try:
-        node._arrive(codec.parse_request_header(header), "it is not even looked at")
+        node._arrive(
+            codec.parse_request_header(header),
+            "its agent refused the request before it read the message",
+        )
     except EdgeRefused as refused:
         return refused.header
     except QuiesceError:

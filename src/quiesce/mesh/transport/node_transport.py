@@ -96,7 +96,7 @@ class Memory:
         """Send a call to another node, and return its answer."""
         serve = self._nodes.get(to)
         if serve is None:
-            message = f"no node is at {to}"
+            message = f"no node is open at {to}"
             raise PeerLost(message)
         return await serve(path, body)
 

@@ -228,6 +228,9 @@ async def test_a_daemon_thread_is_named(tmp_path: Path, gate: Gate) -> None:
         (missing,) = found.missing
         assert "daemon thread, Gate.wait started at" in missing
         assert "test_ways.py:" in missing
+        (left,) = (await world.nodes["b"].drain(5)).stuck
+        assert (left.kind, left.name) == ("daemon thread", "Gate.wait")
+        assert any("Gate.wait" in frame for frame in left.stack)
     gate.event.set()
     threads[0].join()
 
