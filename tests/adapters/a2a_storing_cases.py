@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.quiesce(allow=kit.LEFT_TO_THE_COLLECTOR),
     pytest.mark.filterwarnings("ignore:A VersionedTaskStore was configured"),
 ]
-Versioned: Any = versions.versioned_store()
+Versioned: Any = versions.VersionedStore
 shared_only = pytest.mark.skipif(Versioned is None, reason="this version has no shared stores")
 
 

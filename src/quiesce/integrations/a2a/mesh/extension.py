@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from a2a import types
-from a2a.utils import errors
 
 from quiesce.integrations.a2a import versions
 from quiesce.mesh.transport.address_policy import origin
@@ -140,12 +139,3 @@ def take_ids(message: Any, own: str | None) -> str | None:
         return None
     header = ids.get(_IDS)
     return header if isinstance(header, str) else None
-
-
-def not_taken(why: str) -> Exception:
-    """Return the error that says that a message must not be worked on."""
-    if versions.FIRST:
-        error: Exception = errors.InvalidParamsError(message=why)
-        return error
-    wrapped: Exception = errors.ServerError(error=types.InvalidParamsError(message=why))
-    return wrapped

@@ -16,15 +16,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from a2a import types
-
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.visitors import Bond, Visitor
 from quiesce.errors import CascadeCancelled, EdgeRefused, RemoteProtocolError, ScopeClosed
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.mesh import extension
 from quiesce.integrations.a2a.mesh.push_edges import PushEdges
-from quiesce.integrations.a2a.server.executor import BROKEN
+from quiesce.integrations.a2a.server.executor import BROKEN, enqueue_end
 from quiesce.integrations.a2a.server.shutdown import end_task
 from quiesce.integrations.a2a.server.task_tracker import Request, Tracker, request
 from quiesce.mesh.runtime.hop import current_hop
@@ -126,7 +124,7 @@ class MeshTracker(Tracker):
         try:
             part = node.handle(header)
         except (EdgeRefused, RemoteProtocolError) as error:
-            raise extension.not_taken(str(error)) from None
+            raise versions.error("InvalidParamsError", str(error)) from None
         hop = part.enter()
         try:
             return self._work(hop, message)
@@ -312,10 +310,7 @@ class HopExecutor:
         entry = self._tracker.entry(context.task_id)
         if entry.ended or entry.said in versions.TERMINAL:
             return
-        ids = (context.task_id, context.context_id)
-        if versions.FIRST and context.current_task is None and entry.said is None:
-            await event_queue.enqueue_event(versions.new_task(context))  # as 1.x wants it
-        await event_queue.enqueue_event(versions.status_event(*ids, cancelled_status(*ids)))
+        await enqueue_end("canceled", context, event_queue, entry, CANCELLED)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -343,11 +338,3 @@ class _Both:
         """Release both, as a bond does when its scope is closed."""
         for one in self._two:
             one.end()
-
-
-def cancelled_status(task_id: str, context_id: str) -> Any:
-    """Return the status of a task whose cascade was cancelled."""
-    status = versions.failed_status(task_id, context_id, CANCELLED)
-    state = types.TaskState
-    status.state = state.TASK_STATE_CANCELED if versions.FIRST else state.canceled
-    return status

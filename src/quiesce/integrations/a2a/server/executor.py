@@ -189,7 +189,12 @@ async def _close_in_time(queue: Any) -> None:
 
 
 async def _fail(context: Any, queue: Any, entry: Entry, why: str) -> None:
-    status = versions.failed_status(context.task_id, context.context_id, why)
+    await enqueue_end("failed", context, queue, entry, why)
+
+
+async def enqueue_end(state: str, context: Any, queue: Any, entry: Entry, why: str) -> None:
+    """Enqueue the event that ends a task."""
+    status = versions.new_status(state, context.task_id, context.context_id, why)
     if versions.FIRST and context.current_task is None and entry.said is None:
         # 1.x wants to see a task before it hears of its states.
         await queue.enqueue_event(versions.new_task(context))

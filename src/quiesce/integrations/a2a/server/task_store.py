@@ -167,7 +167,7 @@ class TellingStore:
 
 def telling(store: Any, tracker: Tracker, pushes: Pushes) -> Any:
     """Put a store around another; of the same kind, if it is one with versions."""
-    versioned = versions.versioned_store()
+    versioned = versions.VersionedStore
     if versioned is not None and isinstance(store, versioned):
         versioned.register(TellingVersionedStore)
         return TellingVersionedStore(store, tracker, pushes)
