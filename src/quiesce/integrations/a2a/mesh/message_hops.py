@@ -158,10 +158,10 @@ class MeshTracker(Tracker):
             self.end(work)
         await own.aclose()
 
-    def request(self, params: Any, scope: Scope | None, loops: Scope | None) -> Request:
+    def request(self, params: Any) -> Request:
         """Return the call that is made for a message, or for anything else."""
         message = getattr(params, "message", None)
-        made = MeshRequest(getattr(message, "task_id", None) or None, scope, loops)
+        made = MeshRequest(getattr(message, "task_id", None) or None, self.scope, self.loops)
         made.tracker, made.work = self, self._waiting.get(id(message))
         made.message_id = getattr(message, "message_id", None)
         return made

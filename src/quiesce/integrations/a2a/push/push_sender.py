@@ -342,10 +342,6 @@ class Pushes:
         except Exception:  # noqa: BLE001 - of the user's store, whose sender will log it
             return True
 
-    async def forget_targets(self, task_id: str) -> None:
-        """Record that a client has taken a receiver away."""
-        await self.retarget(task_id)
-
     async def retarget(self, task_id: str) -> None:
         """Record that a client has named a receiver of a task, or taken one away: a crash may be next.
 

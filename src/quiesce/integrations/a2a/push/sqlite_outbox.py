@@ -21,10 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-
 from quiesce.core import arguments
 from quiesce.errors import UsageError
+from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.push.push_outbox import (
     DeadLetter,
     Push,
@@ -190,11 +189,11 @@ class SqliteOutbox:
         thread, self._thread = self._thread, None
         if thread is None:
             if self._closing is not None:
-                await _settled(self._closing)
+                await outlast(asyncio.wrap_future(self._closing))
             return
         self._closing = thread.submit(self._shut)
         try:
-            await _settled(self._closing)
+            await outlast(asyncio.wrap_future(self._closing))
         finally:
             self._closing = None
             thread.shutdown(wait=True)  # it has nothing left to do
@@ -214,7 +213,7 @@ class SqliteOutbox:
         if thread is None:
             message = f"the outbox {self.path} is not open: open() it, or enter its handler"
             raise UsageError(message)
-        return await _settled(thread.submit(work))
+        return await outlast(asyncio.wrap_future(thread.submit(work)))
 
     def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if self._connection is None:
@@ -351,22 +350,6 @@ class SqliteOutbox:
             return sum(
                 self._execute("delete from dead where id = ?", push_id).rowcount for push_id in ids
             )
-
-
-async def _settled(future: Future[T]) -> T:
-    """Wait for what a thread does, to its end (1)."""
-    done = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        with anyio.CancelScope(shield=True):
-            while not done.done():
-                try:
-                    await asyncio.wait([done])
-                except asyncio.CancelledError:
-                    continue  # the first one is passed on
-        done.exception()  # nobody else will ask
-        raise
 
 
 def _explained(path: Path, error: OSError | sqlite3.Error) -> str:

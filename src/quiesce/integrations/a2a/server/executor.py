@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core.current import detached
 from quiesce.core.tree import current
 from quiesce.integrations.a2a import tracing, versions
+from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.server.task_tracker import request
 
 if TYPE_CHECKING:
@@ -170,14 +171,7 @@ async def close_queue(queue: Any) -> None:
     """
     with detached():
         closing = asyncio.create_task(_close_in_time(queue))
-    cancelled: asyncio.CancelledError | None = None
-    while not closing.done():
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+    await outlast(closing)
 
 
 async def _close_in_time(queue: Any) -> None:

@@ -75,16 +75,12 @@ class TellingStore:
         two tasks, and the older state must not come last.
         """
         entry = self._tracker.entry(task.id)
+        entry.saving += 1
         try:
-            if entry.saving:
-                await entry.turn()
-            else:
-                entry.saving = True
-            try:
+            async with entry.lock:
                 return await self._save(entry, task, args, options)
-            finally:
-                entry.pass_on()
         finally:
+            entry.saving -= 1
             self._tracker.refresh(entry)
 
     async def _save(self, entry: Entry, task: Any, args: Any, options: dict[str, Any]) -> Any:
