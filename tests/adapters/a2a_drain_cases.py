@@ -132,7 +132,7 @@ async def test_an_interrupt_begins_the_drain_at_once(tmp_path: Path) -> None:
         (kit.Agent, {}, "not the class Agent: make one"),
         (None, {}, "must be an executor"),
         ("agent", {}, "must be an executor"),
-        (kit.Agent(), {"node": "hotel"}, "node must be a quiesce.mesh.Node"),
+        (kit.Agent(), {"node": "hotel"}, "node must be a Node"),
         (kit.Agent(), {"grace": "30"}, "grace must be a number of seconds"),
         (kit.Agent(), {"cleanup": -1}, "cleanup must be a number of seconds"),
         (kit.Agent(), {"allow_private": True}, "give an outbox"),

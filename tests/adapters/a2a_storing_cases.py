@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.quiesce(allow=kit.LEFT_TO_THE_COLLECTOR),
     pytest.mark.filterwarnings("ignore:A VersionedTaskStore was configured"),
 ]
-Versioned: Any = versions.versioned_store()
+Versioned: Any = versions.VersionedStore
 shared_only = pytest.mark.skipif(Versioned is None, reason="this version has no shared stores")
 
 
@@ -131,19 +131,33 @@ async def test_who_leaves_in_the_turn_in_which_it_is_named_passes_it_on() -> Non
     """It was woken, and is cancelled before it runs."""
     queue = Queue()
     await queue.begin(*"abc")
-    entry = queue.tracker.entries["one"]
-    assert entry.waiting is not None
-    named = entry.waiting[0]
     refresh = queue.tracker.refresh
 
     def refreshed(entry: Any) -> None:
-        assert named.done()  # this comes after it was named, in the same step
         queue.saves["b"].cancel()
         refresh(entry)
 
     queue.tracker.refresh = refreshed  # type: ignore[method-assign]  # to be there in that step
     assert await queue.end() == ["a", "c"]
     assert queue.inner.most == 1
+
+
+async def test_what_waits_for_its_turn_is_not_forgotten() -> None:
+    """A terminal state is stored before it, and what is known of that still counts."""
+    queue = Queue()
+    await queue.begin("a")
+    ended = asyncio.ensure_future(queue.store.save(task_in("completed"), kit.call_context()))
+    await queue.begin("b")
+    refresh, kept = queue.tracker.refresh, []
+
+    def refreshed(entry: Any) -> None:
+        refresh(entry)
+        kept.append("one" in queue.tracker.entries)
+
+    queue.tracker.refresh = refreshed  # type: ignore[method-assign]  # to be there in that step
+    await queue.end()
+    await ended
+    assert kept == [True, True, False]
 
 
 async def test_tasks_do_not_wait_for_each_other() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 import quiesce
-from quiesce.core.callsites import Callsite
 from quiesce.errors import ArgumentError, ScopeClosed, SpawnFailed
 from quiesce.integrations.mcp import ServerLost, SessionPool, connect_stdio
 from quiesce.integrations.mcp.connection import ServerConnection
@@ -22,7 +21,6 @@ from tests.adapters.mcp_servers import listening, notes, small, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
 
 QUICK: dict[str, Any] = {"exit_seconds": 1.0, "grace": 0.3}
 
@@ -202,25 +200,21 @@ async def test_wrong_servers_are_named() -> None:
 # Restarts, in controlled time.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pretended(Server):
     """A server that is only pretended: it crashes when it is told to."""
 
-    starts: list[float] = field(default_factory=list)
-    made: list[ServerConnection] = field(default_factory=list)
-    broken: list[bool] = field(default_factory=lambda: [False])
-    dies: list[bool] = field(default_factory=lambda: [False])
-
-    def connect(
-        self, on_lost: Callable[[ServerConnection], None]
-    ) -> AbstractAsyncContextManager[ServerConnection]:
-        """Connect to nothing."""
-        return self._connect(on_lost)
+    def __init__(self, name: str, **common: Any) -> None:
+        super().__init__(name, **common)
+        self.starts: list[float] = []
+        self.made: list[ServerConnection] = []
+        self.broken = [False]
+        self.dies = [False]
 
     @asynccontextmanager
-    async def _connect(
+    async def connect(
         self, on_lost: Callable[[ServerConnection], None]
     ) -> AsyncIterator[ServerConnection]:
+        """Connect to nothing."""
         self.starts.append(anyio.current_time())
         if self.broken[0]:
             message = "it does not start"
@@ -249,12 +243,10 @@ def _pretended(scope: quiesce.Scope, most: int | None = None) -> tuple[Pretended
     async def handshake(_: Any) -> None:
         """Do nothing."""
 
-    server = Pretended(name="it", handshake=handshake, connect_within=1, exit_seconds=1, options={})
+    server = Pretended("it", handshake=handshake, connect_within=1, exit_seconds=1, options={})
     backoff = quiesce.Backoff(first_seconds=1, factor=2, longest_seconds=4, healthy_seconds=60)
-    own = scope.child("mcp it")
-    place = own._code
-    assert place is not None
-    return server, Session(own, server, Callsite(place, 0), backoff=backoff, restarts_max=most)
+    frame = sys._getframe()
+    return server, Session(scope, server, frame, backoff=backoff, restarts_max=most)
 
 
 @pytest.mark.backends("asyncio", "trio")

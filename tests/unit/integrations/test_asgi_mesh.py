@@ -240,7 +240,7 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
 @pytest.mark.parametrize("what", ["hotel", object, None.__class__])
 async def test_what_is_not_a_node_is_refused(what: Any) -> None:
     """In words, not by an AttributeError."""
-    with pytest.raises(ArgumentError, match=r"node must be a quiesce.mesh.Node"):
+    with pytest.raises(ArgumentError, match=r"node must be a Node"):
         Quiesce(plain, node=what)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import quiesce
 from quiesce.core.tree import current
-from quiesce.integrations.asgi.request_scope import RequestScope
+from quiesce.integrations.asgi.request_exchange import RequestScope
 from tests.stress import CANCELLED, Stubborn, turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,

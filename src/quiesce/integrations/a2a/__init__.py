@@ -15,6 +15,7 @@ The modules, in reading order:
 - `push`: pushes that survive a crash.
 - `mesh`: messages as edges of a cascade.
 - `versions`: what differs between a2a-sdk 0.3 and 1.x.
+- `outlasting`: waiting for something to its end, although the one that waits is cancelled.
 - `tracing`: the SDK's tracing, left out while no tracer is configured.
 """
 

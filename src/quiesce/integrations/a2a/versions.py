@@ -12,9 +12,18 @@ from quiesce.integrations import sdk
 VERSION = sdk.require("a2a-sdk", extra="a2a", oldest="0.3.22")
 
 from a2a import types  # noqa: E402 - the version first: its error says what to install
+from a2a.auth.user import User  # noqa: E402 - the same
 from a2a.server.context import ServerCallContext  # noqa: E402 - the same
 from a2a.server.request_handlers import DefaultRequestHandler, RequestHandler  # noqa: E402 - same
 from a2a.utils import errors  # noqa: E402 - the same
+
+try:
+    from a2a.server.cluster import task_store as _shared
+except ImportError:  # not in all
+    _shared = None
+VersionedStore: Any = getattr(_shared, "VersionedTaskStore", None)
+"""The class of the stores that several servers share, if this version has them."""
+_CONCURRENT: Any = getattr(_shared, "ConcurrentTaskModificationError", None)
 
 FIRST = VERSION >= (1,)
 """Whether it is 1.x: messages of protobuf, one active task with its own loops for each task."""
@@ -22,48 +31,27 @@ FIRST = VERSION >= (1,)
 Default: Any = DefaultRequestHandler
 Handler: Any = RequestHandler
 
-SERVICES = (
-    (
-        "producer:*",
-        "consumer:*",
-        "idle-release:*",
-        "ActiveTask._run_*",
-        "EventQueueSource.*",
-        "EventQueueSink.*",
-        "OwnedExecutor.execute",
-    )
-    if FIRST
-    else ()
-)
-"""The tasks of 1.x that live as long as a task does, busy or parked; 0.3 has none of that kind."""
-
 _TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105 - the name of the header
 
 if FIRST:
     from google.protobuf.json_format import MessageToDict
 
-    _STATE: Any = types.TaskState
-    TERMINAL: frozenset[Any] = frozenset(
-        _STATE.Value(f"TASK_STATE_{name}")
-        for name in ("COMPLETED", "CANCELED", "FAILED", "REJECTED")
-    )
-    PARKED: frozenset[Any] = frozenset(
-        _STATE.Value(f"TASK_STATE_{name}") for name in ("INPUT_REQUIRED", "AUTH_REQUIRED")
-    )
-    _FAILED = _STATE.Value("TASK_STATE_FAILED")
-else:
-    _STATE = types.TaskState
-    TERMINAL = frozenset((_STATE.completed, _STATE.canceled, _STATE.failed, _STATE.rejected))
-    PARKED = frozenset((_STATE.input_required, _STATE.auth_required))
-    _FAILED = _STATE.failed
+_STATE: Any = types.TaskState
+
+
+def _state(name: str) -> Any:
+    return _STATE.Value(f"TASK_STATE_{name.upper()}") if FIRST else getattr(_STATE, name)
+
+
+TERMINAL: frozenset[Any] = frozenset(map(_state, ("completed", "canceled", "failed", "rejected")))
+PARKED: frozenset[Any] = frozenset(map(_state, ("input_required", "auth_required")))
 ENDS: frozenset[Any] = TERMINAL | PARKED
 _TELLING = (types.Task, types.TaskStatusUpdateEvent)
 
 
 def state_name(state: Any) -> str:
     """Name a state as people do: `working`, `input-required`."""
-    name = _STATE.Name(state) if FIRST else state.value
-    return str(name).removeprefix("TASK_STATE_").replace("_", "-").lower()
+    return _wording(state).removeprefix("TASK_STATE_").replace("_", "-").lower()
 
 
 def status_key(status: Any) -> bytes:
@@ -101,27 +89,21 @@ def copied(task: Any) -> Any:
     return task.model_copy(deep=True)
 
 
-def failed_status(task_id: str, context_id: str, why: str) -> Any:
-    """Return a status that says why a task has failed."""
-    if FIRST:
-        message = types.Message(
-            message_id=uuid4().hex,
-            role=types.Role.Value("ROLE_AGENT"),
-            task_id=task_id,
-            context_id=context_id,
-            parts=[types.Part(text=why)],
-        )
-        status = types.TaskStatus(state=_FAILED, message=message)
-        status.timestamp.FromDatetime(datetime.now(UTC))
-        return status
+def new_status(state: str, task_id: str, context_id: str, why: str) -> Any:
+    """Return a status, `"failed"` or `"canceled"`, that says why a task is in it."""
     message = types.Message(
         message_id=uuid4().hex,
-        role=types.Role.agent,
+        role=types.Role.Value("ROLE_AGENT") if FIRST else types.Role.agent,
         task_id=task_id,
         context_id=context_id,
-        parts=[types.Part(root=types.TextPart(text=why))],
+        parts=[types.Part(text=why) if FIRST else types.Part(root=types.TextPart(text=why))],
     )
-    return types.TaskStatus(state=_FAILED, message=message, timestamp=datetime.now(UTC).isoformat())
+    status = types.TaskStatus(state=_state(state), message=message)
+    if FIRST:
+        status.timestamp.GetCurrentTime()
+    else:
+        status.timestamp = datetime.now(UTC).isoformat()
+    return status
 
 
 def status_event(task_id: str, context_id: str, status: Any) -> Any:
@@ -135,7 +117,7 @@ def status_event(task_id: str, context_id: str, status: Any) -> Any:
 def failed_task(task: Any, why: str) -> Any:
     """Return a copy of a task that has failed, and says why."""
     copy = copied(task)
-    status = failed_status(task.id, task.context_id, why)
+    status = new_status("failed", task.id, task.context_id, why)
     if FIRST:
         copy.status.CopyFrom(status)
     else:
@@ -185,18 +167,19 @@ def push_headers(config: Any) -> dict[str, str]:
     return headers
 
 
-class _Owner:
+class _Owner(User):  # type: ignore[misc]  # no types here
     """The user to whom a task belongs, as far as it is known after a restart."""
 
     def __init__(self, name: str) -> None:
-        self.user_name = name
-        self.is_authenticated = bool(name)
+        self._name = name
 
+    @property
+    def user_name(self) -> str:
+        return self._name
 
-def _user_class() -> Any:
-    from a2a.auth.user import User  # noqa: PLC0415 - only needed after a crash
-
-    return type("RecoveredUser", (_Owner, User), {"user_name": "", "is_authenticated": False})
+    @property
+    def is_authenticated(self) -> bool:
+        return True
 
 
 def user_and_tenant(context: Any) -> tuple[str, str]:
@@ -209,38 +192,35 @@ def context_of(user: str, tenant: str) -> Any:
     """Return the context of a call by a user who is known by name only."""
     options: dict[str, Any] = {"tenant": tenant} if FIRST else {}
     if user:
-        options["user"] = _user_class()(user)
+        options["user"] = _Owner(user)
     return ServerCallContext(**options)
+
+
+def error(kind: str, why: str) -> Exception:
+    """Return an error of the protocol, by the name of its class: `"InternalError"`."""
+    made: Exception = (
+        getattr(errors, kind)(message=why)
+        if FIRST
+        else errors.ServerError(error=getattr(types, kind)(message=why))
+    )
+    return made
 
 
 def refusal(why: str) -> Exception:
     """Return the error that says that a request is not taken."""
-    if FIRST:
-        error: Exception = errors.InternalError(message=why)
-        return error
-    wrapped: Exception = errors.ServerError(error=types.InternalError(message=why))
-    return wrapped
+    return error("InternalError", why)
 
 
 def is_terminal_error(task: Any) -> Exception:
     """Return the error for a message to a task that has ended, as the SDK words it."""
-    why = f"Task {task.id} is in terminal state: {_wording(task.status.state)}"
-    if FIRST:
-        kind = errors.UnsupportedOperationError if VERSION >= (1, 2) else errors.InvalidParamsError
-        error: Exception = kind(message=why)
-        return error
-    wrapped: Exception = errors.ServerError(error=types.InvalidParamsError(message=why))
-    return wrapped
+    kind = "UnsupportedOperationError" if VERSION >= (1, 2) else "InvalidParamsError"
+    return error(kind, f"Task {task.id} is in terminal state: {_wording(task.status.state)}")
 
 
 def not_cancelable(task_id: str, state: Any) -> Exception:
     """Return the error for a wish to cancel a task that has ended."""
     why = f"Task {task_id} cannot be canceled: it is {state_name(state)}"
-    if FIRST:
-        error: Exception = errors.TaskNotCancelableError(message=why)
-        return error
-    wrapped: Exception = errors.ServerError(error=types.TaskNotCancelableError(message=why))
-    return wrapped
+    return error("TaskNotCancelableError", why)
 
 
 def _wording(state: Any) -> str:
@@ -252,18 +232,9 @@ def new_task(context: Any) -> Any:
     return types.Task(
         id=context.task_id,
         context_id=context.context_id,
-        status=types.TaskStatus(state=_STATE.Value("TASK_STATE_SUBMITTED")),
+        status=types.TaskStatus(state=_state("submitted")),
         history=[context.message] if context.message else [],
     )
-
-
-def versioned_store() -> Any:
-    """Return the class of the stores that several servers share, if this version has them."""
-    try:
-        from a2a.server.cluster.task_store import VersionedTaskStore  # noqa: PLC0415 - not in all
-    except ImportError:
-        return None
-    return VersionedTaskStore
 
 
 def part_of(coro: Any) -> str:
@@ -276,16 +247,12 @@ def parks(event: Any) -> bool:
     return has_status(event) and event.status.state in PARKED
 
 
-def is_concurrent(error: BaseException) -> bool:
+def is_concurrent(raised: BaseException) -> bool:
     """Return whether a shared store says that a task has changed meanwhile."""
-    return type(error).__name__ == "ConcurrentTaskModificationError"  # not in all
+    return _CONCURRENT is not None and isinstance(raised, _CONCURRENT)
 
 
 def concurrent(task_id: str) -> Exception:
     """Return the error of a shared store for a task that has changed meanwhile."""
-    from a2a.server.cluster.task_store import (  # noqa: PLC0415 - not in all
-        ConcurrentTaskModificationError,
-    )
-
-    error: Exception = ConcurrentTaskModificationError(task_id)
-    return error
+    made: Exception = _CONCURRENT(task_id)
+    return made

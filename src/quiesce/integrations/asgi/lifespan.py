@@ -39,7 +39,6 @@ class Lifespan:
         self._application = application
         self._target = target
         self._asgi = asgi
-        self._startup = Latch(backend)  # the app may receive it
         self._shutdown = Latch(backend)
         self._messages: list[Message] = []
         self._answered = Latch(backend)  # the startup was answered, or the app has ended
@@ -69,7 +68,6 @@ class Lifespan:
 
     async def _start(self, message: Message, send: Send) -> bool:
         self._messages.append(message)
-        self._startup.open()
         self._job = self._application.lifespan.spawn(self._call, name="lifespan", service=True)
         await self._answered.wait()
         answer = self._answers.get("startup")
@@ -126,7 +124,8 @@ class Lifespan:
 
     async def _receive(self) -> Message:
         self._asked += 1
-        await (self._startup if self._asked == 1 else self._shutdown).wait()
+        if self._asked > 1:
+            await self._shutdown.wait()
         if not self._messages:
             await anyio.sleep_forever()  # there is nothing after the shutdown
         return self._messages.pop(0)

@@ -1,4 +1,4 @@
-"""The middleware itself: which call is for whom."""
+"""The middleware itself: which call is handled how."""
 
 from __future__ import annotations
 
@@ -96,8 +96,12 @@ class Quiesce:
     ) -> None:
         """Wrap an application; nothing is opened before the server calls."""
         middleware_settings.check_app(app)
-        self.app: App = app if node is None else middleware_settings.checked_node(node).asgi(app)
-        self._settings = middleware_settings.checked_settings(
+        if node is not None:
+            from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
+
+            check_node(node)
+        self.app: App = app if node is None else node.asgi(app)
+        self._settings = middleware_settings.MiddlewareSettings(
             app, name=name, grace=grace, cleanup=cleanup, notice=notice, hang_up=hang_up,
             services=services, retry_after=retry_after, ready=ready, frontier=frontier,
             hold_signal=hold_signal, exit_code=exit_code,

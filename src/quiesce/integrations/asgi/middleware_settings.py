@@ -6,7 +6,6 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
@@ -15,8 +14,6 @@ from quiesce.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType
-
-    from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 
@@ -32,69 +29,54 @@ _TELL_SHARE = 0.1  # of the grace is left to a WebSocket's app that is told late
 _ASGI_PARAMETERS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MiddlewareSettings:
-    """The options of one middleware."""
+    """The options of one middleware, checked; each error says what to do."""
 
-    name: str
-    grace: float
-    cleanup: float
-    notice: float
-    hang_up: float
-    services: tuple[str, ...]
-    retry_after: int
-    ready: str | None
-    frontier: str | None
-    hold_signal: bool
-    exit_code: bool
-    is_service: Callable[[str], object]
-    own_paths: frozenset[str]
-    code: CodeType
-    """Where the app is, for whoever reads a report."""
+    __slots__ = (
+        "cleanup", "code", "exit_code", "grace", "hang_up", "hold_signal", "is_service",
+        "name", "notice", "own_paths", "ready", "retry_after", "services",
+    )  # fmt: skip
 
-
-def checked_settings(  # noqa: PLR0913 - each is an option
-    app: object,
-    *,
-    name: str,
-    grace: float,
-    cleanup: float,
-    notice: float,
-    hang_up: float | None,
-    services: Iterable[str],
-    retry_after: int,
-    ready: str | None,
-    frontier: str | bool | None,
-    hold_signal: bool,
-    exit_code: bool,
-) -> MiddlewareSettings:
-    """Check the options, each error saying what to do."""
-    grace = arguments.seconds("grace", grace)
-    hang_up = grace if hang_up is None else arguments.seconds("hang_up", hang_up)
-    patterns = tuple(arguments.patterns("services", services))
-    number: object = retry_after
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        message = f"retry_after must be a whole number of seconds, 0 or more, not {retry_after!r}"
-        raise ArgumentError(message)
-    found = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
-    ready = _path("ready", ready)
-    shown = _path("frontier", FRONTIER_PATH if frontier is True else frontier or None)
-    return MiddlewareSettings(
-        name=arguments.check_text("name", name),
-        grace=grace,
-        cleanup=arguments.seconds("cleanup", cleanup),
-        notice=arguments.seconds("notice", notice),
-        hang_up=min(hang_up, grace * (1 - _TELL_SHARE)),
-        services=patterns,
-        retry_after=retry_after,
-        ready=ready,
-        frontier=shown,
-        hold_signal=hold_signal,
-        exit_code=exit_code,
-        is_service=found.fullmatch,
-        own_paths=frozenset(path for path in (ready, shown) if path is not None),
-        code=_code_of(app),
-    )
+    def __init__(  # noqa: PLR0913 - each is an option
+        self,
+        app: object,
+        *,
+        name: str,
+        grace: float,
+        cleanup: float,
+        notice: float,
+        hang_up: float | None,
+        services: Iterable[str],
+        retry_after: int,
+        ready: str | None,
+        frontier: str | bool | None,
+        hold_signal: bool,
+        exit_code: bool,
+    ) -> None:
+        """Check the options, which are those of `Quiesce`."""
+        number: object = retry_after
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            message = (
+                f"retry_after must be a whole number of seconds, 0 or more, not {retry_after!r}"
+            )
+            raise ArgumentError(message)
+        self.retry_after: int = retry_after
+        self.name: str = arguments.check_text("name", name)
+        self.grace: float = arguments.seconds("grace", grace)
+        self.cleanup: float = arguments.seconds("cleanup", cleanup)
+        self.notice: float = arguments.seconds("notice", notice)
+        asked = self.grace if hang_up is None else arguments.seconds("hang_up", hang_up)
+        self.hang_up: float = min(asked, self.grace * (1 - _TELL_SHARE))
+        self.services: tuple[str, ...] = tuple(arguments.patterns("services", services))
+        found = re.compile("|".join(map(fnmatch.translate, self.services)) or r"(?!)")
+        self.is_service: Callable[[str], object] = found.fullmatch
+        self.ready: str | None = _path("ready", ready)
+        shown = _path("frontier", FRONTIER_PATH if frontier is True else frontier or None)
+        self.own_paths: frozenset[str | None] = frozenset((self.ready, shown)) - {None}
+        self.hold_signal: bool = hold_signal
+        self.exit_code: bool = exit_code
+        self.code: CodeType = _code_of(app)
+        """Where the app is, for people who read a report."""
 
 
 def _path(what: str, value: str | None) -> str | None:
@@ -124,16 +106,6 @@ def check_app(app: object) -> None:
         pass  # made in C: nothing is known of it
 
 
-def checked_node(node: object) -> Node:
-    """Check the node of the mesh; what is not one cannot open hops."""
-    from quiesce.mesh.runtime.node import Node  # noqa: PLC0415 - only for apps that have one
-
-    if not isinstance(node, Node):
-        message = f"node must be a quiesce.mesh.Node, as Node('hotel', url=...), not {node!r}"
-        raise ArgumentError(message)
-    return node
-
-
 def _code_of(app: object) -> CodeType:
     """Return the code of an application; ours, if it is not made in Python."""
     function: Any = app if hasattr(app, "__code__") else vars(type(app)).get("__call__")
@@ -142,10 +114,12 @@ def _code_of(app: object) -> CodeType:
 
 
 def awaitable(app: App, scope: AsgiScope, receive: Receive, send: Send) -> Awaitable[None]:
-    """Call an application; what is not async is told."""
+    """Call an application, and check that it is async."""
     made: Any = app(scope, receive, send)
     if not hasattr(made, "__await__"):
-        message = f"{app!r} is not an ASGI application: it gave {made!r}, which cannot be awaited"
+        message = (
+            f"{app!r} is not an ASGI application: it returned {made!r}, which cannot be awaited"
+        )
         raise ArgumentError(message)
     called: Awaitable[None] = made
     return called

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.core.backends.asyncio.tasks import _task_done
+from quiesce.core.light_scope import LightScope
 from quiesce.core.report import ReportEntry
+from quiesce.core.scope import Scope
 from quiesce.core.tree import ScopeState, current
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.asgi import answers
 from quiesce.integrations.asgi.middleware_settings import awaitable
-from quiesce.integrations.asgi.request_scope import RequestScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +51,25 @@ _ROWS_OF_MESSAGES = (
     b"application/json-seq",
     b"multipart/x-mixed-replace",
 )
+
+
+class RequestScope(LightScope):
+    """The scope of a request; its parent is that of all requests.
+
+    If the middleware is called inside of another scope (other middleware has opened one for this very request),
+    that scope holds this one until all that the request has started is over.
+    """
+
+    __slots__ = ()
+
+    async def closing(self) -> None:
+        """Wait for the drain of the app: when the request ends, what it leaves goes on.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+        requests = self._parent
+        assert isinstance(requests, Scope)  # noqa: S101 - opened with one
+        await requests.closing()
 
 
 class RequestExchange:
@@ -111,7 +131,7 @@ class RequestExchange:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is open for ever by nature, so that nothing waits for it."""
+        """Whether it is a service: it never ends by itself, and nothing waits for it."""
         return self._service
 
     async def run(self) -> None:
@@ -172,7 +192,7 @@ class RequestExchange:
         self._job._when_done(self.release)
 
     async def _leave(self) -> None:
-        """Hand what the request has left running to the app's scope; or stay, if somebody waits for it."""
+        """Hand what the request has left running to the app's scope; or keep it, if an outer scope waits for it."""
         app, scope = self._app, self._scope
         if self._outer is not None and scope._closing is None and app.root._state is _OPEN:
             app.see_off(scope)

@@ -1,4 +1,4 @@
-"""The session: what users call, whoever they are, and whichever connection it has at the time.
+"""The session: what users call, from any task, over the connection that it has at the time.
 
 What holds:
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core import arguments, callsites
 from quiesce.core.callsites import Callsite
 from quiesce.core.hold import Hold
 from quiesce.core.tree import ScopeState
@@ -26,7 +27,7 @@ from quiesce.errors import JobCancelled, QuiesceError, ScopeClosed
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.connection import SessionCall, no_call
 from quiesce.integrations.mcp.server_lost import ServerLost, why
-from quiesce.pool.backoff import Histories, History
+from quiesce.pool.backoff import Backoff, Histories, History
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -39,10 +40,23 @@ if TYPE_CHECKING:
     from quiesce.integrations.mcp.connection import ServerConnection
     from quiesce.integrations.mcp.servers import Server
     from quiesce.integrations.mcp.tool_edges import Handover
-    from quiesce.pool.backoff import Backoff
     from quiesce.processes.process import Process
 
 __all__ = ["Session"]
+
+
+DEFAULT_BACKOFF = Backoff()
+_LOOPS = ("mcp.*", "anyio.*", "httpx*", "httpcore*")  # tasks of the SDK, if a scope adopts them
+
+
+def check_restarts(backoff: Backoff, restarts_max: int | None) -> None:
+    """Check how often, and when, a server is started again.
+
+    *Raises*: `ArgumentError`.
+    """
+    arguments.instance("backoff", backoff, Backoff)
+    if restarts_max is not None and restarts_max != 0:
+        arguments.size("restarts_max", restarts_max)
 
 
 class Session:
@@ -62,17 +76,18 @@ class Session:
         self,
         scope: Scope,
         server: Server,
-        place: FrameType | Callsite,
+        frame: FrameType,
         *,
         backoff: Backoff,
         restarts_max: int | None,
         handover: Handover | None = None,
     ) -> None:
-        """Start a session that connects when it is first used; `scope` is its own."""
-        self._scope = scope
+        """Start a session that connects when it is first used, with a scope of its own below `scope`."""
+        check_restarts(backoff, restarts_max)
+        self._scope = own = scope.child(f"mcp {server.name}", services=_LOOPS)
         self._server = server
-        self._place = place
-        scope._code, scope._offset = place.f_code, place.f_lasti  # the line that matters
+        self._place = place = callsites.starting_code(frame, own._backend.current())
+        own._code, own._offset = place.f_code, place.f_lasti  # the line that matters
         self._backoff = backoff
         self._restarts_max = restarts_max
         self._handover = handover
@@ -232,7 +247,7 @@ class Session:
         raise ServerLost(message, server=self.name) from self._loss
 
     async def _open(self) -> Exception | None:
-        """Make a connection; gives what went wrong. The body of a job."""
+        """Make a connection, in a job; return what went wrong."""
         no_call()
         scope = self._scope
         try:
@@ -245,7 +260,7 @@ class Session:
                 with scope.hold("back-off", self.name, seconds=round(wait, 3)):
                     await anyio.sleep(wait)
             connection = await scope.enter(self._server.connect(self._lost))
-        except Exception as error:  # noqa: BLE001 - given to those who wait
+        except Exception as error:  # noqa: BLE001 - raised to the callers that wait
             self._failed_starts += 1
             self._fail(error)
             return error
@@ -255,7 +270,7 @@ class Session:
             if self._handover is not None:
                 self._handover.connected(connection)
             if connection.ended:
-                self._lost(connection)  # before anybody could know that it was there
+                self._lost(connection)  # before a caller could know that it was there
             return None
         finally:
             self._opening = None
@@ -280,7 +295,7 @@ class Session:
         with suppress(QuiesceError):  # left already
             await self._scope.exit(connection)
         if connection.process is not None:
-            self._loss = connection._error("the last call")
+            self._loss = connection.loss("the last call")
 
     # Closing.
 

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core import arguments
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
-from quiesce.integrations.mcp.server_connect import (
-    _DEFAULT,
-    check_restarts,
-    handover_of,
-    http_server,
-    make_session,
-    stdio_server,
-)
+from quiesce.integrations.mcp.servers import HttpServer, StdioServer
+from quiesce.integrations.mcp.session import DEFAULT_BACKOFF, Session, check_restarts
+from quiesce.integrations.mcp.tool_edges import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +20,6 @@ if TYPE_CHECKING:
     from quiesce.core.frontier import Frontier
     from quiesce.core.report import Report
     from quiesce.integrations.mcp.servers import Handshake, Server
-    from quiesce.integrations.mcp.session import Session
     from quiesce.mesh.runtime.node import Node
     from quiesce.pool.backoff import Backoff
     from quiesce.processes.output import Logs
@@ -50,7 +44,7 @@ class SessionPoolStats:
     failed: int
     """Starts that failed."""
     crashed: int
-    """Connections that were lost although nobody had asked for it."""
+    """Connections that were lost without a close."""
 
 
 class SessionPool:
@@ -63,9 +57,9 @@ class SessionPool:
     ```
 
     Args:
-        scope: Whose it is: it closes the pool, if nobody has before.
+        scope: The owner: it closes the pool, unless that was closed before.
         servers: What to connect to, by name: the SDK's `StdioServerParameters`, or a URL. Or a
-            function of the name that gives one of these.
+            function of the name that returns one of these.
         name: What the pool is called.
         connect_within: How many seconds a handshake may take.
         exit_seconds: How many seconds a server has to exit when its standard input is closed.
@@ -93,7 +87,7 @@ class SessionPool:
         grace: float = 2.0,
         logs: Logs = "keep",
         restarts_max: int | None = 5,
-        backoff: Backoff = _DEFAULT,
+        backoff: Backoff = DEFAULT_BACKOFF,
         handshake: Handshake | None = None,
         node: Node | None = None,
         **options: Any,
@@ -111,8 +105,7 @@ class SessionPool:
             raise ArgumentError(message)
         check_restarts(backoff, restarts_max)
         self._process: dict[str, Any] = {"grace": grace, "logs": logs}
-        self._backoff = backoff
-        self._restarts_max = restarts_max
+        self._restarts: dict[str, Any] = {"backoff": backoff, "restarts_max": restarts_max}
         self._mesh = node
         self._find: Callable[[str], Any] | None = None
         self._servers: dict[str, Server] = {}
@@ -127,8 +120,8 @@ class SessionPool:
     def _describe(self, key: str, given: Any) -> Server:
         arguments.check_text("the name of a server", key)
         if isinstance(given, str):
-            return http_server(given, name=key, **self._common)
-        return stdio_server(given, name=key, **self._process, **self._common)
+            return HttpServer(given, key, **self._common)
+        return StdioServer(given, key, **self._process, **self._common)
 
     def _server(self, key: str) -> Server:
         if key not in self._servers:
@@ -155,9 +148,8 @@ class SessionPool:
         session = self._sessions.get(key)
         if session is None or session.state != "open":
             server = self._server(key)
-            backoff, most = self._backoff, self._restarts_max
-            handover = handover_of(self._mesh, None)
-            made = make_session(self._scope, server, backoff, most, frame, handover)
+            handover = None if self._mesh is None else Handover(self._mesh, None)
+            made = Session(self._scope, server, frame, handover=handover, **self._restarts)
             self._forget(key)
             session = self._sessions[key] = made
         await session.connect()

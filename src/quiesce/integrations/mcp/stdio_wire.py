@@ -24,89 +24,18 @@ __all__: list[str] = []
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
 
-class StdioWire:
-    """The standard input and output of a server, a message a line."""
-
-    def __init__(self, process: Process, ended: Callable[[], None]) -> None:
-        """Use a process that was started with pipes for both; `ended` is told of the last line."""
-        self._process = process
-        self._ended = ended
-        self._closed = False
-
-    @property
-    def deaf(self) -> bool:
-        """Whether the server takes nothing any more, or its answer could not be read."""
-        return self._closed or not self._process.reads
-
-    async def next_line(self) -> bytes | None:
-        """Take the next line; None at the end.
-
-        *Cancel safety*: a line is taken in the step that returns it.
-        """
-        try:
-            return await self._process.raw.line(MESSAGE_BYTES_MAX)
-        except LineTooLong as error:
-            logger.error("%r is not listened to any more: %s", self._process, error)
-        except anyio.EndOfStream:
-            pass
-        self._closed = True
-        self._ended()
-        return None
-
-    async def send(self, line: bytes) -> None:
-        """Write a line, and wait while too much is in line.
-
-        *Cancel safety*: the line is in the pipe, or in line for it, before there is any wait.
-
-        *Raises*: `anyio.ClosedResourceError` if the server takes nothing any more.
-        """
-        self.post(line)
-        await self._process.room()
-
-    def post(self, line: bytes) -> None:
-        """Write a line, or put it in line; in one step.
-
-        *Raises*: as `send`.
-        """
-        if self._closed:
-            raise anyio.ClosedResourceError
-        try:
-            self._process.post(line)
-        except (ProcessLost, UsageError) as error:
-            raise anyio.ClosedResourceError from error
-
-    def stop_writing(self) -> None:
-        """Write nothing more. Idempotent."""
-        self._closed = True
-
-
-class WireReading:
-    """What the session reads: the SDK's `ReadStream`."""
-
-    def __init__(self, wire: StdioWire, encoding: str, errors: str) -> None:
-        """Read the messages of a wire."""
-        self._wire = wire
-        # UTF-8 is what the parser reads by itself.
-        plain = encoding.lower().replace("_", "-") in {"utf-8", "utf8"} and errors == "strict"
-        self._coding = None if plain else (encoding, errors)
+class ReadStream:
+    """A `ReadStream` of the SDK: what a session, or a server, reads messages from."""
 
     async def receive(self) -> Any:
-        """Take the next message, or what was wrong with it."""
-        line: bytes | str | None = await self._wire.next_line()
-        if line is None:
-            raise anyio.EndOfStream
-        if self._coding is not None and isinstance(line, bytes):
-            try:
-                line = line.decode(*self._coding)
-            except UnicodeDecodeError as error:
-                return error
-        return versions.parsed_message(line)
+        """Take the next message.
 
-    def close(self) -> None:
-        """Do nothing: the process closes its pipes."""
+        *Raises*: `anyio.EndOfStream` at the end.
+        """
+        raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Do nothing, likewise."""
+        """Close it."""
 
     def __aiter__(self) -> Self:
         """Return itself."""
@@ -124,11 +53,81 @@ class WireReading:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing, likewise."""
+        """Close it."""
+        await self.aclose()
+
+
+class StdioWire(ReadStream):
+    """The standard input and output of a server, a message a line; the process closes its pipes."""
+
+    def __init__(
+        self, process: Process, encoding: str, errors: str, ended: Callable[[], None]
+    ) -> None:
+        """Use a process that was started with pipes for both; `ended` is called after the last line."""
+        self._process = process
+        self._coding = (encoding, errors)
+        # UTF-8 is what the parser reads by itself.
+        plain = encoding.lower().replace("_", "-") in {"utf-8", "utf8"} and errors == "strict"
+        self._must_decode = not plain
+        self._ended = ended
+        self._closed = False
+
+    @property
+    def deaf(self) -> bool:
+        """Whether the server takes nothing any more, or its answer could not be read."""
+        return self._closed or not self._process.reads
+
+    async def receive(self) -> Any:
+        """Take the next message, or what was wrong with it.
+
+        *Cancel safety*: a line is taken in the step that returns it.
+
+        *Raises*: `anyio.EndOfStream` at the end.
+        """
+        try:
+            line = await self._process.raw.line(MESSAGE_BYTES_MAX)
+            return versions.parsed_message(
+                line.decode(*self._coding) if self._must_decode else line
+            )
+        except UnicodeDecodeError as error:
+            return error
+        except LineTooLong as error:
+            logger.error("%r is not listened to any more: %s", self._process, error)
+        except anyio.EndOfStream:
+            pass
+        self._closed = True
+        self._ended()
+        raise anyio.EndOfStream
+
+    async def send(self, item: Any) -> None:
+        """Write a message, and wait while too much is in line.
+
+        *Cancel safety*: the line is in the pipe, or in line for it, before there is any wait.
+
+        *Raises*: `anyio.ClosedResourceError` if the server takes nothing any more.
+        """
+        self.post(item)
+        await self._process.room()
+
+    def post(self, item: Any) -> None:
+        """Write a message, or put it in line; in one step.
+
+        *Raises*: as `send`.
+        """
+        if self._closed:
+            raise anyio.ClosedResourceError
+        try:
+            self._process.post(versions.written(item).encode(*self._coding) + b"\n")
+        except (ProcessLost, UsageError) as error:
+            raise anyio.ClosedResourceError from error
+
+    async def stop_writing(self) -> None:
+        """Write nothing more. Idempotent."""
+        self._closed = True
 
 
 class WireWriting:
-    """What the session writes: the SDK's `WriteStream`, before which somebody sees each message."""
+    """What the session writes: the SDK's `WriteStream`, by two functions."""
 
     def __init__(self, send: Callable[[Any], Any], close: Callable[[], Any]) -> None:
         """Wrap an async function that sends, and another that closes."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mcp import types
@@ -119,40 +120,33 @@ class Handover:
             if link is not None:
                 link.close()
                 self._link = None
-            link = links.Link(self._node, "mcp", self._address, _Asking(connection))
+            link = links.Link(self._node, "mcp", self._address, partial(_ask, connection))
             link.takes_part = _takes_part(connection.greeting)
             self._connection, self._link = connection, link
             connection.farewells.append(link.close)
         return link
 
 
-class _Asking:
-    """Calls a server's node over a connection."""
+async def _ask(connection: ServerConnection, method: str, body: dict[str, Any]) -> Any:
+    """Send a call to the server's node over a connection, and return its answer.
 
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-
-    async def __call__(self, method: str, body: dict[str, Any]) -> Any:
-        """Send a call to the server, and return its answer.
-
-        *Cancel safety*: may be cancelled at any time.
-        """
-        no_call()  # its task may be one that a call has started
-        connection = self._connection
-        if connection.lost:
-            message = f"MCP server {connection.name!r} is gone"
-            raise PeerLost(message)
-        seconds = links.CALL_SECONDS
-        try:
-            answer = await connection.session.send_request(
-                types.Request[dict[str, Any], str](method=method, params=body),
-                _Answer,
-                seconds if versions.SECOND else timedelta(seconds=seconds),
-            )
-        except Exception as error:  # whatever the SDK and its transport raise
-            message = f"MCP server {connection.name!r} did not answer a call of the mesh"
-            raise PeerLost(message) from error
-        return answer.root
+    *Cancel safety*: may be cancelled at any time.
+    """
+    no_call()  # its task may be one that a call has started
+    if connection.lost:
+        message = f"MCP server {connection.name!r} is gone"
+        raise PeerLost(message)
+    seconds = links.CALL_SECONDS
+    try:
+        answer = await connection.session.send_request(
+            types.Request[dict[str, Any], str](method=method, params=body),
+            _Answer,
+            seconds if versions.SECOND else timedelta(seconds=seconds),
+        )
+    except Exception as error:  # whatever the SDK and its transport raise
+        message = f"MCP server {connection.name!r} did not answer a call of the mesh"
+        raise PeerLost(message) from error
+    return answer.root
 
 
 class _Answer(RootModel[dict[str, Any]]):

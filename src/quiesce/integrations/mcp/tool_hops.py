@@ -1,21 +1,22 @@
 """The server's side of the mesh: a tool call that hands over an edge is handled as its hop.
 
 mcp 2.x has middleware for every request, and methods of one's own. 1.x has neither: its server refuses
-every method that it does not know before anybody could see it. There, the handler of `tools/call` is
+every method that it does not know before other code could see it. There, the handler of `tools/call` is
 wrapped, and calls of the mesh are taken out of what the server reads. What holds:
 
 1. Whatever a tool starts, and goes on after it, belongs to the hop. The node waits for it, not the
    connection: it may go on when that has ended.
 2. Every answer to such a call says how its edge stands, as far as the SDK lets an answer say anything.
-3. Calls of the mesh are no requests of the user's: no tool, no listing, no handler of the server's.
-4. A tool is not given the edge: one that passes `_meta` on would hand it to another, for whom nobody waits.
+3. Calls of the mesh are not requests of the user's: no tool, listing or handler of the server sees them.
+4. A tool is not given the edge: one that passes `_meta` on would hand it to a server that no verdict waits for.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp import types
@@ -34,6 +35,7 @@ from quiesce.errors import (
     ScopeClosed,
 )
 from quiesce.integrations.mcp import versions
+from quiesce.integrations.mcp.stdio_wire import ReadStream
 from quiesce.integrations.sdk import unknown
 from quiesce.mesh.runtime.node import Node
 from quiesce.mesh.transport import links
@@ -73,7 +75,7 @@ def take_part(server: Any, node: Node) -> None:
         middleware = getattr(server, "middleware", None)
         if not isinstance(middleware, list):
             raise ArgumentError(_not_a_server(server))
-        middleware.append(_Middleware(node))
+        middleware.append(partial(_handle_second, node))
     else:
         _wrap_first(server, node)
     setattr(server, _PARTS, node)
@@ -83,68 +85,65 @@ def _not_a_server(server: object) -> str:
     return f"server must be FastMCP, MCPServer or the low-level Server of mcp, not {server!r}"
 
 
-class _Edge:
-    """One tool call that has handed over an edge."""
+async def _run_hop(
+    node: Node, header: str, handle: Callable[[], Awaitable[Any]]
+) -> tuple[Any, str | None]:
+    """Handle a tool call as a hop; return its result, and what the answer has to say of the edge.
 
-    def __init__(self, node: Node, header: str) -> None:
-        self._node = node
-        self._header = header
+    *Raises*: what the handler does, and the SDK's own error for what is refused; an error of the
+    SDK says how the edge stands.
+    """
+    part = _take_edge(node, header)
+    hop, outer = part._hop, current_scope()
+    if outer is not None and node._opened()._parent is None:
+        with suppress(ScopeClosed):
+            hop.held_by(outer)  # or a drain of that would not see it
+    part.enter()
+    result, failure = None, None
+    try:
+        result = await handle()
+        if _is_failure(result):  # the SDK has made a result of what the tool has raised
+            hop._fail(ToolFailed())
+    except BaseException as error:  # noqa: BLE001 - raised again below
+        failure = error
+    left = part.leave(failure)
+    try:
+        if left is None or isinstance(left, Exception):
+            await hop.turned()
+    finally:
+        told = _answer(node, hop)
+    if isinstance(left, CascadeCancelled):
+        raise _error(_CANCELLED, str(left), told) from None
+    if isinstance(left, versions.Error) and told is not None:
+        left.error.data = links.with_answer(left.error.data, told)
+    if left is not None:
+        raise left
+    return result, told
 
-    async def run(self, handle: Callable[[], Awaitable[Any]]) -> tuple[Any, str | None]:
-        """Handle it as a hop; return the result, and what the answer has to say of the edge.
 
-        *Raises*: what the handler does, and the SDK's own error for what is refused; an error of the
-        SDK says how the edge stands.
-        """
-        part = self._part()
-        hop, outer = part._hop, current_scope()
-        if outer is not None and self._node._opened()._parent is None:
-            with suppress(ScopeClosed):
-                hop.held_by(outer)  # or a drain of that would not see it
-        part.enter()
-        result, failure = None, None
-        try:
-            result = await handle()
-            if _is_failure(result):  # the SDK has made a result of what the tool has raised
-                hop._fail(ToolFailed())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failure = error
-        left = part.leave(failure)
-        try:
-            if left is None or isinstance(left, Exception):
-                await hop.turned()
-        finally:
-            told = self._answer(hop)
-        if isinstance(left, CascadeCancelled):
-            raise _error(_CANCELLED, str(left), told) from None
-        if isinstance(left, versions.Error) and told is not None:
-            left.error.data = links.with_answer(left.error.data, told)
-        if left is not None:
-            raise left
-        return result, told
+def _take_edge(node: Node, header: str) -> Part:
+    """Take the edge.
 
-    def _part(self) -> Part:
-        """Take the edge.
+    *Raises*: the SDK's own error, if it must not run.
+    """
+    try:
+        return node.handle(header)
+    except EdgeRefused as refused:
+        raise _error(_REFUSED, str(refused), refused.header) from refused
+    except RemoteProtocolError as error:
+        # It would run outside of the cascade that it claims to be part of.
+        raise _error(_INVALID, str(error), None) from error
+    except QuiesceError as error:
+        raise _error(_REFUSED, str(error), None) from error
 
-        *Raises*: the SDK's own error, if it must not run.
-        """
-        try:
-            return self._node.handle(self._header)
-        except EdgeRefused as refused:
-            raise _error(_REFUSED, str(refused), refused.header) from refused
-        except RemoteProtocolError as error:
-            # It would run outside of the cascade that it claims to be part of.
-            raise _error(_INVALID, str(error), None) from error
-        except QuiesceError as error:
-            raise _error(_REFUSED, str(error), None) from error
 
-    def _answer(self, hop: Any) -> str | None:
-        """Return what the answer has to say; asked for also if nobody is there to be answered."""
-        try:
-            return self._node.answer(hop)
-        except Exception:  # noqa: BLE001 - of the journal; the sender asks
-            logger.exception("there is no answer for %s", hop.name)
-            return None
+def _answer(node: Node, hop: Any) -> str | None:
+    """Return what the answer has to say; asked for also if no client is there to be answered."""
+    try:
+        return node.answer(hop)
+    except Exception:  # noqa: BLE001 - of the journal; the sender asks
+        logger.exception("there is no answer for %s", hop.name)
+        return None
 
 
 class ToolFailed(Exception):  # noqa: N818 - its name is what others see
@@ -181,32 +180,26 @@ async def _serve(node: Node, method: str, params: Any) -> Any:
 # mcp 2.x.
 
 
-class _Middleware:
-    """Sees every request before the SDK's own handling of it."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    async def __call__(self, ctx: Any, call_next: Any) -> Any:
-        """Handle a request; see the SDK's `ServerMiddleware`."""
-        if ctx.request_id is None:
-            return await call_next(ctx)
-        if ctx.method in links.PATHS:
-            params = without_envelope(ctx.params)
-            return {**await _serve(self._node, ctx.method, params), "resultType": "complete"}
-        header = links.handed(ctx.params) if ctx.method == _TOOLS_CALL else None
-        if header is None:
-            result = await call_next(ctx)
-            if ctx.method in _GREETINGS and isinstance(result, dict):
-                result = {**result, "capabilities": _offering(result.get("capabilities"))}
-            return result
-        found = ctx.meta or {}
-        meta = {key: value for key, value in found.items() if key != links.REQUEST_KEY}
-        passed = replace(ctx, params=links.without_meta(ctx.params, links.REQUEST_KEY), meta=meta)
-        result, told = await _Edge(self._node, header).run(lambda: call_next(passed))
-        if told is not None and isinstance(result, dict):
-            result = links.with_meta(result, links.RESPONSE_KEY, told)
+async def _handle_second(node: Node, ctx: Any, call_next: Any) -> Any:
+    """Handle a request before the SDK does; see the SDK's `ServerMiddleware`."""
+    if ctx.request_id is None:
+        return await call_next(ctx)
+    if ctx.method in links.PATHS:
+        params = without_envelope(ctx.params)
+        return {**await _serve(node, ctx.method, params), "resultType": "complete"}
+    header = links.handed(ctx.params) if ctx.method == _TOOLS_CALL else None
+    if header is None:
+        result = await call_next(ctx)
+        if ctx.method in _GREETINGS and isinstance(result, dict):
+            result = {**result, "capabilities": _offering(result.get("capabilities"))}
         return result
+    found = ctx.meta or {}
+    meta = {key: value for key, value in found.items() if key != links.REQUEST_KEY}
+    passed = replace(ctx, params=links.without_meta(ctx.params, links.REQUEST_KEY), meta=meta)
+    result, told = await _run_hop(node, header, lambda: call_next(passed))
+    if told is not None and isinstance(result, dict):
+        result = links.with_meta(result, links.RESPONSE_KEY, told)
+    return result
 
 
 def without_envelope(params: Any) -> Any:
@@ -263,7 +256,7 @@ def _wrap_handler(low: Any, node: Node) -> None:
         if header is None:
             return await handler(request)
         del extra[links.REQUEST_KEY]
-        result, told = await _Edge(node, header).run(lambda: handler(request))
+        result, told = await _run_hop(node, header, lambda: handler(request))
         if told is not None:
             result.root.meta = {**(result.root.meta or {}), links.RESPONSE_KEY: told}
         return result
@@ -272,7 +265,7 @@ def _wrap_handler(low: Any, node: Node) -> None:
     low.request_handlers[types.CallToolRequest] = handle
 
 
-class _Sifted:
+class _Sifted(ReadStream):
     """What a server reads, without the calls of the mesh, which are answered here."""
 
     def __init__(self, inner: Any, write: Any, node: Node) -> None:
@@ -282,17 +275,9 @@ class _Sifted:
         self._calls: set[Job[None]] = set()
 
     def stop(self) -> None:
-        """End the calls: nobody is there to be answered."""
+        """End the calls: no client is there to be answered."""
         for call in list(self._calls):
             call.cancel()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        while self._take(item := await self._inner.__anext__()):
-            pass
-        return item
 
     async def receive(self) -> Any:
         while self._take(item := await self._inner.receive()):
@@ -301,13 +286,6 @@ class _Sifted:
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> Any:
-        return await self._inner.__aexit__(*error)
 
     def _take(self, item: Any) -> bool:
         """Take a message if it is a call."""

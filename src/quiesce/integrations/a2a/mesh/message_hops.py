@@ -5,9 +5,9 @@ and its events are stored later still. What holds:
 
 1. The hop of a message does not end between its acceptance and its execution, nor before the events of that
    are stored: each push of them is handed over in the hop.
-2. What the executor starts belongs to the hop of the message that it was called with, whoever calls it.
-3. A message whose hop has ended, or was told to end, before its execution is not executed: nobody would
-   know of it.
+2. What the executor starts belongs to the hop of the message that it was called with, whichever task calls it.
+3. A message whose hop has ended, or was told to end, before its execution is not executed: no verdict
+   would know of it.
 4. Ids that come with a message by no other way than its metadata open a hop, once.
 """
 
@@ -16,15 +16,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from a2a import types
-
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.visitors import Bond, Visitor
 from quiesce.errors import CascadeCancelled, EdgeRefused, RemoteProtocolError, ScopeClosed
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.mesh import extension
 from quiesce.integrations.a2a.mesh.push_edges import PushEdges
-from quiesce.integrations.a2a.server.executor import BROKEN
+from quiesce.integrations.a2a.server.executor import BROKEN, enqueue_end
 from quiesce.integrations.a2a.server.shutdown import end_task
 from quiesce.integrations.a2a.server.task_tracker import Request, Tracker, request
 from quiesce.mesh.runtime.hop import current_hop
@@ -126,13 +124,13 @@ class MeshTracker(Tracker):
         try:
             part = node.handle(header)
         except (EdgeRefused, RemoteProtocolError) as error:
-            raise extension.not_taken(str(error)) from None
+            raise versions.error("InvalidParamsError", str(error)) from None
         hop = part.enter()
         try:
             return self._work(hop, message)
         finally:
             part.leave(None)
-            node.answer(hop)  # nobody carries it: the receipt is posted, or asked for
+            node.answer(hop)  # no answer carries it: the receipt is posted, or asked for
 
     def place(self, work: MessageWork) -> Scope:
         """Return the scope in which the SDK handles a message.
@@ -160,10 +158,10 @@ class MeshTracker(Tracker):
             self.end(work)
         await own.aclose()
 
-    def request(self, params: Any, scope: Scope | None, loops: Scope | None) -> Request:
+    def request(self, params: Any) -> Request:
         """Return the call that is made for a message, or for anything else."""
         message = getattr(params, "message", None)
-        made = MeshRequest(getattr(message, "task_id", None) or None, scope, loops)
+        made = MeshRequest(getattr(message, "task_id", None) or None, self.scope, self.loops)
         made.tracker, made.work = self, self._waiting.get(id(message))
         made.message_id = getattr(message, "message_id", None)
         return made
@@ -196,15 +194,17 @@ class MeshTracker(Tracker):
         return work
 
     def _found(self, message: Any, context: Any) -> MessageWork | None:
-        """Find what is known of a message; also if it is over, as long as anybody may execute it (3)."""
+        """Find what is known of a message; also if it is over, as long as it may be executed (3)."""
         asked = request.get()
         name = message.message_id
         marks = getattr(context, "state", None) or {}
         candidates = [self._waiting.get(id(message)), marks.get(_MARK, {}).get(name)]
         if isinstance(asked, MeshRequest) and asked.message_id == name:
-            candidates.append(asked.work)  # or it is none of ours, and has the id of one that is
+            candidates.append(asked.work)  # or it is not ours, and has the id of one that is
         else:
-            candidates += self._waiting.values()  # who has built the context has copied the message
+            candidates += (
+                self._waiting.values()
+            )  # the builder of the context has copied the message
         same = (one for one in candidates if one is not None and one.message_id == name)
         return next(same, None)
 
@@ -312,10 +312,7 @@ class HopExecutor:
         entry = self._tracker.entry(context.task_id)
         if entry.ended or entry.said in versions.TERMINAL:
             return
-        ids = (context.task_id, context.context_id)
-        if versions.FIRST and context.current_task is None and entry.said is None:
-            await event_queue.enqueue_event(versions.new_task(context))  # as 1.x wants it
-        await event_queue.enqueue_event(versions.status_event(*ids, cancelled_status(*ids)))
+        await enqueue_end("canceled", context, event_queue, entry, CANCELLED)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -343,11 +340,3 @@ class _Both:
         """Release both, as a bond does when its scope is closed."""
         for one in self._two:
             one.end()
-
-
-def cancelled_status(task_id: str, context_id: str) -> Any:
-    """Return the status of a task whose cascade was cancelled."""
-    status = versions.failed_status(task_id, context_id, CANCELLED)
-    state = types.TaskState
-    status.state = state.TASK_STATE_CANCELED if versions.FIRST else state.canceled
-    return status

@@ -120,7 +120,7 @@ class Outbox(Protocol):
         """Keep that a delivery has failed; the push has the number of attempts."""
 
     async def dead(self, push: Push, why: str) -> None:
-        """Return a push up, and keep it among the dead letters."""
+        """Move a push to the dead letters."""
 
     async def pending(self) -> list[Push]:
         """Return what was not delivered, oldest first."""
@@ -142,7 +142,7 @@ class Outbox(Protocol):
         ...
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; gives how many there were."""
+        """Forget dead letters; return how many there were."""
         ...
 
 
@@ -191,7 +191,7 @@ class MemoryOutbox:
         """Keep nothing: the push itself counts."""
 
     async def dead(self, push: Push, why: str) -> None:
-        """Return a push up."""
+        """Move a push to the dead letters."""
         self._pending.pop(push.id, None)
         letter = DeadLetter(
             push.task_id, push.url, push.body, push.attempts, why, time.time(), push.id
@@ -203,7 +203,7 @@ class MemoryOutbox:
         return list(self._pending.values())
 
     async def unfinished(self) -> list[TaskNote]:
-        """Start with none."""
+        """Return none."""
         return []
 
     async def forget(self, task_ids: Sequence[str]) -> None:

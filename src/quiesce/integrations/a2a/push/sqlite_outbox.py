@@ -1,10 +1,10 @@
 """An outbox in a file, which outlives the process and its death by SIGKILL.
 
 All of SQLite is done by one thread of its own, in the order of the calls. One process at a time has
-the file: it is locked, and whoever opens it next waits some seconds for the one before to end.
+the file: it is locked, and the next process that opens it waits some seconds for the one before to end.
 
-1. What was begun is ended, although whoever asked for it is cancelled; the cancellation is passed on
-   after. So a push is in the file or is not, and whoever wrote it can know.
+1. What was begun is ended, although its caller is cancelled; the cancellation is passed on after. So a
+   push is in the file or is not, and its writer can know.
 2. A change that fails leaves nothing of itself, and nothing in the way of the next one.
 3. However `open` and `close` end, there is no thread after, no lock and no open file.
 """
@@ -21,10 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-
 from quiesce.core import arguments
 from quiesce.errors import UsageError
+from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.push.push_outbox import (
     DeadLetter,
     Push,
@@ -36,7 +35,7 @@ try:
     import fcntl as _fcntl
 
     fcntl: Any = _fcntl
-except ImportError:  # not on Windows: there nobody is kept from opening it twice
+except ImportError:  # not on Windows: there nothing keeps a second process from opening it
     fcntl = None
 
 if TYPE_CHECKING:
@@ -48,39 +47,19 @@ __all__ = ["SqliteOutbox"]
 T = TypeVar("T")
 
 _LOCK_POLL_SECONDS = 0.05
-_VERSION = 1
-_TABLES = {
-    "tasks": {
-        "id": "text primary key",
-        "user": "text not null",
-        "tenant": "text not null",
-        "targets": "text not null",
-    },
-    "pushes": {
-        "number": "integer primary key",
-        "task": "text not null",
-        "url": "text not null",
-        "headers": "text not null",
-        "body": "blob not null",
-        "status": "text not null",
-        "attempts": "integer not null default 0",
-        "error": "text",
-        "id": "text not null default ''",
-        "at": "real not null default 0",
-        "cascade": "text not null default ''",
-    },
-    "dead": {
-        "number": "integer primary key",
-        "task": "text not null",
-        "url": "text not null",
-        "body": "blob not null",
-        "attempts": "integer not null",
-        "why": "text not null",
-        "at": "real not null",
-        "id": "text not null default ''",
-        "headers": "text not null default '{}'",
-    },
-}
+_VERSION = 2
+_TABLES = """
+create table if not exists tasks (id text primary key, user text, tenant text, targets text)
+
+create table if not exists pushes (
+    number integer primary key, task text, url text, headers text, body blob, status text,
+    attempts integer, id text unique, at real, cascade text, error text)
+
+create table if not exists dead (
+    number integer primary key, task text, url text, body blob, attempts integer, why text, at real,
+    id text unique, headers text)
+"""
+_PUSH = "task, url, headers, body, status, attempts, id, at, cascade"
 
 
 class SqliteOutbox:
@@ -168,21 +147,15 @@ class SqliteOutbox:
         self._execute("pragma journal_mode=wal")
         self._execute(f"pragma synchronous={self._synchronous}")
         ((version,),) = self._execute("pragma user_version").fetchall()
-        if version > _VERSION:
-            message = f"the outbox {self.path} is of a newer quiesce ({version}, not {_VERSION})"
+        if version not in {0, _VERSION}:
+            message = (
+                f"the outbox {self.path} is of another quiesce ({version}, not {_VERSION}): deliver what"
+                " it has with that one, or give another file"
+            )
             raise UsageError(message)
         with self._change():
-            for table, columns in _TABLES.items():
-                wanted = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-                self._execute(f"create table if not exists {table} ({wanted})")
-                found = {row[1] for row in self._execute(f"pragma table_info({table})")}
-                for name, kind in columns.items():
-                    if name not in found:  # a file of an older quiesce
-                        self._execute(f"alter table {table} add column {name} {kind}")
-            for table in ("pushes", "dead"):
-                self._execute(f"update {table} set id = '{table}/' || number where id = ''")  # noqa: S608 - ours
-                self._execute(f"create unique index if not exists {table}_id on {table} (id)")
-            self._execute("update pushes set at = ? where at = 0", time.time())
+            for statement in _TABLES.strip().split("\n\n"):
+                self._execute(statement)
             self._execute(f"pragma user_version={_VERSION}")
 
     async def close(self) -> None:
@@ -190,11 +163,11 @@ class SqliteOutbox:
         thread, self._thread = self._thread, None
         if thread is None:
             if self._closing is not None:
-                await _settled(self._closing)
+                await outlast(asyncio.wrap_future(self._closing))
             return
         self._closing = thread.submit(self._shut)
         try:
-            await _settled(self._closing)
+            await outlast(asyncio.wrap_future(self._closing))
         finally:
             self._closing = None
             thread.shutdown(wait=True)  # it has nothing left to do
@@ -209,18 +182,21 @@ class SqliteOutbox:
             if lock is not None:
                 os.close(lock)
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _do(self, work: Callable[..., T], *args: Any) -> T:
         thread = self._thread
         if thread is None:
             message = f"the outbox {self.path} is not open: open() it, or enter its handler"
             raise UsageError(message)
-        return await _settled(thread.submit(work))
+        return await outlast(asyncio.wrap_future(thread.submit(work, *args)))
 
     def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if self._connection is None:
             message = f"the outbox {self.path} is closed"
             raise UsageError(message)
         return self._connection.execute(statement, values)
+
+    def _found(self, statement: str) -> list[Any]:
+        return self._execute(statement).fetchall()
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -239,12 +215,11 @@ class SqliteOutbox:
         self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str] = ()
     ) -> None:
         """Keep what is known of a task, and its pushes, in one step."""
-        await self._do(lambda: self._write(note, pushes, ended))
+        await self._do(self._write, note, pushes, ended)
 
     def _write(self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str]) -> None:
         with self._change():
-            for task in ended:
-                self._execute("delete from tasks where id = ?", task)
+            self._delete("tasks", ended)
             targets = json.dumps([[target.url, target.headers] for target in note.targets])
             self._execute(
                 "insert or replace into tasks (id, user, tenant, targets) values (?, ?, ?, ?)",
@@ -255,25 +230,23 @@ class SqliteOutbox:
 
     def _insert(self, push: Push) -> None:
         self._execute(
-            "insert into pushes (task, url, headers, body, status, attempts, id, at, cascade)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"insert into pushes ({_PUSH}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - ours
             push.task_id, push.url, json.dumps(push.headers), push.body, push.status,
             push.attempts, push.id, push.at, push.cascade,
         )  # fmt: skip
 
     async def sent(self, push: Push) -> None:
         """Forget a push."""
-        await self._do(lambda: self._execute("delete from pushes where id = ?", push.id))
+        await self._do(self._execute, "delete from pushes where id = ?", push.id)
 
     async def failed(self, push: Push, why: str) -> None:
         """Keep that a delivery has failed."""
         statement = "update pushes set attempts = ?, error = ?, cascade = ? where id = ?"
-        values = (push.attempts, why, push.cascade, push.id)
-        await self._do(lambda: self._execute(statement, *values))
+        await self._do(self._execute, statement, push.attempts, why, push.cascade, push.id)
 
     async def dead(self, push: Push, why: str) -> None:
-        """Return a push up, and keep it among the dead letters."""
-        await self._do(lambda: self._dead(push, why))
+        """Move a push to the dead letters."""
+        await self._do(self._dead, push, why)
 
     def _dead(self, push: Push, why: str) -> None:
         with self._change():
@@ -289,19 +262,18 @@ class SqliteOutbox:
 
     async def pending(self) -> list[Push]:
         """Return what was not delivered, oldest first."""
-        columns = "task, url, headers, body, status, attempts, id, at, cascade"
-        statement = f"select {columns} from pushes order by number"  # noqa: S608 - ours
-        found = await self._do(lambda: self._execute(statement).fetchall())
-        pushes = []
-        for task, url, headers, *others, cascade in found:
-            pushes.append(Push(task, url, json.loads(headers), *others))
-            pushes[-1].cascade = cascade
-        return pushes
+        statement = f"select {_PUSH} from pushes order by number"  # noqa: S608 - ours
+        found = await self._do(self._found, statement)
+        return [
+            Push(
+                task, url, json.loads(headers), body, status, attempts, push_id, at, cascade=cascade
+            )
+            for task, url, headers, body, status, attempts, push_id, at, cascade in found
+        ]
 
     async def unfinished(self) -> list[TaskNote]:
         """Return the tasks that have not ended, as far as is known here."""
-        statement = "select id, user, tenant, targets from tasks"
-        found = await self._do(lambda: self._execute(statement).fetchall())
+        found = await self._do(self._found, "select id, user, tenant, targets from tasks")
         return [
             TaskNote(
                 task, user, tenant,
@@ -312,61 +284,41 @@ class SqliteOutbox:
 
     async def forget(self, task_ids: Sequence[str]) -> None:
         """Forget tasks; their pushes stay."""
-        await self._do(lambda: self._forget(task_ids))
-
-    def _forget(self, task_ids: Sequence[str]) -> None:
-        with self._change():
-            for task in task_ids:
-                self._execute("delete from tasks where id = ?", task)
+        await self._do(self._forget, "tasks", task_ids)
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return what was given up, oldest first."""
         statement = "select task, url, body, attempts, why, at, id from dead order by number"
-        found = await self._do(lambda: self._execute(statement).fetchall())
-        return [DeadLetter(*row) for row in found]
+        return [DeadLetter(*row) for row in await self._do(self._found, statement)]
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
         """Make pushes of dead letters again, behind those that wait; of all, without ids."""
-        return await self._do(lambda: self._revive(ids))
+        return await self._do(self._revive, ids)
 
     def _revive(self, ids: Sequence[str] | None) -> list[Push]:
         with self._change():
             statement = "select task, url, headers, body, id from dead order by number"
             found = [
                 Push(task, url, json.loads(headers), body, id=push_id)
-                for task, url, headers, body, push_id in self._execute(statement).fetchall()
+                for task, url, headers, body, push_id in self._found(statement)
                 if ids is None or push_id in ids
             ]
             for push in found:
                 self._insert(push)
-                self._execute("delete from dead where id = ?", push.id)
+            self._delete("dead", [push.id for push in found])
             return found
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; gives how many there were."""
-        return await self._do(lambda: self._discard(ids))
+        """Forget dead letters; return how many there were."""
+        return await self._do(self._forget, "dead", ids)
 
-    def _discard(self, ids: Sequence[str]) -> int:
+    def _forget(self, table: str, ids: Sequence[str]) -> int:
         with self._change():
-            return sum(
-                self._execute("delete from dead where id = ?", push_id).rowcount for push_id in ids
-            )
+            return self._delete(table, ids)
 
-
-async def _settled(future: Future[T]) -> T:
-    """Wait for what a thread does, to its end (1)."""
-    done = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        with anyio.CancelScope(shield=True):
-            while not done.done():
-                try:
-                    await asyncio.wait([done])
-                except asyncio.CancelledError:
-                    continue  # the first one is passed on
-        done.exception()  # nobody else will ask
-        raise
+    def _delete(self, table: str, ids: Sequence[str]) -> int:
+        statement = f"delete from {table} where id = ?"  # noqa: S608 - ours
+        return sum(self._execute(statement, one).rowcount for one in ids)
 
 
 def _explained(path: Path, error: OSError | sqlite3.Error) -> str:

@@ -14,7 +14,7 @@ from quiesce.errors import ArgumentError, SdkMissing
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.push.push_sender import DurablePushSender
 from quiesce.integrations.a2a.server.request_handler import QuiescentRequestHandler
-from quiesce.integrations.asgi import Quiesce, middleware_settings
+from quiesce.integrations.asgi import Quiesce
 
 if TYPE_CHECKING:
     import os
@@ -82,7 +82,6 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     if node is not None:
         from quiesce.integrations.a2a.mesh.extension import declare_cascades  # noqa: PLC0415 - only with a node
 
-        middleware_settings.checked_node(node)
         card = declare_cascades(card, node)
         options["node"] = node
     handler = _handler(agent, card, store, grace, cleanup, options)

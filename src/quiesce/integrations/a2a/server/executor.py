@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core.current import detached
 from quiesce.core.tree import current
 from quiesce.integrations.a2a import tracing, versions
+from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.server.task_tracker import request
 
 if TYPE_CHECKING:
@@ -107,17 +108,14 @@ class OwnedExecutor:
         try:
             await self._executor.execute(context, queue)
             if entry.cut and versions.FIRST and entry.said not in versions.ENDS:
-                await _fail(
-                    context, queue, entry, STOPPED
-                )  # it was told to stop, and did, without a word
+                # It was told to stop, and did, without an event that says so.
+                await _fail(context, queue, entry, STOPPED)
         except asyncio.CancelledError:
             if not entry.cut or entry.ended:
-                if not versions.FIRST:
-                    await close_queue(
-                        queue
-                    )  # 0.3 does not, and the one who stores polls it for ever
+                if not versions.FIRST:  # 0.3 does not close it, and polls it without an end
+                    await close_queue(queue)
                 raise
-            # Ours: its clients are told by the event that this is, like any other, and stored by.
+            # This cancellation is ours: the event that `_fail` enqueues is stored, and sent to clients.
             if entry.runner is not None:
                 entry.runner.uncancel()
             await _fail(context, queue, entry, STOPPED)
@@ -164,20 +162,13 @@ class OwnedExecutor:
 
 
 async def close_queue(queue: Any) -> None:
-    """Close a queue of 0.3, when what is in it was read; or soon, if nobody reads.
+    """Close a queue of 0.3, when what is in it was read; or soon, if nothing reads it.
 
     *Cancel safety*: the queue is closed, and those that tap it, before the cancellation is passed on.
     """
     with detached():
         closing = asyncio.create_task(_close_in_time(queue))
-    cancelled: asyncio.CancelledError | None = None
-    while not closing.done():
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+    await outlast(closing)
 
 
 async def _close_in_time(queue: Any) -> None:
@@ -189,7 +180,12 @@ async def _close_in_time(queue: Any) -> None:
 
 
 async def _fail(context: Any, queue: Any, entry: Entry, why: str) -> None:
-    status = versions.failed_status(context.task_id, context.context_id, why)
+    await enqueue_end("failed", context, queue, entry, why)
+
+
+async def enqueue_end(state: str, context: Any, queue: Any, entry: Entry, why: str) -> None:
+    """Enqueue the event that ends a task."""
+    status = versions.new_status(state, context.task_id, context.context_id, why)
     if versions.FIRST and context.current_task is None and entry.said is None:
         # 1.x wants to see a task before it hears of its states.
         await queue.enqueue_event(versions.new_task(context))

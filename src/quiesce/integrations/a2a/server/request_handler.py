@@ -3,8 +3,8 @@
 1. The SDK runs in jobs of one scope, which adopts what it starts. A client that leaves ends its own
    wait, and nothing else.
 2. What was accepted is answered for: each task reaches a state that is stored, and pushed.
-3. The end is made by a job of the scope, once, whoever asks for it, and however often.
-4. With a node, a message belongs to a hop from the step in which it is accepted (mesh_joining.py).
+3. A job of the scope makes the end, once, however often callers ask for it.
+4. With a node, a message belongs to a hop from the step in which it is accepted (mesh/message_hops.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quiesce.integrations.a2a.server import event_queues, recovery, shutdown
 from quiesce.integrations.a2a.server.event_feed import Feed, FeedReader
 from quiesce.integrations.a2a.server.executor import OwnedExecutor
 from quiesce.integrations.a2a.server.task_store import Notified, telling
-from quiesce.integrations.a2a.server.task_tracker import Request, Tracker
+from quiesce.integrations.a2a.server.task_tracker import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quiesce.core.report import Report
     from quiesce.integrations.a2a.mesh.message_hops import MeshTracker
     from quiesce.integrations.a2a.server.recovery import Recovery
+    from quiesce.integrations.a2a.server.task_tracker import Request
     from quiesce.mesh.runtime.node import Node
 
 __all__ = ["QuiescentRequestHandler"]
@@ -115,8 +116,6 @@ class QuiescentRequestHandler:
             wrapped["queue_manager"] = given.get("queue_manager") or event_queues.queues()
         self._inner = factory(**(given | wrapped))
         self._scope: Scope | None = None
-        self._loops: Scope | None = None
-        self._ready = False
         self._opening: Job[None] | None = None
         self._end: shutdown.End | None = None
         self._has_joined = self._is_told = False
@@ -130,7 +129,7 @@ class QuiescentRequestHandler:
     async def open(self) -> Self:
         """Open the outbox, and end what a process before this one has left; see `recover`.
 
-        The first request does it, if nobody has; it may be called any number of times.
+        The first request does it, if no caller has. It may be called any number of times.
 
         *Cancel safety*: cancelled, it is closed again.
 
@@ -158,14 +157,16 @@ class QuiescentRequestHandler:
             with detached():  # it outlives the request that happens to be the first
                 self._scope = await Scope.open("a2a", adopt=True)
             if versions.FIRST:  # it has loops for each task, busy or parked; 0.3 has none
-                self._loops = self._scope.child("loops of the SDK", adopt=True, services=("*",))
+                self._tracker.loops = self._scope.child(
+                    "loops of the SDK", adopt=True, services=("*",)
+                )
             self._tracker.scope = self._scope
             self._tracker.work = self._scope.child("work", adopt=True)
             with detached():
                 self._opening = self._scope.spawn(self._open, name="open")
         if self._opening is not None:
             await self._opening
-        self._ready = True
+            self._opening = None
         return self._scope
 
     async def _open(self) -> None:
@@ -222,7 +223,7 @@ class QuiescentRequestHandler:
         """Refuse new messages, let the accepted tasks end, and close.
 
         What has not ended after `within` seconds (None: never) is cancelled, and FAILED: stored,
-        pushed, and told to whoever is waiting for it. All that has `cleanup` seconds. The report
+        pushed, and told to the clients that wait for it. All that has `cleanup` seconds. The report
         names these tasks as `undelivered`.
 
         *Cancel safety*: the drain then turns into a close, which is waited for before the
@@ -232,7 +233,8 @@ class QuiescentRequestHandler:
         try:
             return await end.join(within, cleanup)
         finally:
-            self._over()
+            if self._mesh is not None:
+                self._mesh.end_all()
 
     async def aclose(self, within: float = 5.0) -> Report:
         """Cancel all that is in flight; what was queued is stored, what was cut is FAILED.
@@ -240,10 +242,6 @@ class QuiescentRequestHandler:
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
         """
         return await self.drain(0.0, cleanup=within)
-
-    def _over(self) -> None:
-        if self._mesh is not None:
-            self._mesh.end_all()
 
     async def _ending(self) -> shutdown.End:
         self.draining = True
@@ -265,26 +263,21 @@ class QuiescentRequestHandler:
 
     async def on_message_send(self, params: Any, context: Any = None) -> Any:
         """Handle a message, as the SDK does, in a job (1)."""
-        if self._mesh is not None:
-            scope: Scope | None = await self._accept(self._mesh, params, context)
-        else:
-            self._check_open()
-            scope = self._scope if self._ready else await self._opened()
-            if params.message.task_id:
-                await self._refuse_ended(params, context)
+        scope = await self._accept(params, context)
         return await self._run(scope, "send", self._inner.on_message_send, params, context)
 
-    async def _accept(self, mesh: MeshTracker, params: Any, context: Any) -> Scope:
-        """Take a message that may be part of a cascade (4); gives where it is handled."""
-        work = mesh.accept(params.message, context)
+    async def _accept(self, params: Any, context: Any) -> Scope:
+        """Take a message, which may be part of a cascade (4); return the scope in which it is handled."""
+        mesh = self._mesh
+        work = None if mesh is None else mesh.accept(params.message, context)
         try:
             self._check_open()
             scope = await self._opened()
             if params.message.task_id:
                 await self._refuse_ended(params, context)
-            return scope if work is None else mesh.place(work)
+            return scope if mesh is None or work is None else mesh.place(work)
         except BaseException as error:
-            if work is not None:
+            if mesh is not None and work is not None:
                 mesh.refused(work)
             if isinstance(error, ScopeClosed):
                 raise versions.refusal(_REFUSAL) from None
@@ -303,7 +296,7 @@ class QuiescentRequestHandler:
         return task
 
     async def _run(self, scope: Any, name: str, call: Any, params: Any, context: Any) -> Any:
-        asked = self._asked(params)
+        asked = self._tracker.request(params)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             with detached():  # the tracker sees to the hop
@@ -328,12 +321,6 @@ class QuiescentRequestHandler:
                 answer.set_exception(error)
         finally:
             asked.leave()
-
-    def _asked(self, params: Any) -> Request:
-        if self._mesh is not None:
-            return self._mesh.request(params, self._scope, self._loops)
-        task_id = getattr(getattr(params, "message", None), "task_id", None)
-        return Request(task_id or None, self._scope, self._loops)
 
     def _give_up(self, asked: Request) -> None:
         """Record that the SDK has refused, or given up, a request; end what it has begun for it."""
@@ -362,15 +349,7 @@ class QuiescentRequestHandler:
         return FeedReader(partial(self._begin, self._inner.on_resubscribe_to_task, params, context))
 
     async def _begin_work(self, params: Any, context: Any) -> Feed:
-        place = None
-        if self._mesh is not None:
-            place = await self._accept(self._mesh, params, context)
-        else:
-            self._check_open()
-            if not self._ready:
-                await self._opened()
-            if params.message.task_id:
-                await self._refuse_ended(params, context)
+        place = await self._accept(params, context)
         stream = self._inner.on_message_send_stream
         return await self._begin(stream, params, context, place=place, work=True)
 
@@ -388,14 +367,14 @@ class QuiescentRequestHandler:
                 if work and versions.FIRST:
                     feed.hold = scope.hold("a2a stream", params.message.message_id)
         except ScopeClosed:
-            self._tracker.gave_up(self._asked(params))
+            self._tracker.gave_up(self._tracker.request(params))
             raise versions.refusal(_REFUSAL) from None
         return feed
 
     async def _pump(self, call: Any, params: Any, context: Any, feed: Feed) -> None:
         error: BaseException | None = None
         cut = True
-        asked = self._asked(params)
+        asked = self._tracker.request(params)
         asked.enter()
         try:
             async for event in call(params, context):
@@ -432,7 +411,7 @@ class QuiescentRequestHandler:
     ) -> None:
         """Take a receiver away, as the SDK does."""
         await self._inner.on_delete_task_push_notification_config(params, context)
-        await self._pushes.forget_targets(getattr(params, "task_id", None) or params.id)
+        await self._pushes.retarget(getattr(params, "task_id", None) or params.id)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the SDK's handler has: all other requests go to it as they are."""
@@ -442,7 +421,7 @@ class QuiescentRequestHandler:
 
 
 def _answered(answer: asyncio.Future[Any], _: object) -> None:
-    """See to it that a client is answered whose request was cut, be it before it had begun."""
+    """Answer a client whose request was cut, also if it was cut before it had begun."""
     if not answer.done():
         answer.set_exception(versions.refusal(_REFUSAL))
 

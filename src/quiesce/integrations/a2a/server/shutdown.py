@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from quiesce.core import arguments
-from quiesce.core.current import detached
 from quiesce.core.report import ReportEntry
 from quiesce.integrations.a2a import versions
+from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.server.executor import STOPPED
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SHARE = 0.5  # of the cleaning up, for executors that were cut, and what they h
 
 
 class End:
-    """The one end of a server; whoever asks for it joins it, and may only make it sooner."""
+    """The one end of a server. Every caller joins it, and can only make it sooner."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class End:
         self._job: Job[Report] | None = None
         self._deadline = math.inf
         self._cleanup = math.inf
-        self._sooner = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
 
     async def join(self, within: float | None, cleanup: float) -> Report:
         """Begin the end, or make it sooner, and wait for it."""
@@ -65,7 +65,8 @@ class End:
             report = await job
         except asyncio.CancelledError:
             self._tighten(-math.inf)
-            await _until_done(job)
+            with suppress(Exception):  # the cancellation is what the caller gets
+                await outlast(cast("asyncio.Task[Report]", job))  # on asyncio a job is one
             raise
         finally:
             await self._scope.aclose()  # it waits for the end of that very job, its last
@@ -74,7 +75,8 @@ class End:
     def _tighten(self, deadline: float) -> None:
         if deadline < self._deadline:
             self._deadline = deadline
-            self._sooner.set()
+            if self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(deadline)
 
     async def _timed(self) -> Report:
         """Run, and report the time of all of it: that of the scope is only the time of its last step."""
@@ -125,23 +127,13 @@ class End:
 
     async def _quiet(self) -> None:
         """Wait for the work to end, up to the deadline, which may come nearer meanwhile."""
-        with detached():  # or the waiting would be what it waits for
-            idle = asyncio.ensure_future(self._scope.idle())
-        try:
-            while not idle.done():
-                self._sooner.clear()
-                left = self._deadline - asyncio.get_running_loop().time()
-                if left <= 0:
-                    return
-                with detached():
-                    sooner = asyncio.ensure_future(self._sooner.wait())
-                timeout = None if left == math.inf else left
-                await asyncio.wait(
-                    {idle, sooner}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-                )
-                sooner.cancel()
-        finally:
-            idle.cancel()
+        deadline = None if self._deadline == math.inf else self._deadline
+        with suppress(TimeoutError):
+            try:
+                async with asyncio.timeout_at(deadline) as self._limit:
+                    await self._scope.idle()
+            finally:
+                self._limit = None
 
     async def _idle(self, seconds: float) -> None:
         if seconds > 0:
@@ -152,7 +144,7 @@ class End:
                 _log.warning("still in flight: %s", self._scope.frontier())
 
     async def _answer_for_all(self, until: float) -> None:
-        """Return a terminal state to what was accepted, and has none by now."""
+        """Store a terminal state for each task that was accepted, and has none by now."""
         for entry in list(self._tracker.entries.values()):
             if not entry.owed:
                 continue
@@ -188,11 +180,3 @@ async def end_task(store: TellingStore, task_id: str, context: Any, why: str) ->
                 raise
         else:
             return True
-
-
-async def _until_done(job: Job[Any]) -> None:
-    while not job.done():
-        try:
-            await asyncio.wait([cast("asyncio.Task[Any]", job)])  # on asyncio a job is one
-        except asyncio.CancelledError:
-            continue  # it is passed on when the end is there, which is soon

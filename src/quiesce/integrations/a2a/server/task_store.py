@@ -1,7 +1,7 @@
 """The task store that is put around the user's: no state is stored without the push that tells it.
 
 A push is written to the outbox before the state is stored, and is sent after. What a crash leaves
-between the two is told apart at the next start, by a look at the store (recovering.py).
+between the two is told apart at the next start, by a look at the store (recovery.py).
 """
 
 from __future__ import annotations
@@ -75,16 +75,12 @@ class TellingStore:
         two tasks, and the older state must not come last.
         """
         entry = self._tracker.entry(task.id)
+        entry.saving += 1
         try:
-            if entry.saving:
-                await entry.turn()
-            else:
-                entry.saving = True
-            try:
+            async with entry.lock:
                 return await self._save(entry, task, args, options)
-            finally:
-                entry.pass_on()
         finally:
+            entry.saving -= 1
             self._tracker.refresh(entry)
 
     async def _save(self, entry: Entry, task: Any, args: Any, options: dict[str, Any]) -> Any:
@@ -167,7 +163,7 @@ class TellingStore:
 
 def telling(store: Any, tracker: Tracker, pushes: Pushes) -> Any:
     """Put a store around another; of the same kind, if it is one with versions."""
-    versioned = versions.versioned_store()
+    versioned = versions.VersionedStore
     if versioned is not None and isinstance(store, versioned):
         versioned.register(TellingVersionedStore)
         return TellingVersionedStore(store, tracker, pushes)

@@ -7,9 +7,8 @@
 2. A task that waits for its client (input-required, auth-required), with nothing queued, is parked:
    not busy, although the SDK keeps loops for it and its executor may wait as well.
 3. A stored terminal state is the end: what is queued behind it is of no account.
-4. What is known of a task is kept while it is busy, or is in a state that somebody has to end.
-5. The states of a task are stored one at a time, in the order in which they came. There is no lock:
-   whoever ends names the next in the same step, so that nobody who leaves can hold up the others.
+4. What is known of a task is kept while it is busy, or is in a state that the server has to end.
+5. The states of a task are stored one at a time, in the order in which they came.
 6. The loops that 1.x has for each task are owned apart: they live as long as the task does, and
    are not in the way of being idle.
 7. If the SDK refuses a call, nothing is left of it.
@@ -21,10 +20,10 @@ import asyncio
 import gc
 import hashlib
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import suppress
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import callsites
@@ -64,10 +63,10 @@ class Entry:
     cut: bool = False
     """Whether its executor was told to stop because the server does."""
     hold: Hold | None = None
-    saving: bool = False
-    """Whether it is somebody's turn to store it."""
-    waiting: deque[asyncio.Future[None]] | None = None
-    """Those whose turn comes next, in order (5)."""
+    saving: int = 0
+    """How many store it, or wait for their turn to do so."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one that stores it; the others get it in the order in which they came (5)."""
 
     @property
     def ended(self) -> bool:
@@ -89,31 +88,9 @@ class Entry:
         """Whether it was accepted, and has neither ended nor is it parked."""
         return self.state is not None and self.state not in _ENDS
 
-    async def turn(self) -> None:
-        """Wait for one's turn to store it, behind all who came before (5)."""
-        if self.waiting is None:
-            self.waiting = deque()
-        named: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.append(named)
-        try:
-            await named
-        except asyncio.CancelledError:
-            if not named.cancelled():
-                self.pass_on()  # it was named, and leaves in the same turn of the loop
-            raise
-
-    def pass_on(self) -> None:
-        """End one's turn, and name the next; who has left meanwhile is passed over (5)."""
-        while self.waiting:
-            named = self.waiting.popleft()
-            if not named.done():
-                named.set_result(None)
-                return
-        self.saving = False
-
 
 class TaskHold(Hold):
-    """A task in flight; what it says of itself is looked up when somebody asks."""
+    """A task in flight; its details are looked up when a frontier or a report asks for them."""
 
     __slots__ = ("_entry",)
 
@@ -145,7 +122,7 @@ class Request:
     __slots__ = ("_adopter", "_began", "_loops", "_parent", "task_ids")
 
     _state = ScopeState.CLOSED  # so that the scope of code in here is the parent
-    _errand = None  # the SDK's loops work for no hop; the executor does, see mesh_joining.py
+    _errand = None  # the SDK's loops work for no hop; the executor does, see mesh/message_hops.py
     _services = NOTHING  # it owns none
 
     def __init__(self, task_id: str | None, scope: Scope | None, loops: Scope | None) -> None:
@@ -224,9 +201,16 @@ class Tracker:
         self.scope: Scope | None = None
         self.work: Scope | None = None
         """What executors start, below `scope`; it is closed when they have ended, or were cut."""
+        self.loops: Scope | None = None
+        """The loops of 1.x (6)."""
+
+    def request(self, params: Any) -> Request:
+        """Return the call that is made for a message, or for anything else."""
+        task_id = getattr(getattr(params, "message", None), "task_id", None)
+        return Request(task_id or None, self.scope, self.loops)
 
     def entry(self, task_id: str) -> Entry:
-        """Return what is known of a task, be it nothing."""
+        """Return what is known of a task, an empty entry if nothing is."""
         found = self.entries.get(task_id)
         if found is None:
             found = self.entries[task_id] = Entry(task_id, state=self.ends.get(task_id))
@@ -245,7 +229,7 @@ class Tracker:
         """Hold the task in the scope if it is busy, else let go (1, 2, 3, 4)."""
         if entry.busy:
             if entry.hold is None and self.scope is not None:
-                with suppress(ScopeClosed):  # the end is answered for by others (closing.py)
+                with suppress(ScopeClosed):  # shutdown.py stores its end
                     entry.hold = TaskHold(self.scope, entry)
             return
         if entry.hold is not None:
