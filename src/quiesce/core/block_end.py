@@ -20,18 +20,18 @@ def end_block(
     late: bool = False,
     gave_up: bool = False,
 ) -> None:
-    """Raise what the block's end is to raise, given the exception that ended its body.
+    """Raise the exception of the block's end, given the exception that ended its body.
 
     - Jobs failed: an exception group of their errors, and of the body's, if it raised one.
-    - The body alone raised: its exception, as it was.
-    - The body was cancelled (or a generator was closed around it): that is passed on, for
-      whoever cancelled waits to see it; failures are then in the report, and in the log.
+    - Only the body raised: its exception, unchanged.
+    - The body was cancelled, or a generator was closed around it: that exception is passed on.
+      Failures are in the report and in the log.
     - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
-    - The end `gave_up` on what nobody would ever read, and no failure tells why: `WorkLost`.
+    - The close `gave_up` on items without a reader, and no job failed: `WorkLost`.
     """
     errors = [item.error for item in report.failed if item.error is not None]
     if scope._fatal is not None and scope._backend.name == "trio":
-        raise scope._fatal  # asyncio has let it out by itself
+        raise scope._fatal  # on asyncio the event loop raises it
     if exc is not None and not isinstance(exc, Exception):
         if report.failed or report.undelivered or report.stuck:
             logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)

@@ -1,4 +1,4 @@
-"""Those who call for a close: from outside, from inside, and cancelled while they wait."""
+"""The tasks that ask for a close: outside the scope, inside it, or cancelled while they wait."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def begin_close(scope: Scope, grace: float, cleanup: float) -> tuple[Closing, bool]:
-    """Begin to close, or to close sooner, in one step (invariant 4).
+    """Begin to close a scope, or shorten the deadlines of its close, in one step (invariant 4).
 
-    Tells also whether the running task is the scope's own: then it is a closer from here on,
-    for the close cannot wait for one who waits for the close.
+    Also return whether the scope owns the running task. Such a task is a closer from here on: the
+    close cannot wait for a task that waits for the close.
     """
     scope._check_opened()
     scope._check_here("close")
@@ -30,7 +30,7 @@ def begin_close(scope: Scope, grace: float, cleanup: float) -> tuple[Closing, bo
 
 
 async def join_close(scope: Scope, closing: Closing, *, early: bool, patient: bool) -> Report:
-    """Wait for a close; `early` ones do not wait for themselves, `patient` ones give it grace."""
+    """Wait for a close. An `early` caller is a closer; a `patient` caller waits for a drain."""
     closing.patience += patient
     task = scope._backend.task()
     closing.waiters.add(task)
@@ -48,15 +48,15 @@ async def join_close(scope: Scope, closing: Closing, *, early: bool, patient: bo
 
 
 async def _outlast(scope: Scope, closing: Closing, *, early: bool) -> None:
-    """Wait for the close, for a caller that was cancelled: as far as it can be waited for."""
+    """Wait for the close, in a caller that was cancelled, unless the close waits for that caller."""
     owner, key = scope._owner_of_running_task()
-    helper = early and not isinstance(key, Job)  # an adopted one; its job may wait for it
+    helper = early and not isinstance(key, Job)  # an adopted task; a job may wait for it
     if not helper and (early or (owner is not None and owner._state is ScopeState.CLOSING)):
-        # The caller's own end is waited for, by this close or by that of a scope around it.
+        # This close, or that of an ancestor, waits for the caller to end.
         await closing.quiet.wait_shielded()
         return
     node = current.get()
     if not helper and (node is None or not node._is_within(scope)):
         await closing.done.wait_shielded()
-    # Else a helper (of `gather`, of a task group) of a job, which the close waits for, or of the
-    # block's body, whose end waits for the close.
+    # Else it is a helper (of `gather`, of a task group). Either a job waits for it, and the close for
+    # that job; or the block's body does, and the block's end waits for the close.

@@ -1,11 +1,11 @@
-"""The closing of one scope, carried out by an owner task that no caller can cancel.
+"""The closing of one scope, carried out by a closing task that no caller can cancel.
 
-The order: wait for the work while there is grace · cancel what is left, and join it · close the
-child scopes along with it · stop the services · leave the contexts, last entered first · hand
-the report to jobs that closed their own scope · join those.
+The order: wait for the work until the grace ends · cancel and join the rest, with the child
+scopes · stop the services · leave the contexts, last entered first · hand the report to the
+closers (jobs that closed their own scope) · join the closers.
 
-Cancelling goes in rounds. Work that is started by the cleanup of cancelled work (on asyncio:
-adopted) is let be while those who started it still run, and cancelled when they have ended.
+Cancelling goes in rounds. Cancelled work may start more work in its cleanup (on asyncio: adopted
+tasks). That runs on until the work that started it has ended, and is cancelled in the next round.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from quiesce.core.hold import Held
     from quiesce.core.scope import Scope
 
-_TICK_SECONDS_MIN = 0.01  # first look at whether a cancelled job has swallowed it
+_TICK_SECONDS_MIN = 0.01  # until the first check whether a job has swallowed its cancellation
 _TICK_SECONDS_MAX = 0.25
 _TICK_GROWTH = 1.5
-_LOOK_SHARE = 0.1  # of the time may go into looking
+_LOOK_SHARE = 0.1  # at most this share of the time goes into these checks
 _LAST_CALL_TURNS = 50  # of the loop: a task needs three to end and be seen, and may have helpers
 _CLOSER_SECONDS = 5.0  # for a job that closed its own scope to end by itself
-_ROUNDS_MAX = 8  # of cancelling, before the services are stopped and each round has to wait
-_WARN_SECONDS = 10.0  # an unbounded wait says so from here on, less and less often
+_ROUNDS_MAX = 8  # of cancelling; then the services are stopped, and each round waits first
+_WARN_SECONDS = 10.0  # until an unbounded wait logs a warning; doubled after each
 
 
 class Closing:
-    """How one scope is closed: a plan that callers may tighten, never loosen."""
+    """The closing of one scope: its deadlines, which callers can only shorten, and its report."""
 
     __slots__ = (
         "_closers_by",
@@ -66,14 +66,14 @@ class Closing:
         backend = scope._backend
         self._scope = scope
         self.bell: Bell = backend.bell()
-        self.quiet: Latch = Latch(backend)  # nothing is left but jobs that called for the close
+        self.quiet: Latch = Latch(backend)  # only closers are left
         self.done: Latch = Latch(backend)
-        self.patience: int = 0  # callers for whose sake there is grace
-        self.waiters: set[object] = set()  # the tasks that wait for it: they do nothing else
+        self.patience: int = 0  # number of callers still waiting for a graceful drain
+        self.waiters: set[object] = set()  # the tasks that wait for this close
         self.by_parent: bool = by_parent
         self._owned = True
         self._hurried = False
-        self.expired: bool = False  # the grace, with work left
+        self.expired: bool = False  # whether the grace ended with work left
         self.report: reports.Report | None = None
         self.early_report: reports.Report | None = None
         self._failure: BaseException | None = None
@@ -86,10 +86,10 @@ class Closing:
         self._rounds = 0  # of cancelling
         self._stuck: list[reports.ReportEntry] = []
 
-    # Called by anyone, in one step.
+    # Called by any task, in one step.
 
     def tighten(self, *, grace: float, cleanup: float, join_by: float = math.inf) -> None:
-        """Take the stricter of the limits asked for so far."""
+        """Shorten the deadlines; a later caller can only make them stricter."""
         now = self._scope._backend.clock()
         self._grace_until = min(self._grace_until, now + grace)
         self.cleanup = min(self.cleanup, cleanup)
@@ -100,12 +100,12 @@ class Closing:
             self._closers_by = min(self._closers_by, join_by, now + cleanup)
         if grace <= 0:
             self._hurried = True
-            self.join_by = min(self.join_by, now + self.cleanup)  # the children are told it
+            self.join_by = min(self.join_by, now + self.cleanup)  # passed to the children
             self._stop_admitting()
         self.bell.ring()
 
     def start(self) -> None:
-        """Start a task of its own that carries it out (invariant 5), unless there is nothing to do."""
+        """Start the closing task (invariant 5). Finish at once if nothing is left to close."""
         scope = self._scope
         closers = scope._closers or scope._quiet
         if not (self._something_left() or closers or scope._context is not None):
@@ -118,12 +118,12 @@ class Closing:
         self._owned = scope._backend.own(self.carry_out, name, self._interrupt)
 
     def _interrupt(self) -> None:
-        """Hurry: the loop is being shut down, and wants every task to end."""
+        """End all waits early: the event loop is shutting down and cancels every task."""
         self.bell.interrupted = True
         self.bell.ring()
 
     def desert(self) -> None:
-        """Stop waiting; when no task waits for a drain, its grace ends."""
+        """Record that a caller stopped waiting for a drain. The last one ends the grace."""
         self.patience -= 1
         if self.patience <= 0:
             self._grace_until = -math.inf
@@ -132,21 +132,21 @@ class Closing:
             self.bell.ring()
 
     def _stop_admitting(self) -> None:
-        """Refuse everything from this very step on, in the whole tree (invariant 4)."""
+        """Refuse all new work from this step on, here and in the child scopes (invariant 4)."""
         scope = self._scope
         if scope._state is ScopeState.CLOSED:
             return
         if scope._leftovers == "parent":
-            return  # what is left is handed over, so it may go on
+            return  # the work is handed over, and goes on
         if scope._state is not ScopeState.CLOSING:
             scope.enter_state(ScopeState.CLOSING)
         for child in list(scope._children):
             child._close_with_parent(self.join_by)
 
-    # The owner task.
+    # The closing task.
 
     async def carry_out(self) -> None:
-        """Close the scope. The body of the owner task; bounded, and it survives cancellation."""
+        """Close the scope. The body of the closing task: bounded, and cancellation does not end it."""
         try:
             await self._wait_out_the_grace()
             if self._scope._leftovers == "parent":
@@ -155,7 +155,7 @@ class Closing:
             self._be_quiet()
             await self._join_closers()
         except BaseException as error:
-            self._failure = error  # ours: the callers must see it, not wait for ever
+            self._failure = error  # a defect of quiesce: the callers raise it instead of waiting
             raise
         finally:
             self._finish()
@@ -171,19 +171,19 @@ class Closing:
             if any(resource._forsaken() for resource in scope._all_resources()):
                 if scope._only_forsaken():
                     if scope._leftovers == "parent":
-                        break  # where somebody may read it
+                        break  # the parent may have a reader
                     for resource in scope._all_resources():
                         if resource._forsaken():
                             resource._shut()
                     continue
-                # Nobody tells when the last one goes that might have used it: look again.
+                # No event tells when the last possible reader or writer has gone: check again.
                 until = min(until, clock() + tick)
                 tick = min(tick * _TICK_GROWTH, _TICK_SECONDS_MAX)
             await self.bell.wait(until)
             if unbounded and scope._holds and clock() >= warn_at:
                 warn_after *= 2
                 logger.warning(
-                    "the close of scope %r has waited %.0f s, without a deadline, for:\n%s",
+                    "the close of scope %r has waited %.0f s (it has no deadline) for:\n%s",
                     scope.name, clock() - self._started, frontier.take_frontier(scope),
                 )  # fmt: skip
 
@@ -215,7 +215,7 @@ class Closing:
             await self._end(scope._services)
             for context in reversed(scope._contexts.copy()):
                 if scope._holds and clock() < self.join_by:
-                    break  # begun by what has just ended; it may use what is still entered
+                    break  # new work, which may use the contexts: end it first
                 contexts.close_context(scope, context, self.join_by)
                 await self._join_children()
             if clock() >= self.join_by:
@@ -231,21 +231,21 @@ class Closing:
             if child._closing is not None:
                 await child._closing.carry_out_if_nobody_does()
         while self._scope._children:
-            await self.bell.wait(None)  # bounded: each of them has the same deadline as we
+            await self.bell.wait(None)  # bounded: the children have the same deadline
 
     async def _leave(self, context: contexts.Context[object]) -> None:
-        """Leave the context that this scope was made for, before what it started ends."""
+        """Leave the context that this scope was made for, before cancelling what it started."""
         context.ask_to_exit(self._scope._reason)
         scope = self._scope
         while context.host in scope._services and scope._backend.clock() < self.join_by:
             await self.bell.wait(self.join_by)
-        await self._turns(scope._services)  # if there was no time left: what takes none is done
+        await self._turns(scope._services)  # without time left, it may still leave without waiting
 
     async def _end(self, table: dict[object, Held]) -> None:
-        """Cancel all that is in the table, until nothing is, or the deadline has passed.
+        """Cancel everything in the table until it is empty or the deadline has passed.
 
-        It also returns after some rounds, if every round leaves new work: the caller then stops the
-        services, which may have started it, and comes back. From there on each round has to wait.
+        If every round leaves new work, return after some rounds: the caller then stops the services,
+        which may have started that work, and calls again. From then on each round waits first.
         """
         clock = self._scope._backend.clock
         last_round = self._rounds + _ROUNDS_MAX
@@ -258,7 +258,7 @@ class Closing:
                 await self._last_call(table)
                 return
             if asked.keys().isdisjoint(table):
-                # The first round, or one for what the last one started.
+                # The first round, or the next one: everything cancelled before has ended.
                 if self._rounds >= last_round:
                     return
                 if self._rounds >= _ROUNDS_MAX:
@@ -278,9 +278,9 @@ class Closing:
             await self.bell.wait(min(self.join_by, look_at))
 
     def _cancel_all(self, table: dict[object, Held]) -> dict[object, Held]:
-        """Ask all that is in the table to end; return what may do so."""
+        """Ask everything in the table to end; return the holds that can be asked."""
         scope = self._scope
-        if table is scope._holds and scope._context is None:  # what a context started ends with it
+        if table is scope._holds and scope._context is None:  # contexts hand no tasks on
             self._handed_over += scope._backend.stop_all(scope, table)
         else:
             for held in list(table.values()):
@@ -290,14 +290,14 @@ class Closing:
         return asked
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, however often the bell is rung."""
+        """Wait this long, even if the bell is rung."""
         clock = self._scope._backend.clock
         until = min(clock() + seconds, self.join_by)
         while clock() < until:
             await self.bell.wait(until)
 
     async def _last_call(self, table: dict[object, Held]) -> None:
-        """Cancel once more, so that a slow cleanup is cut short; what stays now is stuck."""
+        """Cancel once more, to cut a slow cleanup short. Whatever still runs then is stuck."""
         clock = self._scope._backend.clock
         needs = {
             key: stopping.stop(self._scope, held, force=True) for key, held in list(table.items())
@@ -308,10 +308,10 @@ class Closing:
         while not slow.keys().isdisjoint(table) and clock() < until:
             await self.bell.wait(until)
         if slow:
-            await self._turns(table)  # what has waited for those
+            await self._turns(table)  # for tasks that waited for the slow ones
 
     async def _turns(self, table: dict[object, Held]) -> None:
-        """Return what is in the table the time to end that ending takes."""
+        """Let the loop turn so that cancelled tasks in the table can end."""
         for _ in range(_LAST_CALL_TURNS):
             if table:
                 await self.bell.yield_once()
@@ -319,7 +319,7 @@ class Closing:
     # The end.
 
     def _be_quiet(self) -> None:
-        """Resume the jobs that asked for the close, each with a report of everything else."""
+        """Resume the closers, with a report of everything but themselves."""
         scope = self._scope
         self._take_stock(scope._holds, scope._services)
         if scope._holds:
@@ -332,14 +332,14 @@ class Closing:
             parent._parts[scope] = self.early_report
         self.quiet.open()
         for child in scope._quiet:
-            child._ring()  # its closers may have waited for us
+            child._ring()  # its closers may have waited for this close
         if parent is not None and scope in parent._children:
             del parent._children[scope]
             parent._quiet[scope] = None
             parent._ring()
 
     def _take_stock(self, *tables: dict[object, Held]) -> None:
-        """Note what is still there, after the deadline, as stuck or undelivered."""
+        """Record what is left after the deadline as stuck or undelivered."""
         scope = self._scope
         now = scope._backend.clock()
         for table in tables:
@@ -356,7 +356,7 @@ class Closing:
         failures.take_over(scope)
 
     async def _join_closers(self) -> None:
-        """Wait for the jobs that called for the close, and for what they have begun since."""
+        """Wait for the closers, and for the work they have started since."""
         scope, clock = self._scope, self._scope._backend.clock
         while self._parent_is_busy_closing():
             await self.bell.wait(None)  # bounded by the parent's deadline; a closer may wait for it
@@ -364,7 +364,7 @@ class Closing:
         while (scope._closers or scope._quiet) and clock() < min(limit, self._closers_by):
             await self.bell.wait(min(limit, self._closers_by))
         if scope._closers:
-            await self._turns(scope._closers)  # they have only just been let go, perhaps
+            await self._turns(scope._closers)  # they may have been resumed only just now
             await self._last_call(scope._closers)
         while scope._quiet:
             await self.bell.wait(None)  # bounded, as above
@@ -389,9 +389,7 @@ class Closing:
             scope._holds.clear()
             scope._turned_idle()
         self.report = self._write()
-        if (
-            scope._state is not ScopeState.CLOSED
-        ):  # as a scope is that was dissolved: that was its end
+        if scope._state is not ScopeState.CLOSED:  # a light scope may have been dissolved before
             scope.enter_state(ScopeState.CLOSED)
             scope._closed()
         self.quiet.open()
@@ -419,22 +417,22 @@ class Closing:
             stuck=reports.chain_items(
                 [*self._stuck, *scope._left_running()], [part.stuck for part in parts]
             ),
-            handed_over=self._handed_over,  # what children handed over, they handed to us
+            handed_over=self._handed_over,  # not the children's: they handed over to this scope
             services=stopped + sum(part.services for part in parts),
             handled=scope._handled + sum(part.handled for part in parts),
             seconds=now - self._started,
         )
 
-    # What callers get.
+    # Called by tasks that wait for the close.
 
     async def carry_out_if_nobody_does(self) -> None:
-        """Close in the caller's task, if the loop is so near its end that it starts no others."""
+        """Run the close in the caller's task, if the ending loop could not start a closing task."""
         if not self._owned:
             self._owned = True
             await self.carry_out()
 
     def has_result(self, *, early: bool) -> bool:
-        """Return whether there is a report for a caller, or an error."""
+        """Return whether `result()` has a report to return or an error to raise."""
         return (
             self._failure is not None
             or self.report is not None
@@ -442,9 +440,9 @@ class Closing:
         )
 
     def result(self, *, early: bool) -> reports.Report:
-        """Return the report; a job that closed its own scope gets the one without itself."""
+        """Return the report; `early`, for closers: the report of everything but them."""
         if self._failure is not None:
-            raise self._failure  # of the closing itself: never, unless quiesce is broken
+            raise self._failure  # a defect of quiesce
         report = self.early_report if early or self.report is None else self.report
-        assert report is not None  # noqa: S101 - the gate that was passed is opened after it
+        assert report is not None  # noqa: S101 - it is set before the latch is opened
         return report

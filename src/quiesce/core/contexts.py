@@ -1,9 +1,9 @@
-"""Async context managers entered and left by one owner task, so that anyone may close them.
+"""Async context managers that one host job enters and leaves, so that any task may close them.
 
 anyio's task groups and cancel scopes, trio's nurseries, and every SDK client built on them,
-must be left by the task that entered them. Here that task is a job of its own for each context,
-below a scope of its own for what the context starts: whatever is adopted while the context is
-entered belongs to the context, and ends after it.
+must be left by the task that entered them. Here that task is the host: a job for each context, in
+a scope of its own. That scope adopts the tasks that the context starts, and they end after the
+context.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Context(Generic[T]):
         self._ask = Latch(node._backend)
         self._given_up = False
         self.node: Scope = node
-        self.ready: Latch = Latch(node._backend)  # entered, or failed to
+        self.ready: Latch = Latch(node._backend)  # entered, or entering failed
         self.entered: bool = False
         self.error: BaseException | None = None
 
     def matches(self, thing: object) -> bool:
-        """Return whether `thing` is the manager, or what entering it gave."""
+        """Return whether `thing` is the manager, or the value that entering it returned."""
         return thing is self._manager or (self.entered and thing is self.value)
 
     def ask_to_exit(self, reason: BaseException | None) -> None:
@@ -67,17 +67,17 @@ class Context(Generic[T]):
             self._ask.open()
 
     def give_up(self) -> None:
-        """Cancel the host for a caller that does not wait to enter any more; once.
+        """Cancel the host before it has entered; only once.
 
-        The caller and the scope's close may both ask for it. The second cancellation would hit the
-        manager while it leaves.
+        The caller of `enter()` and the scope's close may both ask for it. A second cancellation would
+        hit the manager while it leaves.
         """
         if not self._given_up:
             self._given_up = True
             self.host.cancel()
 
     async def run(self) -> None:
-        """Enter, wait to be asked, leave. The body of the host job."""
+        """Enter, wait until asked to exit, leave. The body of the host job."""
         try:
             async with self._manager as self.value:
                 self.entered = True
@@ -88,7 +88,7 @@ class Context(Generic[T]):
         except BaseException as error:
             if self.entered:
                 if self._reason is not None and _is_only(error, self._reason):
-                    return  # the manager let pass what the scope itself had passed to it
+                    return  # the manager raised the scope's own exception again
                 raise
             self.error = error  # the caller of enter() raises it
             self.ready.open()
@@ -102,19 +102,19 @@ class Context(Generic[T]):
 
 
 def _is_only(error: BaseException, reason: BaseException) -> bool:
-    """Return whether `error` is `reason`, or groups (a task group makes them) of nothing else."""
+    """Return whether `error` is `reason`, or a group (from a task group) of nothing else."""
     return error is reason or _leaves(error) <= _leaves(reason)
 
 
 def _leaves(error: BaseException) -> set[int]:
-    """Return the identities of the single errors: a nursery puts them into new groups."""
+    """Return the identities of the errors in a group: a nursery puts them into new groups."""
     if isinstance(error, BaseExceptionGroup):
         return set().union(*(_leaves(inner) for inner in error.exceptions))
     return {id(error)}
 
 
 async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
-    """Enter `manager` in a task of its own; what `Scope.enter` does."""
+    """Enter `manager` in a host job; see `Scope.enter`."""
     place = callsites.starting_code(frame, scope._backend.current())
     context = _start(scope, manager, place)
     name = context.node.name
@@ -154,10 +154,10 @@ def _start(
 
 
 def _scope_for(scope: Scope, name: str, frame: FrameType | Callsite) -> Scope:
-    """Open the scope of a context: not work, and closed after its parent's services."""
+    """Open the scope of a context. It is not work, and closes after its parent's services."""
     from quiesce.core.scope import Scope as Plain  # noqa: PLC0415 - which imports this module
 
-    node = Plain(name, cleanup=scope._cleanup)  # whatever `scope` itself may be
+    node = Plain(name, cleanup=scope._cleanup)  # plain, even if `scope` is a subclass
     node._counts = False
     node._open(scope, frame)
     del scope._children[node]
@@ -167,20 +167,20 @@ def _scope_for(scope: Scope, name: str, frame: FrameType | Callsite) -> Scope:
 
 
 async def _abandon(scope: Scope, context: Context[Any]) -> None:
-    """Leave a context for a caller that was cancelled already."""
+    """Leave a context whose caller was cancelled while entering it."""
     context.give_up()
     closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.wait_shielded()
 
 
 async def leave_context(scope: Scope, context: Context[Any]) -> None:
-    """Leave a context, and wait for it; cancellation is passed on when it has been left."""
+    """Leave a context and wait until it is left. If cancelled, pass that on only then."""
     closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
     await closing.done.outlast()
 
 
 async def leave_early(scope: Scope, entered: object) -> None:
-    """Leave the context that has given `entered`; what `Scope.exit` does."""
+    """Leave the context that `entered` belongs to; see `Scope.exit`."""
     for context in scope._contexts:
         if context.matches(entered):
             break
@@ -194,7 +194,7 @@ async def leave_early(scope: Scope, entered: object) -> None:
 
 
 def close_context(scope: Scope, context: Context[Any], join_by: float) -> Closing:
-    """Begin to leave a context: its own scope does so, as a child of `scope`."""
+    """Begin to leave a context by closing its own scope as a child of `scope`."""
     if context.node._closing is None:
         scope._children[context.node] = None
         context.node._reason = scope._reason

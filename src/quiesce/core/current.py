@@ -20,12 +20,12 @@ __all__ = ["current_scope", "detached"]
 
 
 class Stopping(threading.local):
-    """The scope whose close cancels something in this very step, in each thread."""
+    """For each thread, the scope whose close cancels something in the current step."""
 
     node: TreeNode | None = None
 
     def stop(self, node: TreeNode, held: Held, *, force: bool = False) -> float | None:
-        """Ask something that a scope holds to end: see `Held._stop`."""
+        """Ask a hold of a scope to end; see `Held._stop`."""
         before, self.node = self.node, node
         try:
             return held._stop(force=force)
@@ -36,7 +36,7 @@ class Stopping(threading.local):
 stopping: Stopping = Stopping()
 
 is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
-"""Whether the running code was declared to belong to no scope; a scope that is opened inside counts all the same."""
+"""Whether the running code is inside `detached()`. It stays true in a scope that is opened there."""
 
 
 def current_scope() -> Scope | None:
@@ -48,9 +48,9 @@ def current_scope() -> Scope | None:
 
 
 def place_for(scope: Scope) -> Scope:
-    """Return where to start something that a scope is asked to start: there, or in an errand below it.
+    """Return the scope in which to start new work: `scope` itself, or an errand below it.
 
-    Work that is started for a hop in a scope outside of the hop is the hop's work, too: see errand.py.
+    Work that a hop starts in a scope outside of the hop also belongs to the hop; see errand.py.
     """
     node = current.get()
     hop = None if node is None else node._errand
@@ -65,10 +65,10 @@ def place_for(scope: Scope) -> Scope:
 
 @contextmanager
 def detached() -> Iterator[None]:
-    """Step out of every scope: tasks created inside are adopted by none.
+    """Step out of every scope: no scope adopts tasks that are created inside.
 
-    For what lives as long as the process, like a connection pool's housekeeper that is started
-    by whoever comes first.
+    Use it for tasks that live as long as the process, like the housekeeper that a connection
+    pool starts in its first call.
     """
     token, declared = current.set(None), is_detached.set(True)
     try:

@@ -1,12 +1,10 @@
 """An errand: work for a hop in a scope that is not the hop's own.
 
-A handler may start work anywhere: `app_scope.spawn(work)` in the midst of a hop starts it in the scope of the
-app. That work is still the hop's: the hop waits for it, what it sends is sent for the hop, and it is cancelled
-with the hop. So it gets a scope of its own, an `Errand`: a child of the scope that was asked for, which the hop
-holds until the errand is over.
+A handler may start work anywhere: during a hop, `app_scope.spawn(work)` starts work in the scope of the app. That
+work still belongs to the hop: the hop waits for it, its messages are sent for the hop, and cancelling the hop
+cancels it. So it gets an `Errand`: a child of the app's scope, which the hop holds until the errand is closed.
 
-Each scope knows the hop around it as `_errand`; the hop that the running code works for is that of the current
-scope.
+Each scope has the hop around it as `_errand`. The running code works for the hop of its current scope.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ _models: WeakKeyDictionary[Scope, Model] = WeakKeyDictionary()
 
 
 class Errand(LightScope):
-    """Work for a hop in another scope, until nothing of it is in flight."""
+    """The scope of work for a hop below another scope. It closes when it is idle."""
 
     __slots__ = ("_hop",)
 
     def __init__(self, parent: Scope, hop: TreeNode) -> None:
         """Open it below `parent`, held by the hop.
 
-        *Raises*: `ScopeClosed` if either of the two accepts nothing more.
+        *Raises*: `ScopeClosed` if the closing of `parent` or of the hop has begun.
         """
         model = _models.get(parent)
         if model is None:
             model = Model(parent, services=parent._services_given, leftovers="parent")
-            model.adopts = hop._adopter is hop  # whose node sees every task of the loop
+            model.adopts = hop._adopter is hop  # then the hop's node sees every task of the loop
             _models[parent] = model
         self._hop = hop
         hop._admit()
@@ -54,17 +52,15 @@ class Errand(LightScope):
         return self._hop
 
     def _watch(self) -> None:
-        """Wait for its end from the next turn on: by then it has begun, or never will."""
+        """Close the errand once it is idle, from the next turn on: by then its work has begun, or never will."""
         self.when_idle(self._end)
 
     def _end(self) -> None:
         if not self.dissolve() and self._closing is None:
-            self._close(grace=0.0, cleanup=self._cleanup)  # services: the parent goes on with them
+            self._close(grace=0.0, cleanup=self._cleanup)  # hands the services to the parent
 
     def _close(self, **limits: Any) -> Closing:
-        if (
-            self._holds
-        ):  # the scope above is closed: what is cut there is cut here, and the hop knows
+        if self._holds:  # the parent closes: cancel the work here, and report it to the hop
             self._leftovers = "cancel"
         return super()._close(**limits)
 

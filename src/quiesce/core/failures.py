@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def has_function(scope: Scope, error: BaseException) -> bool:
-    """Return whether a failure is one for the scope's own function."""
+    """Return whether the scope's `on_error` is a function that handles this failure."""
     return callable(scope._on_error) and isinstance(error, Exception)
 
 
 def apply(scope: Scope, held: Any, error: BaseException) -> None:
-    """Follow the scope's `on_error`; a KeyboardInterrupt or SystemExit always gets out."""
+    """Apply the scope's `on_error`. A KeyboardInterrupt or SystemExit always ends the program."""
     caught = False
     if has_function(scope, error):
         own = _call(scope, held, error)
@@ -36,7 +36,7 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
         raised = False
         while node is not None:
             node._fatal = error
-            raised = raised or getattr(node, "_token", None) is not None  # by a block's end
+            raised = raised or getattr(node, "_token", None) is not None  # its block raises it
             node = node._parent
         if not raised:
             logger.critical("a job of scope %r ends the program", scope.name, exc_info=error)
@@ -44,14 +44,14 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
 
 
 def apply_later(scope: Scope, held: Any, error: BaseException) -> bool:
-    """Call the scope's own function with what the collector has found; return False if that cannot be done.
+    """Schedule `on_error` for a failure that the collector found; return False if that is not possible.
 
-    The collector chooses neither the thread nor the step, which may be in the middle of a change of
-    ours: so the function is called in the loop's next turn, or by the closing if that is earlier.
+    The collector may run in any thread, and in the middle of a change of the tree. So the function
+    is called in the loop's next turn, or by the closing if that is earlier.
     """
     if scope._state is ScopeState.CLOSED or not has_function(scope, error):
         return False
-    scope._unheard.append((held, error))  # so it lives on: its finalizer has run, that is all
+    scope._unheard.append((held, error))  # keeps the task alive; its finalizer has run already
     told = scope._backend.post(hear, scope)
     if not told:  # the event loop is gone
         scope._unheard.clear()
@@ -59,13 +59,13 @@ def apply_later(scope: Scope, held: Any, error: BaseException) -> bool:
 
 
 def hear(scope: Scope) -> None:
-    """Call the scope's own function with what waits for it."""
+    """Call `on_error` for each failure that was scheduled."""
     while scope._unheard:
         apply(scope, *scope._unheard.pop(0))
 
 
 def take_over(scope: Scope) -> None:
-    """See to the failures of adopted tasks that nobody has asked for so far: the scope is closing."""
+    """Handle or report the failures of adopted tasks that no task has received: the scope is closing."""
     hear(scope)
     found = scope._backend.unasked(scope._unasked)
     scope._unasked.clear()
@@ -79,17 +79,17 @@ def take_over(scope: Scope) -> None:
 
 
 def _call(scope: Scope, held: Any, error: BaseException) -> BaseException | None:
-    """Call the user's function; gives what it raised itself."""
+    """Call the user's function; return the exception that it raised itself, if any."""
     try:
         scope._on_error(held, error)
-    except BaseException as own:  # noqa: BLE001 - the user's; it is told, or gets out
+    except BaseException as own:  # noqa: BLE001 - the user's; it is logged, or ends the program
         logger.exception("on_error of scope %r failed on %r", scope.name, error)
         return own
     return None
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Return whether an error wants to end the program, alone or in a group."""
+    """Return whether an error is, or a group contains, a KeyboardInterrupt or SystemExit."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_fatal(inner) for inner in error.exceptions)
     return isinstance(error, KeyboardInterrupt | SystemExit)

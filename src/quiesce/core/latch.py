@@ -29,7 +29,7 @@ class Latch:
                 waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until it is open; cancellation gets through."""
+        """Wait until it is open. If cancelled, raise at once."""
         if self.is_open:
             return
         waiter = self._backend.waiter()
@@ -40,7 +40,7 @@ class Latch:
             del self._waiters[waiter]
 
     async def outlast(self) -> None:
-        """Wait until it is open; cancellation is passed on, but only then."""
+        """Wait until it is open. If cancelled, raise only then."""
         try:
             await self.wait()
         except self._backend.cancelled:
@@ -48,12 +48,12 @@ class Latch:
             raise
 
     async def wait_shielded(self) -> None:
-        """Wait until it is open, however often cancellation comes.
+        """Wait until it is open, and ignore cancellation.
 
-        The caller was cancelled already, and raises that again afterwards. Cancellation that
-        anyio or trio deliver over and over is shielded off, so this does not spin.
+        The caller was cancelled before, and raises that again afterwards. A shield keeps out the
+        cancellation that anyio and trio deliver over and over, so this does not spin.
         """
         with anyio.CancelScope(shield=True):
             while not self.is_open:
-                with suppress(self._backend.cancelled):  # asyncio's own, which knows no shield
+                with suppress(self._backend.cancelled):  # asyncio's own passes the shield
                     await self.wait()

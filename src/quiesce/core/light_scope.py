@@ -1,15 +1,15 @@
 """A light scope: a scope like any other, most of which is made when it is first used.
 
-It is for code that opens a scope for every request: nearly all of them start nothing, and ask for nothing. Such a
-scope is its name, its parent and the table of its holds; the other attributes are filled in, all at once, when one
-of them is read. Until then it is of a class of its own, in which these attributes are properties (with `__getattr__`,
-Python would find every attribute slowly). What light scopes have in common is in their `Model`.
+It is for code that opens a scope for every request: most requests start nothing in their scope. A light scope has
+its name, its parent and the table of its holds. Its other attributes are filled in, all at once, when code first reads
+or sets one of them. Until then the scope has a class of its own, in which these attributes are properties (with
+`__getattr__`, Python would find every attribute slowly). The values that light scopes share are in their `Model`.
 
-Three things that a scope of that kind needs, and others do not:
+A light scope can do three things that other scopes cannot:
 
-- it is closed in one step if nothing is left (`dissolve`), else by its owner when it is idle (`when_idle`);
-- somebody else's task may work in it for a while (`occupy`), which is then the scope's own work;
-- a scope of another tree may hold it until it is over (`held_by`), in whose midst it was opened.
+- `dissolve` closes it in one step if nothing is left; `when_idle` tells its owner when that is so.
+- `occupy` lets a task that another scope owns work in it for a while; that counts as work of this scope.
+- `held_by` makes a scope of another tree hold it until it is closed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _OPEN, _CLOSED = ScopeState.OPEN, ScopeState.CLOSED
-_leave = current.reset  # every request pays for it
+_leave = current.reset  # a global is quicker; every request calls it
 _SET_AT_ONCE = frozenset({
     "_adopter", "_backend", "_code", "_completed", "_errand_above", "_holds", "_loop", "_name", "_offset",
     "_since", "_state",
@@ -45,7 +45,7 @@ _SET_AT_ONCE = frozenset({
 
 
 def _late(slot: Any) -> property:
-    """Make what stands for a slot as long as the scope is light: whoever reads or sets it fills it all in."""
+    """Return the property that stands for a slot while the scope is light: reading or setting it calls `_fill()`."""
 
     def read(scope: LightScope) -> Any:
         scope._fill()
@@ -67,7 +67,7 @@ _LATE: dict[str, Any] = {
 
 
 class Model:
-    """What the light scopes below one parent have in common; the options are those of `Scope`."""
+    """The values that light scopes below one parent share; the options are those of `Scope`."""
 
     def __init__(self, parent: Scope, **options: Any) -> None:
         scope = Scope("model", **options)
@@ -96,33 +96,31 @@ class Model:
 
 
 class LightScope(Scope):
-    """A scope that is open when it is made, below the parent that its model names.
+    """A scope that is open when it is made, as a child of its model's parent.
 
-    It may be subclassed, with slots of its own.
+    A subclass may add slots.
     """
 
     __slots__ = ("_bond", "_filled", "_looks", "_model", "_when_idle")
 
     _light: ClassVar[type[LightScope]]
     _whole: ClassVar[type[LightScope]]
-    _unseen_turns: ClassVar[int] = (
-        1  # that are waited for, of a loop that does not show its callbacks
-    )
+    _unseen_turns: ClassVar[int] = 1  # to wait for, if the loop does not show its callbacks
 
     def __init_subclass__(cls, *, is_light: bool = False) -> None:
-        """Make the class that its scopes are of while they are light."""
+        """Make the class that the subclass's scopes have while they are light."""
         if not is_light:
             cls._whole = cls
             cls._light = type(cls.__name__, (cls,), {"__slots__": (), **_LATE}, is_light=True)
 
     def __init__(self, model: Model, name: str, code: CodeType) -> None:
-        """Open it; `code` is what it is for, as `where` shows it.
+        """Open the scope; `where` shows the place of `code`.
 
-        *Raises*: what `Scope.child()` raises: `ScopeClosed`, and `UsageError` in another event loop.
+        *Raises*: as `Scope.child()`: `ScopeClosed`, and `UsageError` in another event loop.
         """
         parent, clock = model.parent, model.clock
         usual = parent._state is _OPEN and (
-            _get_running_loop() is model.loop or model.backend.here()  # which is slower
+            _get_running_loop() is model.loop or model.backend.here()  # here() is slower
         )
         if not usual:
             parent._admit()
@@ -150,10 +148,10 @@ class LightScope(Scope):
             if self._state is not _OPEN:
                 self._closing_gate.open()
 
-    # What is made late.
+    # The attributes that are made late.
 
     def _fill(self) -> None:
-        """Fill in the rest, all in one go: from now on it is as any other scope."""
+        """Set all other attributes: from now on this is a scope like any other."""
         self.__class__ = self._whole
         self._filled = True
         model = self._model
@@ -174,10 +172,10 @@ class LightScope(Scope):
         parent = self._model.parent
         if not parent._holds:
             parent._turned_busy()
-        parent._holds[self] = self  # as _insert() has it; every request pays for it
+        parent._holds[self] = self  # as in _insert(), but quicker: every request comes here
 
     def _turned_idle(self) -> None:
-        if self._when_idle is not None:  # before the parent hears of it, and goes on
+        if self._when_idle is not None:  # before the parent can turn idle and go on
             self._look_soon()
         if self._filled:
             super()._turned_idle()
@@ -185,12 +183,11 @@ class LightScope(Scope):
             self._model.parent._discard(self)
 
     def when_idle(self, call: Callable[[], object]) -> None:
-        """Call `call` once, in a step in which nothing is in flight, services apart.
+        """Call `call` once, in a step in which the scope has no work in flight. Services do not count.
 
-        That is a turn of the loop after the last hold went, if nothing has begun since: a task that has
-        ended may have callbacks which start another. Nor while there are others (see `left_something`).
-        In a drain of the parent it is called as well; not any more if this scope is being closed: whoever
-        is to know of that has `_closed()`.
+        It is called a turn of the loop after the last hold was released, since callbacks of an ended task may
+        start another one, and not while such callbacks are left (see `left_something`). It is called in a
+        drain of the parent, too, but not if this scope itself is being closed: override `_closed()` for that.
         """
         self._when_idle = call
         if not self._holds:
@@ -203,7 +200,7 @@ class LightScope(Scope):
 
     def _look(self, number: int, unseen: int) -> None:
         if number != self._looks:
-            return  # there is a later one
+            return  # a later look was scheduled
         call = self._when_idle
         being_closed = self._filled and self._closing is not None
         if call is None or self._holds or self._state is _CLOSED or being_closed:
@@ -216,18 +213,18 @@ class LightScope(Scope):
         call()
 
     def left_something(self) -> bool | None:
-        """Return whether code of this scope has left a callback with the loop that is yet to be called.
+        """Return whether code of this scope has left a callback in the loop's ready queue.
 
-        Such a callback may start anything, and then that is this scope's. None if it cannot be told: then some
-        turns of the loop are waited for. (Those that have their time are not looked at.)
+        Such a callback may start work, which then belongs to this scope. None if the loop does not show its
+        queue: the caller then waits for some turns of the loop. Timers are not looked at.
         """
         nodes = self._backend.about_to_run()
         return None if nodes is None else self in nodes
 
     def _above(self) -> TreeNode | None:
-        return self._parent if self._filled else self._model.parent  # it is to stay light
+        return self._parent if self._filled else self._model.parent  # `_parent` would fill it
 
-    # Somebody else's task.
+    # Tasks that other scopes own.
 
     def occupy(
         self,
@@ -237,21 +234,21 @@ class LightScope(Scope):
         on_stop: Callable[[], object] | None = None,
         code: CodeType | None = None,
     ) -> Visitor:
-        """Make this scope the current one of the running task, until `Visitor.end()`.
+        """Make this scope the current scope of the running task, until `Visitor.end()`.
 
         Args:
-            kind: What the work is called, in one word.
-            name: Which one it is.
-            details: What else there is to say of it.
-            on_stop: What ends it early, when the scope is closed; it may be called more than once.
-            code: Where it is, as `where` shows it; the scope's own by default.
+            kind: The kind of work, in one word.
+            name: The name of this piece of work.
+            details: More about it, for frontiers and reports.
+            on_stop: Called when the scope is closed, to end the work early; it may be called more than once.
+            code: The code whose place `where` shows; by default the scope's own.
         """
         return Visitor(self, kind, name, details, code or self._code, on_stop)
 
     # A job of its own.
 
     def begin(self, coro: Coroutine[Any, Any, None], seen: Callable[[Any], None]) -> Job[None]:
-        """Start a job as `spawn()` does, on asyncio; its end is `seen`, or settled by itself."""
+        """Start a job as `spawn()` does, on asyncio. `seen` is called when it has ended."""
         context = copy_context()
         context.run(current.set, self)
         job: TaskJob[None] = TaskJob(coro, loop=self._model.loop, name=self._name, context=context)
@@ -268,7 +265,7 @@ class LightScope(Scope):
         return job
 
     def settle(self, job: Job[None]) -> bool:
-        """Stop holding a job in its last step; False if it is not held here, as work, any more."""
+        """Stop holding a job in its last step; return False if this scope does not hold it as work."""
         holds = self._holds
         if holds.pop(job, None) is None:
             return False
@@ -283,10 +280,10 @@ class LightScope(Scope):
     # The end.
 
     def dissolve(self) -> bool:
-        """Close it in one step if nothing is left, as is usual; False if there is, and nothing was done.
+        """Close the scope in one step if nothing is left; else return False, and do nothing.
 
-        A closing would come to the same, with a plan and two reports that nobody reads. What it has seen
-        is counted in the parent's report. True also if it was dissolved before.
+        The result is that of a `Closing`, without its cost and its reports. The parent's report counts
+        what this scope has completed. Return True also if the scope was dissolved before.
         """
         if self._holds:
             return False
@@ -304,15 +301,16 @@ class LightScope(Scope):
         else:
             parent = self._model.parent
             parent._completed += self._completed
-            del parent._children[self]  # which is not closing: it would have looked at us
-        self._adopter = parent._adopter  # not itself any more: nothing is left for the collector
+            del parent._children[self]  # no closing of the parent waits: it would have filled this
+        self._adopter = parent._adopter  # no reference to itself: nothing for the collector to do
         self._closed()
         return True
 
     def dissolve_after(self, stay: Visitor) -> bool:
-        """End a stay, and close it in the same step, if that was all and nobody has looked at it.
+        """End a visit and close the scope in the same step, if that was all and the scope is still light.
 
-        What `Visitor.end()` and `dissolve()` come to, then: every request pays for it. False: nothing was done.
+        It does the same as `Visitor.end()` and `dissolve()`, but quicker: every request comes here. Return False,
+        and do nothing, otherwise.
         """
         holds = self._holds
         is_all = len(holds) == 1 and holds.get(stay._key) is stay
@@ -331,7 +329,7 @@ class LightScope(Scope):
         return True
 
     def _has_more(self) -> bool:
-        """Return whether there is anything but holds for a closing to see to."""
+        """Return whether a closing would have anything but holds to end or report."""
         return bool(
             self._services or self._children or self._quiet or self._contexts
             or self._closers or self._resources or self._failed or self._unasked
@@ -339,28 +337,28 @@ class LightScope(Scope):
         )  # fmt: skip
 
     def _closed(self) -> None:
-        """Record that it is closed, in this step, in whichever way; `report` says how, if not by `dissolve()`.
+        """Release the bond, in the step in which the scope is closed or dissolved.
 
-        There is nothing to undo here that opening did: it is no root, and its parent adopts for it.
+        Opening needs no undoing: a light scope is not a root, and its parent installs the adoption.
         """
         if self._bond is not None:
             self._bond.end()
 
     def _cut_short(self) -> None:
-        """Take note that what is in flight here is cancelled by a scope of another tree (see `Bond`)."""
+        """Do nothing. A subclass may record that a scope of another tree cancels the work here (see `Bond`)."""
 
     def __del__(self) -> None:
-        """Do nothing: it has a parent, which closes it at the latest."""
+        """Do nothing: its parent closes it."""
 
     # Another tree.
 
     def held_by(self, outer: TreeNode) -> None:
-        """Hold this scope in a scope of another tree until it is closed.
+        """Make `outer`, a scope of another tree, hold this scope until it is closed.
 
-        If that one is closed, what is in flight here is cancelled along with its own work; if it hands
-        over what it holds, this goes along.
+        If `outer` closes, it cancels the work in flight here together with its own. If `outer` hands over
+        its holds, it hands this one over, too.
 
-        *Raises*: what `Scope.hold()` raises.
+        *Raises*: as `Scope.hold()`.
         """
         outer._admit()
         self._bond = bond = Bond(outer, self)
@@ -371,7 +369,7 @@ LightScope.__init_subclass__()
 
 
 def count_in(node: TreeNode | None, completed: int, withdrawn: int, handled: int) -> None:
-    """Count what a scope has seen that is closed before its parent, so that the parent's report has it."""
+    """Add the counts of a scope that is closed before its parent to the parent's report."""
     if node is not None:
         node._completed += completed
         node._withdrawn += withdrawn

@@ -58,22 +58,22 @@ class Scope(TreeNode):
     ```python
     async with Scope("server") as scope:
         scope.spawn(serve, connection)
-    # here nothing of it runs any more
+    # here nothing that the scope owned still runs
     ```
 
     Args:
-        name: What it is called in frontiers, reports and errors.
+        name: The scope's name in frontiers, reports and errors.
         adopt: Own every task that any code creates inside the scope (asyncio and uvloop).
         services: Patterns (as in `fnmatch`) of names or functions of adopted tasks that are
-            loops, not work: owned, but not in the way of being idle.
-        on_error: What a job's failure does. `"collect"`: the others go on, and the report has
-            it. `"cancel"`: it closes the scope, and interrupts the body of the block. A
-            function: it is called with the job, or the adopted task that nobody has asked, and
-            the error, and has thereby handled it.
-        leftovers: What a close does with what is still running: `"cancel"` it, or hand it to
-            the `"parent"` scope, under which it goes on.
-        within: How many seconds the end of the block waits for the work, before it cancels
-            what is left; None: as long as the work takes.
+            loops, not work. The scope owns them, but can be idle while they run.
+        on_error: What a job's failure does. `"collect"`: the other jobs go on, and the report
+            lists the failure. `"cancel"`: the scope closes, and the body of the block is
+            interrupted. A function: it is called with the job and the error, which counts as
+            handling it; also for an adopted task whose result no task asked for.
+        leftovers: What a close does with work that still runs: `"cancel"` it, or hand it to
+            the `"parent"` scope, where it goes on.
+        within: How many seconds the end of the block waits for the work before it cancels
+            the rest; None: as long as the work takes.
         cleanup: How many seconds cancelled work may take to clean up.
     """
 
@@ -105,7 +105,7 @@ class Scope(TreeNode):
         within: float | None = None,
         cleanup: float = 5.0,
     ) -> None:
-        """Describe a scope; it is opened by `async with`, or by `await Scope.open(...)`."""
+        """Describe a scope. `async with` or `await Scope.open(...)` opens it."""
         super().__init__(name)
         arguments.check_text("name", name)
         self._wants_adoption = adopt
@@ -124,22 +124,22 @@ class Scope(TreeNode):
 
     @classmethod
     async def open(cls, name: str = "scope", **options: Any) -> Self:
-        """Open a scope that is closed by `aclose()` or `drain()`, from anywhere.
+        """Open a scope that any task may close with `aclose()` or `drain()`.
 
-        It is a child of the current scope, if there is one. The options are those of `Scope`.
+        The scope is a child of the current scope, if there is one. The options are those of `Scope`.
 
-        *Cancel safety*: there is nothing to wait for; it either opens or raises.
+        *Cancel safety*: it never waits, so it cannot be cancelled.
         """
         scope = cls(name, **options)
         scope._open(_enclosing(), _getframe(1))
         return scope
 
     def child(self, name: str, **options: Any) -> Scope:
-        """Open a scope below this one, closed along with it at the latest.
+        """Open a scope below this one. Closing this scope closes the child, too.
 
         While the child is busy, so is this scope.
 
-        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        *Raises*: `ScopeClosed` if the closing has begun, unless work that is being drained calls it.
         """
         self._admit()
         scope = Scope(name, **options)
@@ -172,7 +172,7 @@ class Scope(TreeNode):
         self._service_pattern = arguments.one_pattern(self._services_given)
 
     async def __aenter__(self) -> Self:
-        """Open the scope as a child of the current one, and make it the current one."""
+        """Open the scope as a child of the current scope, and make it the current scope."""
         self._open(_enclosing(), _getframe(1))
         self._token = current.set(self)
         self._cancellations = self._backend.cancellations()
@@ -192,18 +192,19 @@ class Scope(TreeNode):
     ) -> Job[T]:
         """Start `fn(*args)` as a job of this scope.
 
-        Not async: when it returns, the scope holds the job, and nothing can lose it.
+        It is not async: when it returns, the scope already holds the job.
 
         Args:
             fn: An async function.
             args: Its arguments.
-            name: What the job is called; the function's name by default.
-            key: Something to `cancel()` it by while it runs; no two running jobs of a scope
-                have the same.
-            service: Whether it is a loop rather than work: it is owned, and stopped with the
-                scope, but it does not keep the scope from being idle.
+            name: The job's name; the function's name by default.
+            key: A key to `cancel()` the job by while it runs. Two running jobs of a scope
+                cannot have the same key.
+            service: Whether the job is a loop rather than work. The scope owns it and stops it
+                when it closes, but can be idle while it runs.
 
-        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        *Raises*: `ScopeClosed` if the closing has begun, unless work that is being drained calls it;
+        `DuplicateKey` if a running job has the key.
         """
         if self._state is not _OPEN or _get_running_loop() is not self._loop:
             arguments.check_callable(fn)
@@ -239,7 +240,7 @@ class Scope(TreeNode):
     def hold(self, kind: str, name: str, /, **details: object) -> Hold:
         """Hold something that is not a task, until `release()`.
 
-        *Raises*: `ScopeClosed` if the closing has begun, except for work that is being drained.
+        *Raises*: `ScopeClosed` if the closing has begun, unless work that is being drained calls it.
         """
         self._admit()
         arguments.check_text("kind", kind)
@@ -253,37 +254,36 @@ class Scope(TreeNode):
     async def enter(self, manager: AbstractAsyncContextManager[T, Any]) -> T:
         """Enter an async context manager in a task of its own, which also leaves it.
 
-        It is left when the scope is closed, last entered first, or earlier by `exit()`. Either
-        may be called from any task, also for what must be left by the task that entered it:
-        anyio's task groups and cancel scopes, and clients that are made of them. An exception
-        that ends the scope's block is passed to it.
+        The context is left when the scope closes, last entered first, or earlier by `exit()`. Any
+        task may close the scope or call `exit()`, even if the context must be left by the task
+        that entered it: anyio's task groups and cancel scopes, and clients built on them. An
+        exception that ends the scope's block is passed to the context.
 
-        *Cancel safety*: cancelled while it is being entered, it is left again before the
-        cancellation is passed on.
+        *Cancel safety*: if cancelled, the context is left before the cancellation is passed on.
 
-        *Raises*: what entering raises; `ScopeClosed`, also if the scope is closed meanwhile.
+        *Raises*: the manager's exception; `ScopeClosed` if the scope is closed, or closes meanwhile.
         """
         arguments.context_manager(manager)
         self._admit()
         return await contexts.enter(self, manager, _getframe(1))
 
     async def exit(self, entered: object) -> None:
-        """Leave a context before the scope ends; give the manager, or what `enter()` gave.
+        """Leave a context before the scope ends. Pass the manager, or the value `enter()` returned.
 
-        *Cancel safety*: the leaving goes on, and is waited for, before the cancellation is
-        passed on.
+        *Cancel safety*: if cancelled, it waits until the context is left, then passes the
+        cancellation on.
 
-        *Raises*: what leaving raises; `UsageError` if it was not entered here.
+        *Raises*: the manager's exception; `UsageError` if this scope did not enter the context.
         """
         await contexts.leave_early(self, entered)
 
     async def to_thread(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a blocking function in a thread; a hold until the function has really returned.
+        """Run a blocking function in a thread. The scope holds it until the function has returned.
 
-        *Cancel safety*: the caller is released at once; the thread cannot be, so the hold stays,
-        and what the function raises then goes into the report.
+        *Cancel safety*: if cancelled, the caller goes on at once. The thread cannot be stopped, so
+        the hold stays, and an exception of the function goes into the report.
 
-        *Raises*: what the function raises; `ScopeClosed` as `spawn` does.
+        *Raises*: the function's exception; `ScopeClosed` as `spawn` does.
         """
         arguments.check_callable(fn, "to_thread")
         self._admit()
@@ -307,32 +307,31 @@ class Scope(TreeNode):
         self._check_opened()
         return threads.call_from_thread(self, fn, args, options)
 
-    # Asking.
+    # State.
 
     @property
     def state(self) -> str:
-        """Where it is in its life: new, open, draining, closing or closed."""
+        """The scope's state: new, open, draining, closing or closed."""
         return self._state.value
 
     @property
     def report(self) -> Report | None:
-        """What became of everything it owned; None until it is closed."""
+        """What became of everything the scope owned; None until it is closed."""
         return self._closing.report if self._closing is not None else None
 
     def frontier(self) -> Frontier:
-        """List what is in flight: what, since when, started where, waiting on what."""
+        """Return what is in flight: each thing's name, age, where it started, what it waits on."""
         self._check_opened()
         return frontier.take_frontier(self)
 
     async def idle(self) -> None:
-        """Wait until nothing is in flight, here or in child scopes, services apart.
+        """Wait until neither this scope nor a child scope has work in flight. Services do not count.
 
-        It returns in a step in which that is so. It does not close anything: the scope may be
-        busy again afterwards.
+        The scope is idle when this returns, but may be busy again afterwards: it is not closed.
 
-        *Cancel safety*: may be cancelled at any time; it has no effect.
+        *Cancel safety*: if cancelled, nothing has changed.
 
-        *Raises*: `UsageError` from work of this scope, which would wait for itself.
+        *Raises*: `UsageError` if work of this scope calls it: that would wait for itself.
         """
         self._check_opened()
         if not self._holds:
@@ -352,18 +351,18 @@ class Scope(TreeNode):
             try:
                 await waiter
             finally:
-                self._idle_waiters.pop(waiter, None)  # gone already, if it was woken
+                self._idle_waiters.pop(waiter, None)  # a woken waiter was removed before
 
     async def closing(self) -> None:
-        """Wait until a drain or close of this scope, or of one around it, has begun.
+        """Wait until a drain or close of this scope, or of an ancestor, has begun.
 
-        *Cancel safety*: may be cancelled at any time; it has no effect.
+        *Cancel safety*: if cancelled, nothing has changed.
         """
         self._check_opened()
         await self._closing_gate.wait()
 
     def cancel(self, key: Hashable) -> bool:
-        """Cancel the running job with this key. False if there is none."""
+        """Cancel the running job with this key; return False if there is none."""
         if self._keys:
             self._check_here("cancel a job of")
         job = self._keys.get(key)
@@ -372,17 +371,17 @@ class Scope(TreeNode):
     # Closing.
 
     async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
-        """Refuse new work, wait for what is in flight, then close.
+        """Refuse new work, wait for the work in flight, then close.
 
-        Work that is in flight may start what it needs to finish; nobody else may start
-        anything. What is left after `within` seconds (None: never) is cancelled, and has
-        `cleanup` seconds to end. It may be called from any task, also from a job of this very
-        scope, which then gets the report when all others have ended.
+        Work in flight may start what it needs to finish; no other task may start anything. After
+        `within` seconds (None: never) the remaining work is cancelled, and has `cleanup` seconds
+        to end. Any task may call it. A job of this scope may, too: it gets the report when all
+        other work has ended.
 
-        *Cancel safety*: the drain then turns into a close, unless others wait for it too, and
-        the cancellation is passed on when that is complete.
+        *Cancel safety*: if cancelled, the drain becomes a close, unless other callers still wait
+        for the drain. The cancellation is passed on when the scope is closed.
 
-        *Raises*: nothing of what the jobs raised; that is in the report.
+        *Raises*: no job's exception; the report lists those.
         """
         grace = math.inf if within is None else arguments.seconds("within", within)
         closing, early = close_callers.begin_close(
@@ -391,15 +390,15 @@ class Scope(TreeNode):
         return await close_callers.join_close(self, closing, early=early, patient=True)
 
     async def aclose(self, within: float = 5.0) -> Report:
-        """Cancel everything in flight, and wait for its end, `within` seconds at most.
+        """Cancel everything in flight, and wait at most `within` seconds until it has ended.
 
-        It may be called from any task, any number of times: all get the same report. What has
-        not ended by then is `stuck`, in the report.
+        Any task may call it, any number of times; all callers get the same report. The report
+        lists as `stuck` what has not ended by then.
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
-        on.
+        *Cancel safety*: if cancelled, it waits until the scope is closed, then passes the
+        cancellation on.
 
-        *Raises*: nothing of what the jobs raised; that is in the report.
+        *Raises*: no job's exception; the report lists those.
         """
         closing, early = close_callers.begin_close(self, 0.0, arguments.seconds("within", within))
         return await close_callers.join_close(self, closing, early=early, patient=False)
@@ -411,7 +410,8 @@ class Scope(TreeNode):
         begun = closing is not None
         if closing is None:
             closing = self._closing = Closing(self, by_parent=by_parent)
-            self._mark_draining(self, deep=self._leftovers != "parent")  # those may go on
+            # Children that will be handed to the parent do not drain.
+            self._mark_draining(self, deep=self._leftovers != "parent")
         closing.by_parent = closing.by_parent or by_parent
         if self._state is not ScopeState.CLOSED:
             closing.tighten(grace=grace, cleanup=cleanup, join_by=join_by)
@@ -430,7 +430,7 @@ class Scope(TreeNode):
         """Undo what opening did."""
         roots.discard(self)
         if self._context is not None:
-            self._context.ready.open()  # if it could not even be entered
+            self._context.ready.open()  # it may never have been entered
         if self._unadopt is not None:
             self._unadopt()
             self._unadopt = None
@@ -441,20 +441,20 @@ class Scope(TreeNode):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the scope: wait for its work if the block ended well, else cancel it."""
+        """Close the scope: wait for its work, or cancel it if the block raised or was cancelled."""
         self._leave_context()
         if self._body is not None:
-            exc = self._body.leave(exc)  # without our own interruption; its cause is raised below
+            exc = self._body.leave(exc)  # remove our own interruption; its cause is raised below
         self._reason = exc
         by_hand = self._closing is not None
         limit = math.inf if self._within is None else self._within
-        # A body that was cancelled, and has swallowed it, was told to stop all the same.
+        # A body that swallowed its cancellation was still told to stop.
         stop = exc is not None or self._backend.cancellations() > self._cancellations
         closing, early = close_callers.begin_close(self, 0.0 if stop else limit, self._cleanup)
         try:
             report = await close_callers.join_close(self, closing, early=early, patient=exc is None)
         except self._backend.cancelled as cancellation:
-            if closing.has_result(early=early):  # else it could not wait for it: see callers.py
+            if closing.has_result(early=early):  # else it could not wait: see close_callers.py
                 block_end.end_block(self, closing.result(early=early), cancellation)
             raise
         late, gave_up = closing.expired and not by_hand, self._gave_up and not by_hand
@@ -464,7 +464,7 @@ class Scope(TreeNode):
         if self._token is not None:
             try:
                 current.reset(self._token)
-            except ValueError:  # another task ends the block, such as a generator's finalizer
+            except ValueError:  # another task leaves the block, such as a generator's finalizer
                 old = self._token.old_value
                 current.set(None if old is Token.MISSING else old)
             self._token = None
@@ -473,7 +473,7 @@ class Scope(TreeNode):
 
     def _job_failed(self, held: Any, error: BaseException) -> None:
         if self._context is not None and self._parent is not None:
-            self._parent._job_failed(held, error)  # a context's failure is its scope's
+            self._parent._job_failed(held, error)  # a context's failure belongs to its scope
         else:
             failures.apply(self, held, error)
 
@@ -482,14 +482,14 @@ class Scope(TreeNode):
             super()._unhandled(held, error, seen=seen)
 
     def __del__(self) -> None:
-        """Complain of a scope that nobody closed before its event loop ended."""
-        state = getattr(self, "_state", ScopeState.NEW)  # or the constructor has raised
+        """Warn of a scope that was not closed before its event loop ended."""
+        state = getattr(self, "_state", ScopeState.NEW)  # unset if the constructor raised
         if state not in {ScopeState.NEW, ScopeState.CLOSED} and self._parent is None:
             message = f"scope {self.name!r}, opened at {self.where}, was never closed"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 
     def __repr__(self) -> str:
-        """Name the scope, its state, and how much it has in flight."""
+        """Return the scope's name, its state, and how much it has in flight."""
         return f"<Scope {self.name!r} {self.state}, {len(self._holds)} in flight>"
 
 

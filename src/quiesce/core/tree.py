@@ -1,14 +1,14 @@
-"""The tree of holds: who holds what, who is busy, what may still start. No I/O, no waiting.
+"""The tree of holds: which scope holds what, which is busy, what may still start. No I/O, no waiting.
 
 Invariants, cited below and in the other modules of the core:
 
 1. A hold exists before its work can run.
 2. Membership changes in one step, without an await.
-3. No lock is held across an await; in fact there is no lock: all changes are made in the event
-   loop's thread, and other threads post theirs to it.
+3. There are no locks. All changes are made in the event loop's thread; other threads post their
+   changes to it.
 4. Closing is one-way, and it is checked in the same step as the insert.
-5. The closing is done by the scope's own task, so no caller's cancellation can stop it.
-6. Idle is one equality (the table of holds is empty), not a scan.
+5. A scope is closed by its closing task. Cancelling a caller of the close cannot stop that task.
+6. A scope is idle when its table of holds is empty. Nothing else is looked at.
 7. Every wait has a bound or an owner.
 """
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("quiesce")
 
 current: ContextVar[TreeNode | None] = ContextVar("quiesce.current_scope", default=None)
-# The hold of a thread on whose behalf the running task acts.
+# The hold of the thread that the running task makes a call for.
 acting: ContextVar[object | None] = ContextVar("quiesce.acting_for", default=None)
 
 
 class ScopeState(Enum):
-    """Where a scope is in its life; it only moves forward."""
+    """The state of a scope; it only moves forward."""
 
     NEW = "new"
     OPEN = "open"
@@ -143,24 +143,24 @@ class TreeNode(Described):
         self._handled = 0
         self._cancelled: list[Held] = []
         self._fatal: BaseException | None = None
-        self._gave_up = False  # on something that a drain waited for in vain
+        self._gave_up = False  # a drain stopped waiting for items that had no reader
         self._failed: list[reports.ReportEntry] = []
         self._unasked: list[tuple[Any, reports.ReportEntry]] = []  # see AdoptedTask
         self._unasked_limit = 0
-        self._unheard: list[tuple[Held, BaseException]] = []  # failures that are told in a moment
+        self._unheard: list[tuple[Held, BaseException]] = []  # failures to pass to `on_error` next
         self._undelivered: list[Sequence[reports.ReportEntry]] = []
-        self._parts: dict[TreeNode, reports.Report] = {}  # of the children that this scope closed
+        self._parts: dict[TreeNode, reports.Report] = {}  # reports of children this scope closed
 
     @property
     def _errand(self) -> TreeNode | None:
-        """The hop that code in this scope works for: see errand.py."""
+        """The hop that code in this scope works for; see errand.py."""
         return self._errand_above
 
-    # What it looks like to its own parent.
+    # A scope as a hold of its parent.
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The state, where that is worth a word."""
+        """The state, unless the scope is open."""
         return NOTHING if self._state is ScopeState.OPEN else {"state": self._state.value}
 
     def _stop(self, *, force: bool = False) -> None:
@@ -173,28 +173,28 @@ class TreeNode(Described):
         return []
 
     def _move(self, node: TreeNode) -> None:
-        """Hang below another node; the busy mark is moved by the caller."""
+        """Set another parent. The caller moves the hold."""
         self._parent = node
 
     def _reclassify(self) -> None:
-        """Do nothing: a scope is no service."""
+        """Do nothing: a scope is not a service."""
 
     # Its life.
 
     def enter_state(self, state: ScopeState) -> None:
-        """Go on to another state, as `SCOPE_LIFE` allows."""
+        """Enter the next state; `SCOPE_LIFE` lists the allowed steps."""
         self._state = SCOPE_LIFE.step(self._state, state)
 
     # Membership.
 
     def _insert(self, key: object, held: Held) -> None:
-        """Hold something (invariants 1, 2). Whether it may start was decided before."""
+        """Add a hold (invariants 1, 2). The caller has checked that it may start."""
         if not self._holds:
             self._turned_busy()
         self._holds[key] = held
 
     def _discard(self, key: object) -> None:
-        """Stop holding something. Idempotent."""
+        """Remove a hold. Idempotent."""
         if self._holds.pop(key, None) is not None:
             if not self._holds:
                 self._turned_idle()
@@ -202,7 +202,7 @@ class TreeNode(Described):
             self._ring()
 
     def _forget_key(self, key: Hashable, job: object) -> None:
-        """Free the key of a job that has ended, unless it is another's by now."""
+        """Free the key of a job that has ended, unless another job has taken the key."""
         if self._keys.get(key) is job:
             del self._keys[key]
 
@@ -228,14 +228,14 @@ class TreeNode(Described):
             self._closing.bell.ring()
 
     def _ring_all(self) -> None:
-        """Wake the closing tasks of this scope and of its ancestors, so that they check again what they wait for."""
+        """Wake the closing tasks of this scope and its ancestors, to check again what they wait for."""
         node: TreeNode | None = self
         while node is not None:
             node._ring()
             node = node._parent
 
     def _retire(self, key: object) -> None:
-        """Make a task that called for the close a closer: it waits for it, it is not work."""
+        """Make a task of this scope that waits for the close a closer: it no longer counts as work."""
         if key in self._services:
             self._closers[key] = self._services.pop(key)
             self._ring()
@@ -245,17 +245,17 @@ class TreeNode(Described):
                 self._turned_idle()
 
     def _serve(self, key: object) -> None:
-        """Make something held a service: owned, but no longer in the way of being idle."""
+        """Turn a hold into a service: still owned, but the scope can be idle while it runs."""
         held = self._holds.pop(key, None)
         if held is not None:
             self._services[key] = held
             if not self._holds:
                 self._turned_idle()
 
-    # What may start (invariant 4).
+    # Admission (invariant 4).
 
     def _admit(self) -> None:
-        """Raise unless something may be started here, now."""
+        """Raise if the running task may not start work in this scope now."""
         self._check_opened()
         self._check_here("start something in")
         state = self._state
@@ -285,8 +285,8 @@ class TreeNode(Described):
     def _asked_by_running_work(self) -> bool:
         """Return whether the running task is itself work that is being drained.
 
-        Such work may finish its own sub-work during the grace; anyone else, a service among
-        them, would bring new work.
+        Such a task may start what it needs to finish. Any other task, including a service, would
+        bring new work.
         """
         owner, key = self._owner_of_running_task(self._drain_root)
         return owner is not None and key in owner._holds and owner._is_within(self._drain_root)
@@ -294,10 +294,10 @@ class TreeNode(Described):
     def _owner_of_running_task(
         self, root: TreeNode | None = None
     ) -> tuple[TreeNode | None, object]:
-        """Find the node that owns the running task, as work or otherwise, and the task's key.
+        """Return the node that owns the running task, as work or otherwise, and the task's key.
 
-        A task that works in a scope which does not own it (see light.py) has two owners: then its own
-        if that is below `root`, this node by default; else the other.
+        A visitor (see visitors.py) has two owners: the scope that owns its task and the scope it visits.
+        Return the first if it is within `root` (by default this node), else the second.
         """
         held = acting.get()
         key = held or self._backend.current()
@@ -307,9 +307,9 @@ class TreeNode(Described):
             task = self._backend.task()
             if task in node._holds and (own is None or not own._is_within(root or self)):
                 return node, task
-        if own is not None:  # one of our own: it knows
+        if own is not None:  # a job or an adopted task
             return own if own._owns(key) else None, key
-        # Somebody else's task, if it was adopted.
+        # A foreign task, if a scope has adopted it.
         while node is not None and key is not None:
             if node._owns(key):
                 return node, key
@@ -342,7 +342,7 @@ class TreeNode(Described):
     # Resources.
 
     def _register(self, resource: Resource) -> None:
-        """Notify a resource of the closing, as long as code refers to it."""
+        """Notify a resource when this scope drains or closes. The reference is weak."""
         if self._resources is None:
             self._resources = WeakKeyDictionary()
         self._resources[resource] = None
@@ -364,7 +364,7 @@ class TreeNode(Described):
         return ()
 
     def _awaited_by(self, task: object) -> bool:
-        """Return whether a task waits for the end of this scope, or of one around it."""
+        """Return whether a task waits for the close of this scope or of an ancestor."""
         node: TreeNode | None = self
         while node is not None:
             if node._closing is not None and task in node._closing.waiters:
@@ -373,9 +373,9 @@ class TreeNode(Described):
         return False
 
     def _only_forsaken(self) -> bool:
-        """Return whether only resources are left that wait for a reader or writer which has not come."""
+        """Return whether all that is left is resources without a reader or writer, and the tasks that use them."""
         forsaken = [held for held in self._own_resources() if held._forsaken()]
-        served = self._services or self._contexts  # they may be the ones that are waited for
+        served = self._services or self._contexts  # one of them may be the missing reader
         if served and any(held._expects_services() for held in forsaken):
             return False
         idle: set[object] = {*forsaken, *(user for held in forsaken for user in held._users())}
@@ -385,7 +385,7 @@ class TreeNode(Described):
         )
 
     def _lose(self, items: Sequence[reports.ReportEntry], *, given_up: bool) -> None:
-        """Report what was not delivered: somebody meant it, or a drain has given it up."""
+        """Report undelivered items; with `given_up`, a drain stopped waiting for their reader."""
         self._undelivered.append(items)
         node: TreeNode | None = self
         while given_up and node is not None and node._state is not ScopeState.OPEN:
@@ -406,25 +406,25 @@ class TreeNode(Described):
         self._failed.append(reports.report_entry(held, self._name, self._backend.clock(), error))
 
     def _unhandled(self, held: Held, error: BaseException, *, seen: bool = False) -> None:
-        """Take in the failure of an adopted task that was collected, and that no task received.
+        """Record the failure of an adopted task that was collected before any task received it.
 
-        It may come from any thread. It is logged, unless other code has `seen` it.
+        May be called in any thread. The failure is logged, unless other code has `seen` it.
         """
         where = f"{held.kind} {held.name}, started {held.where}, adopted by scope {self._name!r}"
         if not seen:
-            logger.error("%s failed, and nobody asked for its result", where, exc_info=error)
+            logger.error("%s failed, and no task asked for its result", where, exc_info=error)
         if self._state is not ScopeState.CLOSED:
             self._failed.append(
                 reports.report_entry(held, self._name, self._backend.clock(), error)
             )
 
     def _fail(self, error: BaseException) -> None:
-        """Record that work for this scope failed, which another scope reports. A hop does."""
+        """Do nothing. A hop records that work done for it in another scope failed."""
 
     # Coming and going.
 
     def _attach(self, parent: TreeNode | None) -> None:
-        """Hang below `parent`, or stand alone."""
+        """Become a child of `parent`, or a root if that is None."""
         self._parent = parent
         if parent is not None:
             self._errand_above = parent._errand
@@ -434,7 +434,7 @@ class TreeNode(Described):
                 self._drain_root = parent._drain_root
 
     def _close_with_parent(self, join_by: float) -> Closing:
-        """Close at once, by the parent's deadline. A scope knows how."""
+        """Close at once, by the parent's deadline. `Scope` implements it."""
         raise NotImplementedError
 
     def _detach(self) -> None:
@@ -443,10 +443,10 @@ class TreeNode(Described):
             parent._children.pop(self, None)
             parent._quiet.pop(self, None)
             parent._contexts = [context for context in parent._contexts if context.node is not self]
-            parent._ring_all()  # also those who wait for the last closer below them
+            parent._ring_all()  # an ancestor may wait for the last closer below it
 
     def _hand_over(self, parent: TreeNode) -> int:
-        """Move everything that still runs to `parent`, which goes on holding it."""
+        """Move everything that still runs to `parent`, and return how many holds and children moved."""
         count = 0
         for key, held in list(self._holds.items()):
             if not isinstance(held, TreeNode):

@@ -1,4 +1,4 @@
-"""Work of tasks in a scope that does not own them, and scopes of another tree that a scope waits for."""
+"""Work of tasks in a scope that does not own them, and scopes that a scope of another tree holds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_NAMED_MAX = 3  # of what is in flight, where there is one line for it
+_NAMED_MAX = 3  # names of work in flight, in one line
 
 
-_enter, _leave = current.set, current.reset  # every request pays for both
+_enter, _leave = current.set, current.reset  # globals are quicker; every request calls both
 
 
 class Visitor(Hold):
     """The work of a task in a scope that does not own it, held under the task's own key.
 
-    A subclass may add slots for what its user keeps of each visit.
+    A subclass may add slots.
     """
 
     __slots__ = ("_key", "_task", "_token")
@@ -46,12 +46,11 @@ class Visitor(Hold):
         code: CodeType | None,
         on_stop: Callable[[], object] | None,
     ) -> None:
-        """Begin: the running task works in the scope, as its current one."""
+        """Make `scope` the current scope of the running task, and hold the task's work there."""
         backend, holds = scope._backend, scope._holds
         clock, running = backend.clock, backend.task
-        self._node: TreeNode = (
-            scope  # all that a hold has, without another call: every request has one
-        )
+        # As Hold.__init__(), but quicker: every request comes here.
+        self._node: TreeNode = scope
         self._kind = kind
         self._name = name
         self._since = clock()
@@ -73,11 +72,11 @@ class Visitor(Hold):
         return self._key not in self._node._holds
 
     def release(self) -> None:
-        """End it. Only the task itself may."""
+        """End the visit. Only the task itself may call it."""
         self.end()
 
     def end(self) -> None:
-        """Work where the task has worked before."""
+        """End the visit: the task's current scope is the one it had before."""
         _leave(self._token)
         node = self._node
         holds = node._holds
@@ -87,12 +86,12 @@ class Visitor(Hold):
             node._turned_idle()
 
     def _chain(self) -> list[callsites.Frame]:
-        coro = getattr(self._key, "coro", None)  # trio's tasks have one, and asyncio's give it
+        coro = getattr(self._key, "coro", None)  # of a trio task; asyncio's have get_coro()
         return callsites.await_chain(coro_of(self._key) if coro is None else coro)
 
 
 class Bond(Hold):
-    """A scope of another tree, which is waited for and ended as work is."""
+    """The hold of a scope of another tree. The holder waits for that scope and stops it, like work."""
 
     __slots__ = ("_scope", "_was_cut")
 
@@ -105,7 +104,7 @@ class Bond(Hold):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """What is in flight in it; or was, when it was cut off."""
+        """What is in flight in the scope, or was when its holder stopped it."""
         if self._was_cut:
             return self._details
         found = [
@@ -115,7 +114,7 @@ class Bond(Hold):
         return {"in_flight": ", ".join([*found[:_NAMED_MAX], *more])} if found else NOTHING
 
     def end(self) -> None:
-        """Release it; what was cut off for the sake of the one who held it is in that one's report."""
+        """Release the hold. If the holder stopped the scope's work, its report lists the scope as cancelled."""
         if self._was_cut and not self.released:
             self._node._job_cancelled(self, service=False)
         self.release()
@@ -129,7 +128,7 @@ class Bond(Hold):
 
 
 def _stop_all(node: TreeNode, *, force: bool) -> None:
-    """Ask all that is in flight in a scope to end."""
+    """Ask everything in flight in a scope to end."""
     if not force:
         node._backend.stop_all(node, node._holds)
     for held in list(node._holds.values()):

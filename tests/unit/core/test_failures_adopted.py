@@ -140,7 +140,7 @@ async def test_without_a_function_the_scope_says_and_reports_it(
         await drop()
         gc.collect()
         assert scope.state == "open"
-    assert "nobody asked for its result" in caplog.text
+    assert "no task asked for its result" in caplog.text
     assert scope.report is not None
     assert [entry.name for entry in scope.report.failed] == ["dropped"]
 
