@@ -44,7 +44,9 @@ async def test_nothing_more_is_sent_on_the_connection_of_an_app_that_failed(
         assert ((b"connection", b"close") in sent) is (fails and is_told)
 
 
-@pytest.mark.parametrize(("status", "is_ok"), [(200, True), (422, True), (500, False), (503, False)])
+@pytest.mark.parametrize(
+    ("status", "is_ok"), [(200, True), (422, True), (500, False), (503, False)]
+)
 async def test_an_agent_that_answers_with_a_server_error_has_failed(
     *, status: int, is_ok: bool
 ) -> None:
