@@ -289,6 +289,29 @@ async def test_a_receipt_that_nobody_takes_is_waited_for_while_work_may_clean_up
         await program.aclose()
 
 
+@pytest.mark.backends("asyncio", "trio")  # their time jumps
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_drain_does_not_wait_for_the_next_retry_of_a_receipt(
+    *, is_back: bool, tmp_path: Path
+) -> None:
+    """It tries at once, and for `cleanup` seconds: the next retry may be half a minute away."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b", patience=Patience())
+        async with node.cascade("c"):
+            await world.hand("b", leaves)
+        world.lines.cut.add("http://a")
+        for hop in list(other._hops.values()):
+            hop._cancel()
+        await anyio.sleep(100)
+        if is_back:
+            world.lines.cut.clear()
+        began = anyio.current_time()
+        report = await other.drain(60, cleanup=7)
+        took = anyio.current_time() - began
+        assert took < 1 if is_back else 6.9 <= took < 8
+        assert report.ok
+
+
 async def test_one_that_asks_is_told_before_the_node_is_gone() -> None:
     """A sender without an address waits for an answer: it gets it."""
     async with World() as world:

@@ -48,6 +48,7 @@ class HeldSignal:
             None  # the function that the loop had, and arguments
         )
         self._receiver = ExitStack()
+        self._arrived = self._heard = 0  # signals: those that the loop knows, and has told us of
         self.held: bool = False
 
     def take(self) -> bool:
@@ -64,6 +65,8 @@ class HeldSignal:
             try:
                 self._by_loop = loop.remove_signal_handler(_SIGNAL)
                 loop.add_signal_handler(_SIGNAL, self._told)
+                signal.signal(_SIGNAL, self._note)  # in place of the loop's, which does nothing
+                signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - as it is called
             except (NotImplementedError, RuntimeError, ValueError):  # no such loop (Windows)
                 return False
         self.held = True
@@ -73,7 +76,12 @@ class HeldSignal:
         async for _ in signals:
             self._told()
 
+    def _note(self, _: int, __: object) -> None:
+        """Count a signal in the step in which it comes: the loop calls `_told` later, if at all."""
+        self._arrived += 1
+
     def _told(self) -> None:
+        self._heard = self._arrived
         pass_on(self._before)  # to a node of the mesh, whose open calls hold up the server
         self._on_signal()
 
@@ -102,10 +110,18 @@ class HeldSignal:
         signal.raise_signal(_SIGNAL)
 
     def give_back(self) -> None:
-        """Put the handler back that was there; not one of uvloop's, which cannot be had again."""
+        """Put the handler back that was there; not one of uvloop's, which cannot be had again.
+
+        That handler also gets a signal that has come, and that the loop has not told us of: it never will.
+        """
         if not self.held or (self._by_loop and self._in_loop is None):
             return
         self.held = False
+        self._restore()
+        if self._arrived > self._heard:
+            signal.raise_signal(_SIGNAL)
+
+    def _restore(self) -> None:
         if self._backend.name == "trio":
             self._receiver.close()
             return

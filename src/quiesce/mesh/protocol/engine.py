@@ -280,6 +280,10 @@ class Engine:
         if to is not None and self._courier.contact(to, now, is_node=is_node):
             self.is_stirred = True
 
+    def post_now(self, now: float) -> None:
+        """Post the receipts that wait for their next retry: the node is about to be closed."""
+        self._courier.post_now(now)
+
     def called(self, call: NodeCall, now: float) -> NodeReply:
         """Answer a call of another node."""
         for edge, receipt in call.receipts:

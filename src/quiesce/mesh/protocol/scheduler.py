@@ -351,6 +351,11 @@ class Courier:
         found = to in self._posts.failing and self._posts.hasten(to, at, is_node=is_node)
         return (to in self._asks.failing and self._asks.hasten(to, at, is_node=is_node)) or found
 
+    def post_now(self, now: float) -> None:
+        """Set every receipt whose call has failed to be posted at once: the node is about to be closed."""
+        for to in list(self._posts.failing):
+            self._posts.hasten(to, now)
+
     def trouble(self, edge: bytes) -> str:
         """Return what is wrong at the address to which an edge's receipt is posted; empty if nothing is known to be."""
         found = self._posts.find(edge)

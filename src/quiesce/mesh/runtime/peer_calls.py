@@ -164,7 +164,10 @@ class PeerCalls:
         if not unposted or self._node._is_refusing:
             flush.release()
             return
-        self._flush_from = min(self._flush_from, now)
+        if now < self._flush_from:
+            self._flush_from = now
+            self._engine.post_now(now)
+            self.wake()
         if now >= self._flush_by:
             has_journal = self._node._journal is not None
             why = not_posted(self._engine, self._errors, has_journal=has_journal)

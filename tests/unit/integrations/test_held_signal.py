@@ -1,0 +1,61 @@
+"""SIGTERM is the app's while it drains, and the server's otherwise: none is lost between the two."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import anyio.lowlevel
+import pytest
+
+from quiesce import Scope
+from quiesce.integrations.asgi.held_signal import HeldSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def server_told() -> Iterator[list[int]]:
+    """Return the signals that the server's own handler has seen."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def test_a_signal_that_comes_as_the_handler_is_given_back_reaches_the_server(
+    server_told: list[int],
+) -> None:
+    """The event loop has not called us yet, and does not afterwards: the signal is passed on."""
+    heard: list[str] = []
+    scope = await Scope.open("app")
+    held = HeldSignal(scope, lambda: heard.append("app"))
+    assert held.take()
+    await scope.aclose()
+    signal.raise_signal(signal.SIGTERM)
+    held.give_back()
+    for _ in range(20):  # trio passes it on in a later turn
+        await anyio.lowlevel.checkpoint()
+    assert (heard, server_told) == ([], [signal.SIGTERM])
+
+
+async def test_a_signal_that_the_app_has_heard_is_not_passed_on_when_the_handler_is_given_back(
+    server_told: list[int],
+) -> None:
+    """The app tells the server itself, when it has drained."""
+    heard: list[str] = []
+    async with Scope("app") as scope:
+        held = HeldSignal(scope, lambda: scope.spawn(hear))  # type: ignore[arg-type]  # a job is fine
+        assert held.take()
+
+        async def hear() -> None:
+            heard.append("app")
+
+        signal.raise_signal(signal.SIGTERM)
+        while not heard:  # the loop hears of it by a socket
+            await anyio.lowlevel.checkpoint()
+        held.give_back()
+        assert (heard, server_told) == (["app"], [])
