@@ -133,9 +133,10 @@ def _call(belt: Belt, key: Any, hop: Hop, frame: FrameType | None) -> None:
     if taker is not None and any(one.belt is belt and one.hold for one in taker.parcels):
         return  # it works for a hop of this event, and the others are its companions
     if isinstance(key, Thread):
-        for thread in [one for one in list(called) if not one.is_alive()]:
-            called.pop(thread, None)
-        called[key] = _hear
+        for ident, (thread, _) in list(called.items()):
+            if not thread.is_alive():
+                called.pop(ident, None)
+        called[key.ident or 0] = (key, _hear)
     elif isinstance(key, Task) and key.get_loop() is _get_running_loop():
         belt.joined(key, is_woken=False)
     else:
@@ -152,12 +153,15 @@ def _hear(thread: Thread) -> None:
 
     If it runs an event loop of its own in the course of its work, each task there has to be told.
     """
-    if running_taker() is thread:
-        called.pop(thread, None)
-    _join(thread)
-    taker = takers.get(thread)
-    if taker is not None:
-        taker.work()
+    call = called.pop(thread.ident or 0, None)  # first: what joins it asks which hop it works for
+    try:
+        _join(thread)
+        taker = takers.get(thread)
+        if taker is not None:
+            taker.work()
+    finally:
+        if call is not None and running_taker() is not thread:
+            called[thread.ident or 0] = call
 
 
 def _join(key: Any, woken_by: Belt | None = None) -> None:
@@ -262,6 +266,8 @@ def _ends(event: Any) -> None:
     key = running_taker()
     with lock:
         _idle.pop(key, None)
+    if isinstance(key, Thread):
+        called.pop(key.ident or 0, None)  # it is told now
     if _signals and key in _of_workers.get(
         id(event), ()
     ):  # or its coroutine is closed, in whatever task

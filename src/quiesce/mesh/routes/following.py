@@ -7,7 +7,7 @@ that works for a hop is held by it until its last call, so what it starts is hel
 from __future__ import annotations
 
 import sys
-from threading import Thread, current_thread
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core import callsites, libraries
@@ -17,6 +17,7 @@ from quiesce.core.tree import ScopeState, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from threading import Thread
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
@@ -27,8 +28,8 @@ __all__: list[str] = []
 _CLOSED = ScopeState.CLOSED
 
 
-called: dict[Thread, Callable[[Thread], None]] = {}
-"""Threads that hops have given something to do while they were at work, each with what joins it to these hops.
+called: dict[int, tuple[Thread, Callable[[Thread], None]]] = {}
+"""Threads that hops have given something to do while they were at work, by their ids, with what joins each to these hops.
 
 That has to be called in the thread itself: no other can set its scope.
 """
@@ -45,10 +46,9 @@ def hop_now() -> Hop | None:
 
 def join_callers() -> None:
     """Start the work of the running thread for the hops that have called it."""
-    thread = current_thread()
-    join = None if is_detached.get() else called.get(thread)
-    if join is not None:
-        join(thread)
+    found = None if is_detached.get() else called.get(get_ident())
+    if found is not None and found[0].is_alive():  # else another thread has its id by now
+        found[1](found[0])
 
 
 def hop_behind(node: TreeNode | None) -> Hop | None:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches
-from quiesce.mesh.routes.following import Followed, frame_place
+from quiesce.mesh.routes.following import Followed, called, frame_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,6 +247,10 @@ def taker_of(key: object, backend: Any) -> Taker:
 
 
 def _finished(key: object) -> None:
+    if isinstance(
+        key, threading.Thread
+    ):  # which must not join hops any more, while it is taken apart
+        called.pop(key.ident or 0, None)
     with lock:
         taker = takers.pop(key, None)
     for parcel in () if taker is None else taker.parcels:

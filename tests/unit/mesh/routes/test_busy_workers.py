@@ -7,11 +7,13 @@ import contextlib
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quiesce.mesh import Settled, Unknown, current_hop
+from quiesce.mesh.routes import belts
+from quiesce.mesh.routes.takers import Item
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
@@ -98,22 +100,40 @@ async def test_what_a_busy_worker_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
     await run(tmp_path, scenario)
 
 
+def one(begun: threading.Event, gate: threading.Event) -> None:
+    """Work in a thread until a gate opens."""
+    begun.set()
+    gate.wait(30)
+
+
+def items_made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list to which all items of hops are added that are made from now on."""
+    made: list[object] = []
+
+    class Counted(Item):
+        __slots__ = ()
+
+        def __init__(self, *args: Any) -> None:
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(belts, "Item", Counted)
+    return made
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("how", ["event", "condition", "inner loop"])
 async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - each way of waiting
-    tmp_path: Path, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It gives the hop's job to an executor, in its round for something outside of hops."""
+    made = items_made(monkeypatch)
 
     async def scenario(case: Case) -> None:  # noqa: PLR0915 - each way of waiting
         left: deque[tuple[threading.Event, threading.Event]] = deque()
         wake, condition = threading.Event(), threading.Condition()
         pool, held = ThreadPoolExecutor(1), threading.Lock()
         ends = False
-
-        def one(begun: threading.Event, gate: threading.Event) -> None:
-            begun.set()
-            gate.wait(30)
 
         async def inner(*gates: threading.Event) -> None:
             pool.submit(one, *gates)
@@ -170,6 +190,7 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
             pool.shutdown()
 
     await run(tmp_path, scenario)
+    assert len(made) == 4  # two that were put, and two of the worker
 
 
 @pytest.mark.real_time
