@@ -1,4 +1,4 @@
-"""The SDK's tracing, left out while nobody traces.
+"""The SDK's tracing, left out while no tracer is set up.
 
 Where OpenTelemetry is installed, the SDK makes a span of nearly every call of its own, also if no
 tracer was ever set up: a quarter of what a request takes, or more. With a tracer, nothing is left out.
@@ -20,7 +20,7 @@ _TRACING = "a2a.utils.telemetry"
 
 
 def is_traced() -> bool:
-    """Return whether anybody has set up a tracer: then the spans go somewhere."""
+    """Return whether a tracer is set up: then the spans go somewhere."""
     if _trace is None:
         return False
     unset = (_trace.ProxyTracerProvider, _trace.NoOpTracerProvider)
@@ -40,7 +40,7 @@ def untraced(kind: Any) -> Any:
 
 
 def hush(thing: Any) -> None:
-    """Make no spans of what is done with a thing of the SDK, if nobody traces."""
+    """Make no spans of what is done with an object of the SDK, if no tracer is set up."""
     if not is_traced():
         kind: Any = type(thing)
         quiet = untraced(kind)

@@ -6,7 +6,7 @@ started, which is never in the way of a drain: ending it is for the app's shutdo
 
 Stopping goes in this order, once, however often it is asked for: not ready · new requests are still
 served, for as long as they were given notice · new requests are refused, what is open is drained, and what
-has joined the drain (parts.py) drains itself · each response is ended · the report is told · the server may
+has joined the drain (drain_parts.py) drains itself · each response is ended · the report is told · the server may
 stop.
 """
 

@@ -93,7 +93,7 @@ class HeldSignal:
             self.give_back()
             signal.raise_signal(_SIGNAL)
         else:
-            return self._before is not signal.SIG_DFL  # ignored: then nobody wants to know
+            return self._before is not signal.SIG_DFL  # ignored: then the server wants no news
         return True
 
     def end(self) -> None:

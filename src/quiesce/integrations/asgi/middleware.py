@@ -1,4 +1,4 @@
-"""The middleware itself: which call is for whom."""
+"""The middleware itself: which call is handled how."""
 
 from __future__ import annotations
 

@@ -114,10 +114,12 @@ def _code_of(app: object) -> CodeType:
 
 
 def awaitable(app: App, scope: AsgiScope, receive: Receive, send: Send) -> Awaitable[None]:
-    """Call an application; what is not async is told."""
+    """Call an application, and check that it is async."""
     made: Any = app(scope, receive, send)
     if not hasattr(made, "__await__"):
-        message = f"{app!r} is not an ASGI application: it gave {made!r}, which cannot be awaited"
+        message = (
+            f"{app!r} is not an ASGI application: it returned {made!r}, which cannot be awaited"
+        )
         raise ArgumentError(message)
     called: Awaitable[None] = made
     return called

@@ -131,7 +131,7 @@ class RequestExchange:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is open for ever by nature, so that nothing waits for it."""
+        """Whether it is a service: it never ends by itself, and nothing waits for it."""
         return self._service
 
     async def run(self) -> None:
@@ -192,7 +192,7 @@ class RequestExchange:
         self._job._when_done(self.release)
 
     async def _leave(self) -> None:
-        """Hand what the request has left running to the app's scope; or stay, if somebody waits for it."""
+        """Hand what the request has left running to the app's scope; or keep it, if an outer scope waits for it."""
         app, scope = self._app, self._scope
         if self._outer is not None and scope._closing is None and app.root._state is _OPEN:
             app.see_off(scope)

@@ -1,7 +1,7 @@
 """One connection to a server, from its handshake to its end: what a session has, or has anew.
 
 It is a context manager, entered and left by one owner task (`Scope.enter`), since the SDK's session
-and its HTTP client are made of task groups. The calls are made by whoever makes them.
+and its HTTP client are made of task groups. Any task may make calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SessionCall:
         self.label: str = label
         self.cancel_scope: anyio.CancelScope = anyio.CancelScope()
         self.request: Any = None  # the id of the last request that was sent for it
-        self.told: bool = False  # that nobody waits for the answer
+        self.told: bool = False  # the server knows that no caller waits for the answer
         self.cut: bool = False
         self.lost: ServerLost | None = None
 
@@ -84,7 +84,7 @@ class ServerConnection:
         self._left = anyio.Event()
         self.post: Callable[[Any], None] = lambda _: None
         self.farewells: list[Callable[[], object]] = []
-        """Whom to tell when it is left."""
+        """Functions that are called when it is left."""
         self._on_lost = on_lost
         self._calls: set[SessionCall] = set()
 
@@ -127,7 +127,7 @@ class ServerConnection:
         if not self.leaving:
             self.end()
         for call in list(self._calls):
-            call.lose(self._error(call.label))
+            call.lose(self.loss(call.label))
         for tell in self.farewells:
             tell()
         self._left.set()
@@ -156,7 +156,7 @@ class ServerConnection:
             _calls.reset(token)
 
     def sees(self, item: Any) -> str | None:
-        """Note what is about to be sent, in the task of the one who asks for it; gives its method."""
+        """Note what is about to be sent, in the task of the caller; return its method."""
         message = versions.body(item)
         method: str | None = getattr(message, "method", None)
         call = _calls.get()
@@ -181,12 +181,12 @@ class ServerConnection:
     async def server_lost(self, what: str) -> ServerLost:
         """Return the error for something that has no answer, with how the server has ended."""
         if self.process is None:
-            self.end()  # whoever leaves it learns the reason
+            self.end()  # the task that leaves it learns the reason
             with anyio.move_on_after(_EXIT_SECONDS):
                 await self._left.wait()
         await self.exited()
         self.end()
-        return self._error(what)
+        return self.loss(what)
 
     async def exited(self) -> None:
         """Wait for the exit of a process whose pipes have ended: it is what comes next, mostly."""
@@ -194,7 +194,8 @@ class ServerConnection:
             with anyio.move_on_after(_EXIT_SECONDS):
                 await self.process.wait()
 
-    def _error(self, what: str) -> ServerLost:
+    def loss(self, what: str) -> ServerLost:
+        """Return the error for something that has no answer, with what is known now."""
         process = self.process
         if process is None:
             how = "" if self.failure is None else f" ({why(self.failure)})"

@@ -44,7 +44,7 @@ async def connect_stdio(  # noqa: PLR0913 - each is an option
     """Start a server, and connect to it over its standard input and output.
 
     Args:
-        scope: Whose it is: it closes the session, if nobody has before.
+        scope: The owner: it closes the session, unless that was closed before.
         params: What to start, as for the SDK's `stdio_client`.
         name: What it is called; by default the name of the program, or of what an interpreter runs.
         connect_within: How many seconds the handshake may take.
@@ -102,7 +102,7 @@ async def connect_http(  # noqa: PLR0913 - each is an option
     """Connect to a server over streamable HTTP.
 
     Args:
-        scope: Whose it is: it closes the session, if nobody has before.
+        scope: The owner: it closes the session, unless that was closed before.
         url: Where the server is.
         name: What it is called; the URL by default, without what may be a secret.
         http_client: The HTTP client to use, as for the SDK's `streamable_http_client`; yours to

@@ -212,7 +212,7 @@ def _unreachable(name: str, error: Exception) -> Exception:
 
 
 def _post(node: Scope, write: Any, seconds: float, item: Any) -> None:
-    """Send a message from a task of its own: nobody has to wait for it."""
+    """Send a message from a task of its own, which no caller waits for."""
 
     async def send() -> None:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):

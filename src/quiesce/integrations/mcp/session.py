@@ -1,4 +1,4 @@
-"""The session: what users call, whoever they are, and whichever connection it has at the time.
+"""The session: what users call, from any task, over the connection that it has at the time.
 
 What holds:
 
@@ -247,7 +247,7 @@ class Session:
         raise ServerLost(message, server=self.name) from self._loss
 
     async def _open(self) -> Exception | None:
-        """Make a connection; gives what went wrong. The body of a job."""
+        """Make a connection, in a job; return what went wrong."""
         no_call()
         scope = self._scope
         try:
@@ -260,7 +260,7 @@ class Session:
                 with scope.hold("back-off", self.name, seconds=round(wait, 3)):
                     await anyio.sleep(wait)
             connection = await scope.enter(self._server.connect(self._lost))
-        except Exception as error:  # noqa: BLE001 - given to those who wait
+        except Exception as error:  # noqa: BLE001 - raised to the callers that wait
             self._failed_starts += 1
             self._fail(error)
             return error
@@ -270,7 +270,7 @@ class Session:
             if self._handover is not None:
                 self._handover.connected(connection)
             if connection.ended:
-                self._lost(connection)  # before anybody could know that it was there
+                self._lost(connection)  # before a caller could know that it was there
             return None
         finally:
             self._opening = None
@@ -295,7 +295,7 @@ class Session:
         with suppress(QuiesceError):  # left already
             await self._scope.exit(connection)
         if connection.process is not None:
-            self._loss = connection._error("the last call")
+            self._loss = connection.loss("the last call")
 
     # Closing.
 

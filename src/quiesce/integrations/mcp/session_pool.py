@@ -44,7 +44,7 @@ class SessionPoolStats:
     failed: int
     """Starts that failed."""
     crashed: int
-    """Connections that were lost although nobody had asked for it."""
+    """Connections that were lost without a close."""
 
 
 class SessionPool:
@@ -57,9 +57,9 @@ class SessionPool:
     ```
 
     Args:
-        scope: Whose it is: it closes the pool, if nobody has before.
+        scope: The owner: it closes the pool, unless that was closed before.
         servers: What to connect to, by name: the SDK's `StdioServerParameters`, or a URL. Or a
-            function of the name that gives one of these.
+            function of the name that returns one of these.
         name: What the pool is called.
         connect_within: How many seconds a handshake may take.
         exit_seconds: How many seconds a server has to exit when its standard input is closed.

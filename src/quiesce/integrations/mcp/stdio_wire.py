@@ -127,7 +127,7 @@ class StdioWire(ReadStream):
 
 
 class WireWriting:
-    """What the session writes: the SDK's `WriteStream`, before which somebody sees each message."""
+    """What the session writes: the SDK's `WriteStream`, by two functions."""
 
     def __init__(self, send: Callable[[Any], Any], close: Callable[[], Any]) -> None:
         """Wrap an async function that sends, and another that closes."""

@@ -1,14 +1,14 @@
 """The server's side of the mesh: a tool call that hands over an edge is handled as its hop.
 
 mcp 2.x has middleware for every request, and methods of one's own. 1.x has neither: its server refuses
-every method that it does not know before anybody could see it. There, the handler of `tools/call` is
+every method that it does not know before other code could see it. There, the handler of `tools/call` is
 wrapped, and calls of the mesh are taken out of what the server reads. What holds:
 
 1. Whatever a tool starts, and goes on after it, belongs to the hop. The node waits for it, not the
    connection: it may go on when that has ended.
 2. Every answer to such a call says how its edge stands, as far as the SDK lets an answer say anything.
-3. Calls of the mesh are no requests of the user's: no tool, no listing, no handler of the server's.
-4. A tool is not given the edge: one that passes `_meta` on would hand it to another, for whom nobody waits.
+3. Calls of the mesh are not requests of the user's: no tool, listing or handler of the server sees them.
+4. A tool is not given the edge: one that passes `_meta` on would hand it to a server that no verdict waits for.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _take_edge(node: Node, header: str) -> Part:
 
 
 def _answer(node: Node, hop: Any) -> str | None:
-    """Return what the answer has to say; asked for also if nobody is there to be answered."""
+    """Return what the answer has to say; asked for also if no client is there to be answered."""
     try:
         return node.answer(hop)
     except Exception:  # noqa: BLE001 - of the journal; the sender asks
@@ -275,7 +275,7 @@ class _Sifted(ReadStream):
         self._calls: set[Job[None]] = set()
 
     def stop(self) -> None:
-        """End the calls: nobody is there to be answered."""
+        """End the calls: no client is there to be answered."""
         for call in list(self._calls):
             call.cancel()
 

@@ -45,7 +45,7 @@ _read = _reader()
 
 
 def parsed_message(line: bytes | str) -> Any:
-    """Return the message of a line, as the session reads it; what is wrong with it, if it is none."""
+    """Return the message of a line, as the session reads it; or the error that says what is wrong with it."""
     try:
         return SessionMessage(_read(line))
     except ValueError as error:
@@ -66,7 +66,7 @@ def body(item: Any) -> Any:
 
 
 def cancellation(request: Any, reason: str) -> Any:
-    """Return the message that tells a server that nobody waits for an answer any more."""
+    """Return the message that tells a server that no caller waits for an answer any more."""
     notice = types.JSONRPCNotification(
         jsonrpc="2.0", method=CANCELLED, params={"requestId": request, "reason": reason}
     )
@@ -103,7 +103,7 @@ def check_session_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             message = (
-                f"{name!r} is no option of this function, nor of mcp's ClientSession, which has:"
+                f"{name!r} is not an option of this function, nor of mcp's ClientSession, which has:"
                 f" {', '.join(sorted(known))}"
             )
             raise ArgumentError(message)

@@ -3,10 +3,10 @@
 Over HTTP an edge travels in a header, as with any other request. It is in the message's metadata as well:
 for gRPC, and for proxies that let no header through that they do not know. What holds:
 
-1. Both say the same edge. Whoever has read the one looks at the other no more.
+1. Both say the same edge. A receiver that has read the one ignores the other.
 2. The ids are for the one agent that the message is sent to, and are secrets: they are taken out of a
    message before it is stored, pushed or passed on, and count only with the agent that they name.
-3. They are sent to agents whose card declares the extension, and to nobody else.
+3. They are sent to agents whose card declares the extension, and to no others.
 """
 
 from __future__ import annotations

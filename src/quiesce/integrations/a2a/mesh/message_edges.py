@@ -8,7 +8,7 @@
 4. An agent that declares the extension, and whose answer says nothing of the edge, is asked. One that does
    not declare it takes no part, unless its answer says otherwise.
 5. What the client sends again, with other credentials or to where it was redirected, has the same edge as
-   long as nobody has said what became of that, and it goes to the same server; then, one of its own.
+   long as no answer has said what became of that, and it goes to the same server; then, one of its own.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class CascadeClient:
         await self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the SDK's client has; its other calls are no work, and not noticed as such."""
+        """Return what the SDK's client has; its other calls hand over no work."""
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(self._client, name)
@@ -216,7 +216,7 @@ class CascadeClient:
 class _Message:
     """A message that is being sent, and the events that come of it.
 
-    An iterator of its own, and no generator: nobody has to end it who leaves it.
+    An iterator, and not a generator: a caller that leaves it need not end it.
     """
 
     def __init__(self, client: CascadeClient, request: Any, options: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ class _Message:
         if hop is None or handing is None:
             return
         at, to = (url.scheme, url.host, url.port), handing.to
-        if self._at is not None and self._at != at:  # of whom the card says nothing
+        if self._at is not None and self._at != at:  # a server that the card does not name
             self._resolve(None)
             self._declared, to = False, self._client._node._policy.node_of(str(url))
         elif self._at is None and self._declared and not self._client._is_asked_at(str(url)):
@@ -291,7 +291,7 @@ class _Message:
             handing.answered(header)
         elif response.status_code < _ERRORS and not response.has_redirect_location:
             self._resolve(None)
-        # Else whoever has answered may not have passed it on, and it may be sent again (5).
+        # Else a proxy may have answered without passing it on, and it may be sent again (5).
 
     def _over(self, error: BaseException | None) -> None:
         """Resolve the edge, if the head of the answer has not (3)."""
@@ -302,7 +302,7 @@ class _Message:
     def _resolve(self, error: BaseException | None) -> None:
         """Resolve the edge by an answer that says nothing of it, or by an error (4)."""
         handing = self._handing
-        assert handing is not None  # noqa: S101 - those who call have seen it
+        assert handing is not None  # noqa: S101 - the callers have checked it
         if self._departure.is_prevented(error):
             handing.not_sent()
         elif not self._declared:

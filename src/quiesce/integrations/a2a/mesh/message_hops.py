@@ -5,9 +5,9 @@ and its events are stored later still. What holds:
 
 1. The hop of a message does not end between its acceptance and its execution, nor before the events of that
    are stored: each push of them is handed over in the hop.
-2. What the executor starts belongs to the hop of the message that it was called with, whoever calls it.
-3. A message whose hop has ended, or was told to end, before its execution is not executed: nobody would
-   know of it.
+2. What the executor starts belongs to the hop of the message that it was called with, whichever task calls it.
+3. A message whose hop has ended, or was told to end, before its execution is not executed: no verdict
+   would know of it.
 4. Ids that come with a message by no other way than its metadata open a hop, once.
 """
 
@@ -130,7 +130,7 @@ class MeshTracker(Tracker):
             return self._work(hop, message)
         finally:
             part.leave(None)
-            node.answer(hop)  # nobody carries it: the receipt is posted, or asked for
+            node.answer(hop)  # no answer carries it: the receipt is posted, or asked for
 
     def place(self, work: MessageWork) -> Scope:
         """Return the scope in which the SDK handles a message.
@@ -194,15 +194,17 @@ class MeshTracker(Tracker):
         return work
 
     def _found(self, message: Any, context: Any) -> MessageWork | None:
-        """Find what is known of a message; also if it is over, as long as anybody may execute it (3)."""
+        """Find what is known of a message; also if it is over, as long as it may be executed (3)."""
         asked = request.get()
         name = message.message_id
         marks = getattr(context, "state", None) or {}
         candidates = [self._waiting.get(id(message)), marks.get(_MARK, {}).get(name)]
         if isinstance(asked, MeshRequest) and asked.message_id == name:
-            candidates.append(asked.work)  # or it is none of ours, and has the id of one that is
+            candidates.append(asked.work)  # or it is not ours, and has the id of one that is
         else:
-            candidates += self._waiting.values()  # who has built the context has copied the message
+            candidates += (
+                self._waiting.values()
+            )  # the builder of the context has copied the message
         same = (one for one in candidates if one is not None and one.message_id == name)
         return next(same, None)
 

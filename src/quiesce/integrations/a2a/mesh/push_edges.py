@@ -6,7 +6,7 @@
 3. A push that waits keeps its hop from ending, so that there can be another edge. What is left for the next
    start does not: its edge is in doubt then, and asked for; the next start sends it with that edge, unless
    its receiver has said meanwhile that it never will take it.
-4. An edge is closed as one that was not sent only if no attempt has reached anybody.
+4. An edge is closed as one that was not sent only if no attempt has reached a server.
 5. Where pushes go is for clients to say, and what has an edge is asked for receipts, by other means than
    pushes are sent. So only configured peers, and the node's own origin, are sent edges and asked; others
    are opaque, and so is all that a sender of the user's own sends.
@@ -57,9 +57,12 @@ class PushEdges:
             if not push.url:
                 to = f"{_ELSEWHERE}of a sender of the agent's own"
             elif not self._node._policy.allows(to):
-                to = f"{_ELSEWHERE}{receiver(push.url)}"  # which is no address
+                to = f"{_ELSEWHERE}{receiver(push.url)}"  # not an address
             edge = PushEdge(self, hop, hop.delegate(to))
-        except (QuiesceError, ValueError):  # it cannot be written, or is no URL: others see to that
+        except (
+            QuiesceError,
+            ValueError,
+        ):  # it cannot be written, or is not a URL: the post fails by itself
             _log.warning("a push of task %s is sent outside of its cascade", push.task_id)
             return
         push.edge, push.cascade = edge, edge.header
@@ -153,7 +156,7 @@ class PushEdge:
         return False
 
     def _count(self, status: int, error: BaseException) -> None:
-        """Keep whether the attempt has reached anybody (4)."""
+        """Record whether the attempt has reached a server (4)."""
         unconnected = isinstance(error, Refused) or isinstance(error.__cause__, _NOT_CONNECTED)
         self._is_unsent = self._is_unsent and not status and unconnected
 
@@ -167,7 +170,7 @@ class PushEdge:
                 _log.warning("a push is sent outside of its cascade")
 
     def relayed(self) -> None:
-        """Record that a sender of the user's own has it, of whom nobody hears to whom it is sent (5)."""
+        """Record that a sender of the user's own has it, which does not say where it sends it (5)."""
         if self._handing is not None:
             self._handing.answered(None)
 

@@ -2,7 +2,7 @@
 
 1. To one receiver, the pushes of one task are sent one after the other, in order. A push that is
    given up is a dead letter, and the next one is tried.
-2. Nobody but the lane waits for a receiver; and a receiver that does not answer has a part of the
+2. Only the lane waits for a receiver; and a receiver that does not answer has a part of the
    connections, not all of them.
 3. A drain waits for every push that was not tried yet. One that has failed stays in a durable outbox
    for the next start, and so does what is behind it; an outbox in memory tries until the deadline.

@@ -142,7 +142,7 @@ class Outbox(Protocol):
         ...
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; gives how many there were."""
+        """Forget dead letters; return how many there were."""
         ...
 
 
@@ -203,7 +203,7 @@ class MemoryOutbox:
         return list(self._pending.values())
 
     async def unfinished(self) -> list[TaskNote]:
-        """Start with none."""
+        """Return none."""
         return []
 
     async def forget(self, task_ids: Sequence[str]) -> None:

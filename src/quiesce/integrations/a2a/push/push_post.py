@@ -45,7 +45,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Refused(Exception):  # noqa: N818 - what happened: it must not, or need not, be tried again
-    """A push that there is no point in trying again."""
+    """A push that need not, or must not, be tried again."""
 
 
 class NotTaken(Exception):  # noqa: N818 - the same
@@ -162,7 +162,7 @@ class Poster:
     ) -> None:
         """Post a body, and be content with any answer that says it was taken.
 
-        *Raises*: `Refused` if it is no use; `NotTaken` if it may be tried again.
+        *Raises*: `Refused` if trying again cannot help; `NotTaken` if it may be tried again.
         """
         self._check(url, body)
         try:
@@ -172,7 +172,7 @@ class Poster:
                 *lines(headers),
             ]
         except ValueError:
-            message = "its configuration has a token or credentials that are no header"
+            message = "its configuration has a token or credentials that cannot be sent as a header"
             raise Refused(message) from None
         try:
             with anyio.fail_after(self._seconds):  # the pool is shielded from no other kind
@@ -195,7 +195,7 @@ class Poster:
         except ValueError:
             fine = False
         if not fine or not (url.isascii() and url.isprintable()) or " " in url:
-            message = "its URL is no http or https URL in ASCII"
+            message = "its URL is not an http or https URL in ASCII"
             raise Refused(message)
         if "@" in parts.netloc:
             message = "its URL has a user in it: credentials belong in the push configuration"
@@ -249,7 +249,7 @@ class Poster:
 def lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Return headers as they are sent.
 
-    *Raises*: `ValueError` if one is none; it does not say what it was, which may be a secret.
+    *Raises*: `ValueError` if one is not valid; without its text, which may be a secret.
     """
     made = []
     for name, value in headers.items():
@@ -266,7 +266,7 @@ def receiver(url: str) -> str:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
     except ValueError:
-        return "a URL that is none"
+        return "an invalid URL"
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 

@@ -1,7 +1,7 @@
 """Pushes: written with the state that they tell of, sent in order, outside of everybody's way.
 
 `DurablePushSender` is what a handler is given; `Pushes` is what a handler makes of it. How they are
-sent is in delivering.py.
+sent is in push_lanes.py.
 
 1. A push is in the outbox before the state that it tells of is stored, and is sent after.
 2. The push of a state that could not be stored is not sent. Whether it was, an error does not always
@@ -76,7 +76,7 @@ class DurablePushSender:
         allow_private: Whether receivers may be at private and loopback addresses: False, True, or
             the networks (`["10.0.0.0/8"]`) that they may be in.
         sign: Signs pushes: a `HmacSigner`, or a function, async or not, that is given a
-            `PushRequest` and gives headers. It is asked at each attempt. What the push configuration
+            `PushRequest` and returns headers. It is asked at each attempt. What the push configuration
             says, it cannot replace. If it raises, the push is tried again, like any other.
         attempts_max: After how many failures a push becomes a dead letter.
         keep_seconds: After how long it does so, if it fails again.
@@ -132,7 +132,7 @@ class DurablePushSender:
     async def resend(self, letters: Iterable[DeadLetter] | None = None) -> int:
         """Send dead letters again, or all of them: behind what waits, and as often as if new.
 
-        Gives how many there were.
+        Returns how many there were.
 
         *Raises*: `UsageError` if its handler is not open.
         """
@@ -145,7 +145,7 @@ class DurablePushSender:
         return len(found)
 
     async def discard(self, letters: Iterable[DeadLetter]) -> int:
-        """Forget dead letters; gives how many there were."""
+        """Forget dead letters; return how many there were."""
         return await self.outbox.discard([letter.id for letter in letters])
 
     async def send_notification(self, *args: Any) -> None:
@@ -276,7 +276,7 @@ class Pushes:
         self._whole.add(task_id)
 
     async def write(self, task: Any, tell: Tell, context: Any) -> Sequence[Push]:
-        """Write the pushes of a state that is about to be stored (1); none if nobody is told."""
+        """Write the pushes of a state that is about to be stored (1); none if the task has no receivers."""
         whole = task if task.id in self._whole else None
         self._whole.discard(task.id)
         return await self._write(task.id, tell, context, whole)
@@ -334,7 +334,7 @@ class Pushes:
         return tuple([PushTarget(one.url, versions.push_headers(one)) for one in found])
 
     async def _has_receivers(self, task_id: str, context: Any) -> bool:
-        """Return whether pushes are sent; a sender of the user's own may do so, unless it has nobody."""
+        """Return whether pushes are sent; one of the user's own sends them unless the task has no receivers."""
         try:
             return self._relayed is None or bool(
                 await versions.configs(self._relayed, task_id, context)

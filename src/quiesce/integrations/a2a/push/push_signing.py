@@ -28,7 +28,7 @@ _TIME_DIGITS_MAX = 15
 
 @dataclass(frozen=True)
 class PushRequest:
-    """One attempt to deliver a push, as whoever signs it sees it."""
+    """One attempt to deliver a push, as a `sign` function gets it."""
 
     task_id: str
     url: str
@@ -50,15 +50,15 @@ class HmacSigner:
     HmacSigner(secret).verifies(request.headers, await request.body())  # the receiver
     ```
 
-    Whoever has a secret can sign with it: give each receiver its own, with a `sign` that chooses.
+    A receiver that has a secret can sign with it: give each its own, with a `sign` that chooses.
 
     Args:
         secrets: At least 24 bytes each, or strings of `whsec_` and base64. A push is signed with
             each of them, and one is enough for its receiver: to change a secret, have both for a
             while.
-        clock: Gives the seconds since 1970.
+        clock: Returns the seconds since 1970.
 
-    *Raises*: `ArgumentError` if a secret is none.
+    *Raises*: `ArgumentError` if a secret is not valid.
     """
 
     def __init__(self, *secrets: str | bytes, clock: Callable[[], float] = time.time) -> None:

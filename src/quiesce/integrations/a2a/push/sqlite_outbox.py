@@ -1,10 +1,10 @@
 """An outbox in a file, which outlives the process and its death by SIGKILL.
 
 All of SQLite is done by one thread of its own, in the order of the calls. One process at a time has
-the file: it is locked, and whoever opens it next waits some seconds for the one before to end.
+the file: it is locked, and the next process that opens it waits some seconds for the one before to end.
 
-1. What was begun is ended, although whoever asked for it is cancelled; the cancellation is passed on
-   after. So a push is in the file or is not, and whoever wrote it can know.
+1. What was begun is ended, although its caller is cancelled; the cancellation is passed on after. So a
+   push is in the file or is not, and its writer can know.
 2. A change that fails leaves nothing of itself, and nothing in the way of the next one.
 3. However `open` and `close` end, there is no thread after, no lock and no open file.
 """
@@ -35,7 +35,7 @@ try:
     import fcntl as _fcntl
 
     fcntl: Any = _fcntl
-except ImportError:  # not on Windows: there nobody is kept from opening it twice
+except ImportError:  # not on Windows: there nothing keeps a second process from opening it
     fcntl = None
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class SqliteOutbox:
             return found
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; gives how many there were."""
+        """Forget dead letters; return how many there were."""
         return await self._do(self._forget, "dead", ids)
 
     def _forget(self, table: str, ids: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a streaming client reads from: filled by a job that reads on whether it is read or not.
+"""What a streaming client reads from: a job fills it, whether the client reads or not.
 
 The SDK's own stream is read by the client's request. If that stops half way, the SDK's task waits
 for it when it ends; and if it is cancelled, so is the cleaning up.
@@ -38,7 +38,7 @@ class Feed:
         """What keeps the scope from being idle while the stream is work."""
 
     def put(self, item: Any) -> None:
-        """Add an event; one too many, and the reader has lost the thread."""
+        """Add an event; if too many wait, the stream ends with an error."""
         if self._left or self._over:
             return
         if len(self.items) >= _ITEMS_MAX:
@@ -57,7 +57,7 @@ class Feed:
             self._wake()
 
     def leave(self) -> None:
-        """Record that nobody reads any more."""
+        """Record that no client reads any more."""
         self._left = True
         self.items.clear()
         self.end()
@@ -89,7 +89,7 @@ class FeedReader(AsyncGenerator[Any, None]):
     """The stream that a client is given; it begins when it is first read.
 
     A generator in all but name: one of Python's own would be a frame more for every event, and
-    there would be somebody to wait for when it is left.
+    leaving it would have to be awaited.
     """
 
     __slots__ = ("_begin", "_feed")
@@ -110,7 +110,7 @@ class FeedReader(AsyncGenerator[Any, None]):
         return feed.items.popleft()
 
     async def asend(self, value: Any) -> Any:
-        """Return the next event; there is nobody to send anything to."""
+        """Return the next event; the value is not used."""
         del value
         return await self.__anext__()
 
@@ -134,5 +134,5 @@ class FeedReader(AsyncGenerator[Any, None]):
             self._feed.leave()
 
     def __del__(self) -> None:
-        """Leave: nobody can read any more."""
+        """Leave: no client can read any more."""
         self._leave()

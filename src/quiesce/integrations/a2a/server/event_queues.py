@@ -1,10 +1,10 @@
-"""The queues of a server of 0.3, between an executor and who stores its events.
+"""The queues of a server of 0.3, between an executor and the task that stores its events.
 
 They do what the SDK's own do, for less:
 
 1. An event that is there is given at once. The SDK makes a task for each, to wait for it.
-2. Nobody waits for a lock: each change is one step.
-3. There are no spans of what is done with them. Where somebody traces, the SDK's own queues are used.
+2. There is no lock to wait for: each change is one step.
+3. There are no spans of what is done with them. Where a tracer is set up, the SDK's own queues are used.
 """
 
 from __future__ import annotations

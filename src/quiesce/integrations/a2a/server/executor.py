@@ -108,17 +108,14 @@ class OwnedExecutor:
         try:
             await self._executor.execute(context, queue)
             if entry.cut and versions.FIRST and entry.said not in versions.ENDS:
-                await _fail(
-                    context, queue, entry, STOPPED
-                )  # it was told to stop, and did, without a word
+                # It was told to stop, and did, without an event that says so.
+                await _fail(context, queue, entry, STOPPED)
         except asyncio.CancelledError:
             if not entry.cut or entry.ended:
-                if not versions.FIRST:
-                    await close_queue(
-                        queue
-                    )  # 0.3 does not, and the one who stores polls it for ever
+                if not versions.FIRST:  # 0.3 does not close it, and polls it without an end
+                    await close_queue(queue)
                 raise
-            # Ours: its clients are told by the event that this is, like any other, and stored by.
+            # This cancellation is ours: the event that `_fail` enqueues is stored, and sent to clients.
             if entry.runner is not None:
                 entry.runner.uncancel()
             await _fail(context, queue, entry, STOPPED)
@@ -165,7 +162,7 @@ class OwnedExecutor:
 
 
 async def close_queue(queue: Any) -> None:
-    """Close a queue of 0.3, when what is in it was read; or soon, if nobody reads.
+    """Close a queue of 0.3, when what is in it was read; or soon, if nothing reads it.
 
     *Cancel safety*: the queue is closed, and those that tap it, before the cancellation is passed on.
     """

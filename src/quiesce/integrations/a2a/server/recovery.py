@@ -33,7 +33,7 @@ class Recovery:
 
 
 async def recover(store: TellingStore, pushes: Pushes) -> Recovery:
-    """End the tasks that nobody owns, and send what was not delivered, in that order a task."""
+    """End the tasks that no process owns, and send what was not delivered; in that order for each task."""
     sender = pushes.sender
     if sender is None or not sender.outbox.durable:
         return Recovery()

@@ -3,8 +3,8 @@
 1. The SDK runs in jobs of one scope, which adopts what it starts. A client that leaves ends its own
    wait, and nothing else.
 2. What was accepted is answered for: each task reaches a state that is stored, and pushed.
-3. The end is made by a job of the scope, once, whoever asks for it, and however often.
-4. With a node, a message belongs to a hop from the step in which it is accepted (mesh_joining.py).
+3. A job of the scope makes the end, once, however often callers ask for it.
+4. With a node, a message belongs to a hop from the step in which it is accepted (mesh/message_hops.py).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class QuiescentRequestHandler:
     async def open(self) -> Self:
         """Open the outbox, and end what a process before this one has left; see `recover`.
 
-        The first request does it, if nobody has; it may be called any number of times.
+        The first request does it, if no caller has. It may be called any number of times.
 
         *Cancel safety*: cancelled, it is closed again.
 
@@ -223,7 +223,7 @@ class QuiescentRequestHandler:
         """Refuse new messages, let the accepted tasks end, and close.
 
         What has not ended after `within` seconds (None: never) is cancelled, and FAILED: stored,
-        pushed, and told to whoever is waiting for it. All that has `cleanup` seconds. The report
+        pushed, and told to the clients that wait for it. All that has `cleanup` seconds. The report
         names these tasks as `undelivered`.
 
         *Cancel safety*: the drain then turns into a close, which is waited for before the
@@ -421,7 +421,7 @@ class QuiescentRequestHandler:
 
 
 def _answered(answer: asyncio.Future[Any], _: object) -> None:
-    """See to it that a client is answered whose request was cut, be it before it had begun."""
+    """Answer a client whose request was cut, also if it was cut before it had begun."""
     if not answer.done():
         answer.set_exception(versions.refusal(_REFUSAL))
 

@@ -31,7 +31,7 @@ _SHARE = 0.5  # of the cleaning up, for executors that were cut, and what they h
 
 
 class End:
-    """The one end of a server; whoever asks for it joins it, and may only make it sooner."""
+    """The one end of a server. Every caller joins it, and can only make it sooner."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class End:
                 _log.warning("still in flight: %s", self._scope.frontier())
 
     async def _answer_for_all(self, until: float) -> None:
-        """Return a terminal state to what was accepted, and has none by now."""
+        """Store a terminal state for each task that was accepted, and has none by now."""
         for entry in list(self._tracker.entries.values()):
             if not entry.owed:
                 continue

@@ -1,7 +1,7 @@
 """The task store that is put around the user's: no state is stored without the push that tells it.
 
 A push is written to the outbox before the state is stored, and is sent after. What a crash leaves
-between the two is told apart at the next start, by a look at the store (recovering.py).
+between the two is told apart at the next start, by a look at the store (recovery.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 2. A task that waits for its client (input-required, auth-required), with nothing queued, is parked:
    not busy, although the SDK keeps loops for it and its executor may wait as well.
 3. A stored terminal state is the end: what is queued behind it is of no account.
-4. What is known of a task is kept while it is busy, or is in a state that somebody has to end.
+4. What is known of a task is kept while it is busy, or is in a state that the server has to end.
 5. The states of a task are stored one at a time, in the order in which they came.
 6. The loops that 1.x has for each task are owned apart: they live as long as the task does, and
    are not in the way of being idle.
@@ -90,7 +90,7 @@ class Entry:
 
 
 class TaskHold(Hold):
-    """A task in flight; what it says of itself is looked up when somebody asks."""
+    """A task in flight; its details are looked up when a frontier or a report asks for them."""
 
     __slots__ = ("_entry",)
 
@@ -122,7 +122,7 @@ class Request:
     __slots__ = ("_adopter", "_began", "_loops", "_parent", "task_ids")
 
     _state = ScopeState.CLOSED  # so that the scope of code in here is the parent
-    _errand = None  # the SDK's loops work for no hop; the executor does, see mesh_joining.py
+    _errand = None  # the SDK's loops work for no hop; the executor does, see mesh/message_hops.py
     _services = NOTHING  # it owns none
 
     def __init__(self, task_id: str | None, scope: Scope | None, loops: Scope | None) -> None:
@@ -210,7 +210,7 @@ class Tracker:
         return Request(task_id or None, self.scope, self.loops)
 
     def entry(self, task_id: str) -> Entry:
-        """Return what is known of a task, be it nothing."""
+        """Return what is known of a task, an empty entry if nothing is."""
         found = self.entries.get(task_id)
         if found is None:
             found = self.entries[task_id] = Entry(task_id, state=self.ends.get(task_id))
@@ -229,7 +229,7 @@ class Tracker:
         """Hold the task in the scope if it is busy, else let go (1, 2, 3, 4)."""
         if entry.busy:
             if entry.hold is None and self.scope is not None:
-                with suppress(ScopeClosed):  # the end is answered for by others (closing.py)
+                with suppress(ScopeClosed):  # shutdown.py stores its end
                     entry.hold = TaskHold(self.scope, entry)
             return
         if entry.hold is not None:
