@@ -1,18 +1,18 @@
-"""quiesce: async programs that can prove that they have gone quiet.
+"""quiesce: async programs that can prove that all their work has ended.
 
 The packages, in reading order. Each uses only packages above it in this list; `testing` may use all of them.
 
-- `errors`: the exceptions, ordered by who is at fault.
+- `errors`: the exceptions, ordered by cause.
 - `core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
 - `channels`: channels, taps and pipes: items in flight have an owner.
 - `streams`: async generators that any task may read, leave or close.
-- `processes`: child processes that no cancellation can orphan, and when they are ready.
-- `ready`: probes that say when a child process is ready, and listeners to hand down.
+- `processes`: child processes that no cancellation can orphan.
+- `ready`: probes that tell when a child process is ready, and listeners to pass to it.
 - `pool`: runners, one for each key, started when first needed.
-- `mesh`: cascades of agents that hand work to each other, and how to know that one has settled.
+- `mesh`: cascades of agents that hand work to each other, and whether a cascade has settled.
 - `integrations`: adapters for ASGI, A2A, ACP, MCP and the Claude Agent SDK.
-- `testing`: what makes a leak fail a test.
-- `pytest_plugin`: the same as settings and marks of pytest.
+- `testing`: checks that make a leak fail a test.
+- `pytest_plugin`: the same checks as settings and marks of pytest.
 """
 
 from sys import _getframe
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from quiesce.processes.process import Process, start_process
     from quiesce.streams.stream import Stream, stream
 
-# Imported when they are first used: a program that uses scopes alone does not wait for the rest.
+# Imported when first used: a program that uses only scopes does not wait for the rest.
 _LATER = {
     "Backoff": "quiesce.pool.backoff",
     "Channel": "quiesce.channels.channel",
@@ -126,7 +126,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or a misspelled name would pass type checkers
+if not TYPE_CHECKING:  # else type checkers would accept a misspelled name
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used; raise where a name that moved is now."""

@@ -1,41 +1,41 @@
-"""The exception tree, ordered by who is at fault.
+"""The exception tree, ordered by cause.
 
 ```
 QuiesceError
 ├── ScopeClosed        you started something after the closing had begun
 ├── ChannelClosed      you sent to a closed channel, or read past its end
 ├── ChannelFull        you sent without waiting, and there was no room
-├── TapOverflow        you read a tap too slowly, and it was to fail then
+├── TapOverflow        you read a tap with slow="fail" too slowly
 ├── SpawnFailed        the program could not be started
-├── ProcessLost        it exited before it was ready, or before it had taken what was sent to it
-├── NotReady           it was not ready in time
-├── LineTooLong        it has written a line that is longer than was allowed
-├── ProcessStuck       it was killed, and has not ended
+├── ProcessLost        the process exited before it was ready, or before it had read its input
+├── NotReady           the process was not ready in time
+├── LineTooLong        the process wrote a line that is longer than allowed
+├── ProcessStuck       the process was killed, and has not ended
 ├── StartFailed        the runner of a key could not be started; carries the cause
-├── RunnerReleased     you waited for a runner, and somebody has released its key
-├── UsageError         you called it in the wrong place or at the wrong time
-│   └── ArgumentError  you called it with a wrong argument
+├── RunnerReleased     you waited for a runner, and other code released its key
+├── UsageError         you called a function in the wrong place or at the wrong time
+│   └── ArgumentError  you called a function with a wrong argument
 │       └── DuplicateKey
-├── SdkMissing         the SDK that an adapter is for is not installed, or too old
-├── SdkUnknown         the SDK has changed, and the adapter does not guess
+├── SdkMissing         the SDK of an adapter is not installed, or too old
+├── SdkUnknown         the SDK has changed, and lacks something that the adapter needs
 ├── PeerLost           the agent or server at the other end is gone
-├── ProtocolError      a message between nodes of a mesh is not as it should be
+├── ProtocolError      a message between nodes of a mesh violates the protocol
 │   ├── LocalProtocolError    …and this end was about to send it
 │   └── RemoteProtocolError   …and the other end has sent it
-├── EdgeRefused        a message that must not be worked on: it was before, or came too late
-├── CascadeCancelled   what you do is part of a cascade that was told to end
-├── JournalInUse       another node, or process, has the journal
-├── JournalBroken      the journal of this node is not as it was written
+├── EdgeRefused        a message must not be processed: it is a copy, or came too late
+├── CascadeCancelled   your code works for a cascade that was cancelled
+├── JournalInUse       another node or process uses the journal
+├── JournalBroken      the journal of this node is damaged
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          something was left behind; carries what, and where it was started
 ├── EscapeError        work leaves a hop by a way that no verdict waits for; carries where
-├── SweepFailed        a scenario did not stand being cancelled; carries where
-├── GateFailed         what was planted survived a shutdown, or was lost, in silence
+├── SweepFailed        a scenario mishandled cancellation; carries where
+├── GateFailed         a shutdown lost or left planted work without reporting it
 └── WorkLost           the program lost work; carries the report
     └── DrainTimeout   …because the deadline passed
 ```
 
-Cancellation is not in this tree: it is passed on as the event loop raised it.
+Cancellation is not in this tree: the event loop's own exception is passed on.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class ScopeClosed(QuiesceError):
 
 
 class ChannelClosed(QuiesceError):
-    """The channel takes nothing more; or it has been read to its end."""
+    """The channel is closed for sending, or it has been read to its end."""
 
 
 class ChannelFull(QuiesceError):
-    """There is no room in the channel, and the sender does not want to wait."""
+    """The channel is full, and the sender asked not to wait."""
 
 
 class TapOverflow(QuiesceError):
-    """The tap's reader was too slow, and `slow="fail"` was asked for: it has missed items."""
+    """The reader of a tap with `slow="fail"` was too slow, and has missed items."""
 
 
 class StartFailed(QuiesceError):
-    """A runner could not be started; `cause` tells why. The next lease tries again."""
+    """A runner could not be started; `cause` is the reason. The next lease tries again."""
 
     def __init__(self, key: object, cause: BaseException) -> None:
         """Carry the key and the cause."""
-        # Not its repr: what the process has written last, often the reason, is in its text.
+        # Not its repr: only its text has the last output of the process, which is often the reason.
         why = f"{type(cause).__name__}: {cause}"
         super().__init__(f"the runner of {key!r} could not be started: {why}")
         self.key: object = key
@@ -85,7 +85,7 @@ class StartFailed(QuiesceError):
 
 
 class RunnerReleased(QuiesceError):
-    """`release()` has ended the runner while somebody waited for its start."""
+    """`release()` ended the runner while a task waited for its start."""
 
 
 class SpawnFailed(QuiesceError):
@@ -122,19 +122,19 @@ class NotReady(WithOutput):
 
 
 class LineTooLong(QuiesceError):
-    """A process has written a line that is longer than was allowed."""
+    """A process wrote a line that is longer than allowed."""
 
 
 class ProcessStuck(QuiesceError):
-    """The process, or one in its group, outlived SIGKILL; the scope still holds it."""
+    """The process, or one of its group, has not ended after SIGKILL; the scope still holds it."""
 
 
 class UsageError(QuiesceError, RuntimeError):
-    """A call in the wrong place, or at the wrong time; the message says what to do."""
+    """A function was called in the wrong place or at the wrong time; the message says what to do."""
 
 
 class ArgumentError(UsageError, ValueError):
-    """A call with an argument that cannot work; the message says what to do."""
+    """A function was called with a wrong argument; the message says what to do."""
 
 
 class DuplicateKey(ArgumentError):
@@ -142,56 +142,56 @@ class DuplicateKey(ArgumentError):
 
 
 class SdkMissing(QuiesceError, ImportError):
-    """The SDK that an adapter is for is not installed, or is too old: it says what to install."""
+    """The SDK of an adapter is not installed, or too old; the message says what to install."""
 
 
 class SdkUnknown(QuiesceError):
-    """The installed SDK lacks something that the adapter needs: newer than what it was tested with."""
+    """The installed SDK lacks something that the adapter needs: the SDK is newer than the tested versions."""
 
 
 class PeerLost(QuiesceError):
-    """The agent or server at the other end is gone, and what was asked of it has no answer."""
+    """The agent or server at the other end is gone, and the request has no answer."""
 
 
 class ProtocolError(QuiesceError):
-    """A message between nodes of a mesh is not as the protocol has it."""
+    """A message between nodes of a mesh violates the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """What was to be sent cannot be written as the protocol has it."""
+    """The protocol cannot express a message that this node was about to send."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """What another node has sent is not of the protocol; nothing was changed by it."""
+    """A message from another node violates the protocol; it has changed nothing here."""
 
 
 class EdgeRefused(QuiesceError):
-    """A message must not be worked on; `header` is what its sender is to be told, as `Cascade-Receipt`."""
+    """A message must not be processed; answer its sender with `header`, as `Cascade-Receipt`."""
 
     def __init__(self, message: str, header: str, *, is_busy: bool = False) -> None:
         """Carry the answer."""
         super().__init__(message)
         self.header: str = header
         self.is_busy: bool = is_busy
-        """Whether the agent takes no messages now; else it is this message that is refused, as a copy is."""
+        """Whether the agent rejects all messages now; else it rejects only this one, such as a copy."""
 
 
 class CascadeCancelled(QuiesceError):
-    """The cascade that the running code works for was told to end, and so was the code."""
+    """The cascade that the running code works for was cancelled, and the code with it."""
 
 
 class JournalInUse(QuiesceError):
-    """Another process has the journal: a node has one of its own, and one process at a time."""
+    """Another node or process uses the journal. Each node needs its own, in one process at a time."""
 
 
 class JournalBroken(QuiesceError):
-    """The file is not a journal, or not as it was written: what was begun is not known."""
+    """The file is not a journal, or it is damaged: the work that it recorded is not known."""
 
 
 class JobCancelled(QuiesceError):
     """The awaited job was cancelled, so it has no result.
 
-    It is not a `CancelledError`: the one who awaits was not cancelled.
+    It is not a `CancelledError`: the task that awaits the job was not cancelled.
     """
 
 
@@ -211,7 +211,7 @@ class LeakError(QuiesceError):
 
 
 class EscapeError(QuiesceError):
-    """Work leaves a hop by a way that no verdict waits for; `escapes` names each place, and what to write instead."""
+    """Work leaves a hop by a way that no verdict waits for; `escapes` names each place, and how to change it."""
 
     def __init__(self, escapes: Sequence[Escape]) -> None:
         """Carry the places."""
@@ -219,14 +219,14 @@ class EscapeError(QuiesceError):
         self.escapes: Sequence[Escape] = escapes
 
     def __str__(self) -> str:
-        """Return one line for each place, and what to write there."""
+        """Return one line for each place, and how to change it."""
         count = len(self.escapes)
         head = f"work leaves at {count} place{'' if count == 1 else 's'}:"
         return "\n  ".join([head, *map(str, self.escapes)])
 
 
 class SweepFailed(QuiesceError):
-    """A scenario did not stand being cancelled; `sweep` has the details."""
+    """A scenario mishandled cancellation; `sweep` has the details."""
 
     def __init__(self, sweep: Sweep) -> None:
         """Carry the result of the sweep."""
@@ -235,16 +235,16 @@ class SweepFailed(QuiesceError):
 
 
 class GateFailed(QuiesceError):
-    """Something that was planted survived a shutdown, or was lost, and nobody was told."""
+    """A shutdown lost or left planted work without reporting it."""
 
     def __init__(self, gate: Gate) -> None:
-        """Carry the gate, whose text is the table."""
+        """Carry the gate; its text is the table."""
         super().__init__(gate)
         self.gate: Gate = gate
 
 
 class WorkLost(QuiesceError):
-    """Work was lost: something failed, was cut short, was not delivered or is stuck."""
+    """Work was lost: it failed, was cancelled, was not delivered or is stuck."""
 
     def __init__(self, report: Report) -> None:
         """Carry `report`, which names what was lost."""
@@ -260,8 +260,8 @@ class DrainTimeout(WorkLost):
     """The deadline of a drain passed with work still in flight."""
 
     def __str__(self) -> str:
-        """Return the report as text; say what happened if that names no loss."""
+        """Return the report as text; if it lists no loss, say first what happened."""
         text = super().__str__()
         if not self.report.ok:
             return text
-        return f"the deadline passed; what was left returned when it was cancelled: {text}"
+        return f"the deadline passed, but the cancelled work returned normally: {text}"

@@ -5,9 +5,9 @@ patterns such as `thread:*`, and `@pytest.mark.quiesce(guard=…, allow=[…])` 
 `quiesce_escapes = error | report | off` (`--quiesce-escapes`) is for hops that a test runs: work
 may not leave them by a way that no verdict waits for.
 
-What a test has started is judged when the test *and its own fixtures* are done: the last thing
-before fixtures of a wider scope may be torn down. What those make is not the test's. Findings are
-an error of the test's teardown; if the test itself has failed, they are shown below its failure.
+The guard looks when the test *and its own fixtures* are done, just before pytest tears down
+fixtures of a wider scope. What those fixtures start does not belong to the test. Findings are an
+error of the test's teardown; if the test itself has failed, they are shown below its failure.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quiesce-baseline",
         metavar="FILE",
         default=None,
-        help="known findings: written if it is not there; else they are tolerated, and only shrink",
+        help="file of known findings: written if missing; else they are tolerated, and may only shrink",
     )
-    about_escapes = "fail (or tell of) tests with a hop that work leaves by an untracked way"
+    about_escapes = "fail (or report) tests with a hop that work leaves by an untracked way"
     group.addoption("--quiesce-escapes", choices=ESCAPES, default=None, help=about_escapes)
-    about_replay = "run again just this run of a sweep; the failure names it"
+    about_replay = "repeat only this run of a sweep; the failure names its ID"
     group.addoption("--quiesce-replay", metavar="ID", default=None, help=about_replay)
     parser.addini("quiesce_guard", f"{about}: error, warn or off", default="off")
     parser.addini("quiesce_escapes", f"{about_escapes}: error, report or off", default="off")
@@ -83,12 +83,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and guard."""
+    """Declare the markers, and register the guard."""
     config.addinivalue_line(
         "markers",
-        "quiesce(guard=None, allow=(), escapes=None): guard this test in another way (error, warn,"
-        " off), let it leave what these patterns name (thread:*), or have another look at what leaves"
-        " its hops (error, report, off)",
+        "quiesce(guard=None, allow=(), escapes=None): set for this test the guard (error, warn, off),"
+        " more patterns of what it may leave behind (thread:*), and what to do with escapes (error,"
+        " report, off)",
     )
     config.addinivalue_line(
         "markers",
@@ -120,7 +120,7 @@ def _setting(config: pytest.Config, name: str, modes: Sequence[str]) -> str:
 
 
 def _text(found: Sequence[Finding], more: str = "") -> str:
-    """Return what was left; the first line is what pytest shows in its summary."""
+    """Return the findings as text; pytest shows the first line in its summary."""
     labels = [finding.label for finding in found]
     if len(labels) > _LABELS_MAX:
         labels[_LABELS_MAX:] = [f"and {len(labels) - _LABELS_MAX} more"]
@@ -130,10 +130,10 @@ def _text(found: Sequence[Finding], more: str = "") -> str:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Sweep the tests that are marked so.
+    """Sweep the tests that have the marker `sweep`.
 
-    Not in `pytest_pyfunc_call`: other plugins run async tests there, and the last one to be
-    registered comes first, so that a test would be run once, and pass.
+    This is not done in `pytest_pyfunc_call`: other plugins run async tests there, and the plugin
+    registered last comes first. A test could then run only once, and pass.
     """
     marker = item.get_closest_marker("sweep")
     if marker is None or not isinstance(item, pytest.Function):
@@ -144,7 +144,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         try:
             run_marked(item, marker, replay)
         except UsageError as error:
-            pytest.fail(str(error), pytrace=False)  # where we raise it helps nobody
+            pytest.fail(str(error), pytrace=False)  # our own traceback would not help
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item, "runtest", sweep)
@@ -163,8 +163,8 @@ class Guarding:
         self.baseline = baseline
         self.current: pytest.Item | None = None
         self.census: Census | None = None  # of the current test
-        self.failed: bool = False  # the current test, by itself
-        self.session: Census | None = None  # keeps watching between the tests
+        self.failed: bool = False  # whether the current test has failed by itself
+        self.session: Census | None = None  # watches between the tests, too
         self.past: Past[GuardRules] = Past()
         self.rules: GuardRules = GuardRules(mode, allow)
         self.told: str | None = None
@@ -173,7 +173,7 @@ class Guarding:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Watch while tests run; at the end, find what only the garbage collector can tell."""
+        """Watch while tests run; at the end, report what only a garbage collection shows."""
         if self.mode != "off":
             self._watch()
         try:
@@ -193,7 +193,7 @@ class Guarding:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Write the baseline; a worker of xdist hands it to whom it works for."""
+        """Write the baseline; a worker of xdist sends it to the controller."""
         if self.baseline is None:
             return
         output = getattr(self.config, "workeroutput", None)
@@ -204,25 +204,25 @@ class Guarding:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        """Take what a worker of xdist has seen; of one that crashed, nothing is known."""
+        """Merge the baseline of a worker of xdist; a crashed worker has sent none."""
         seen = getattr(node, "workeroutput", {}).get("quiesce_baseline")
         if seen is not None and self.baseline is not None:
             self.baseline.merge(seen)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write what became of the baseline, and what could not be watched."""
+        """Write whether the baseline has changed, and what could not be watched."""
         if self.told is not None:
             terminalreporter.write_line(f"quiesce: {self.told}")
         if watch.unknown and len(self.past):
             missing = ", ".join(sorted(watch.unknown))
             terminalreporter.write_line(
-                f"quiesce: not watched, as it is not there in this version: {missing}"
+                f"quiesce: not watched, because the installed version lacks it: {missing}"
             )
 
     # One test.
 
     def _rules(self, item: pytest.Item) -> GuardRules:
-        """Put together what the settings and the test's markers say, the nearest first."""
+        """Return the rules for a test, from the settings and its markers; the nearest marker wins."""
         mode: str | None = None
         allow: list[str] = []
         for marker in item.iter_markers("quiesce"):
@@ -245,7 +245,7 @@ class Guarding:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Begin with the test's own fixtures, or after all wider ones if it has none."""
+        """Begin with the test's first fixture of its own, or after the wider fixtures if it has none."""
         self.current = item
         self.failed = False
         yield
@@ -255,7 +255,7 @@ class Guarding:
     def pytest_fixture_setup(
         self, request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Begin with the first fixture of the test's own; have nothing to do with wider ones."""
+        """Begin with the test's first fixture of its own; pause during wider fixtures."""
         if request.scope == "function":
             if self.current is not None and request.node is self.current:
                 self._begin(self.current)
@@ -283,17 +283,17 @@ class Guarding:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Remember whether the test has failed by itself, also if that was expected."""
+        """Record whether the test has failed by itself, even if that was expected."""
         report = yield
         if call.when != "teardown" and (report.failed or hasattr(report, "wasxfail")):
             self.failed = True
         return report
 
     def _end(self, ran: Ran) -> None:
-        """Judge what the test has left."""
+        """Find what the test has left behind, and fail it or warn."""
         self.census = None
         with ran.census:
-            # Asking the collector after each test would take longer than all the rest.
+            # A garbage collection after each test would take longer than all the rest.
             found = ran.census.settled(collect=None)
             if found:
                 ran.census.acknowledge()
@@ -318,17 +318,17 @@ class Guarding:
 
     @staticmethod
     def _without_temporary(item: pytest.Item, found: list[Finding]) -> list[Finding]:
-        """Leave out socket files in pytest's own temporary folders, which it keeps on purpose."""
+        """Leave out socket files in pytest's own temporary folders: pytest keeps those on purpose."""
         factory = getattr(item, "funcargs", {}).get("tmp_path_factory")
         if factory is None:
             return found
         folder = f"{factory.getbasetemp()}/"
         return [f for f in found if f.kind != "socket" or not f.details.startswith(folder)]
 
-    # What is noticed later.
+    # Findings that are noticed after their test.
 
     def _tell_belated(self) -> None:
-        """Report what belongs to a test that is over: it was collected only now."""
+        """Report findings of finished tests that were collected only now."""
         events = list(watch.events)
         watch.events.clear()
         for event in events:
@@ -362,19 +362,19 @@ class Guarding:
 
 
 class Escaping:
-    """What leaves the hops of each test."""
+    """The detector of work that leaves the hops of each test."""
 
     def __init__(self, guarding: Guarding, mode: str) -> None:
         self.guarding = guarding
         self.mode = mode
         self.trails: Trails | None = None  # of the current test
-        self.told: dict[Escape, None] = {}  # of all tests that only report
+        self.told: dict[Escape, None] = {}  # escapes of all tests in mode `report`
         self.looked_at: int = 0  # tests
         self.with_hops: int = 0
-        self.without: list[str] = []  # tests that are marked, and had no hop
+        self.without: list[str] = []  # marked tests that had no hop
 
     def _mode(self, item: pytest.Item) -> str:
-        """Return what the nearest marker says, or the settings; it may be a wrong word."""
+        """Return the mode of the nearest marker, or of the settings; it is not checked yet."""
         for marker in item.iter_markers("quiesce"):
             mode: str | None = marker.kwargs.get("escapes")
             if mode is not None:
@@ -383,10 +383,10 @@ class Escaping:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Look at every hop from now on."""
+        """Watch every hop from now on."""
         mode = self._mode(item)
         if mode not in ESCAPES:
-            yield  # or the teardown of other plugins fails as well
+            yield  # else the teardown of other plugins fails as well
             message = f"{item.nodeid}: escapes is one of {', '.join(ESCAPES)}, not {mode!r}"
             pytest.fail(message, pytrace=False)
         if mode != "off":
@@ -397,7 +397,7 @@ class Escaping:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Judge what has left them, when the test's fixtures are done."""
+        """Report or fail on the escapes, when the test's fixtures are done."""
         try:
             yield
         finally:
@@ -432,7 +432,7 @@ class Escaping:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Hand what was found to whom a worker of xdist works for."""
+        """Send the escapes from a worker of xdist to the controller."""
         output = getattr(self.guarding.config, "workeroutput", None)
         if output is not None:
             output["quiesce_escapes"] = [astuple(one) for one in self.told]
@@ -440,7 +440,7 @@ class Escaping:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        """Take what a worker of xdist has found."""
+        """Merge the escapes that a worker of xdist has found."""
         output = getattr(node, "workeroutput", {})
         for one in output.get("quiesce_escapes", ()):
             self.told[Escape(*one)] = None
@@ -450,7 +450,7 @@ class Escaping:
         self.without += without
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what was only to be reported, and how much was looked at."""
+        """Show the escapes of tests in mode `report`, and how many tests had hops."""
         if self.told:
             terminalreporter.section("quiesce escapes")
             terminalreporter.write_line(table(self.told))

@@ -1,15 +1,15 @@
-"""When is a child process ready? Probes for `start_process(ready=…)`, and listeners that the parent binds.
+"""Probes that tell when a child process is ready, for `start_process(ready=…)`, and listeners to pass to it.
 
 | probe | the child is ready when |
 |---|---|
 | `Line(pattern)` | it writes a line that the pattern matches |
-| `Fd()` | it writes a line to a pipe that it has inherited |
+| `Fd()` | it writes a line to an inherited pipe |
 | `Tcp(host, port)`, `UnixSocket(path)` | it accepts connections there |
 | `Http(url, status=200)` | it answers a request with that status |
-| `Notify()` | it says `READY=1`, as a service of systemd does |
+| `Notify()` | it sends `READY=1`, as a service of systemd does |
 
-`Listener(...)` needs no probe: the parent binds the socket before the child starts, and hands it down. An async function
-is a probe, too.
+A `Listener(...)` needs no probe: the parent binds the socket before the child starts, and passes it to the child. An
+async function can be a probe, too.
 """
 
 from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket

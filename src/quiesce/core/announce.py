@@ -1,7 +1,7 @@
-"""What a server's operator is told of a drain: by logging, if that is configured, else on standard error.
+"""Messages to a server's operator about a drain: by logging, if that is configured, else on standard error.
 
-Servers configure their own loggers and no other. An INFO record of ours would be dropped, and an operator
-who sees no report could not tell a clean drain from a process that was killed.
+Servers configure their own loggers only. An INFO record of ours would be dropped, and an operator who sees no
+report cannot tell a clean drain from a killed process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def say(logger: logging.Logger, level: int, text: str, more: str = "") -> None:
-    """Write something once: to a logger, with `more`, if it has a handler; else to standard error."""
+    """Write `text` and `more` to the logger if it has a handler; else only `text`, to standard error."""
     if logger.hasHandlers():
         logger.log(level, "%s", f"{text}\n{more}" if more else text)
     elif sys.stderr is not None:  # it is None in programs without a console

@@ -1,4 +1,4 @@
-"""Checks of what users pass in: each error says what was given and what to do."""
+"""Checks of the arguments that users pass in: each error says what was passed and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def check_text(what: str, value: object) -> str:
-    """Check a name."""
+    """Check that an argument is a string, and return it."""
     if not isinstance(value, str):
         message = f"{what} must be a string, not {value!r}"
         raise ArgumentError(message)
@@ -25,7 +25,7 @@ def check_text(what: str, value: object) -> str:
 
 
 def name(what: str, value: object) -> str:
-    """Check a name that people are to know something by."""
+    """Check a name that must not be empty, and return it."""
     if not check_text(what, value):
         message = f"{what} must not be empty"
         raise ArgumentError(message)
@@ -33,7 +33,7 @@ def name(what: str, value: object) -> str:
 
 
 def seconds(what: str, value: object, *, some: bool = False) -> float:
-    """Check a number of seconds; with `some`, there must be some."""
+    """Check a number of seconds, and return it as a float; with `some`, it must not be 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         message = f"{what} must be a number of seconds, 0 or more, not {value!r}"
         raise ArgumentError(message)
@@ -47,7 +47,7 @@ def seconds(what: str, value: object, *, some: bool = False) -> float:
 
 
 def size(what: str, value: object) -> int | None:
-    """Check a number of things, at least one; None: any number."""
+    """Check a limit of at least 1, and return it; None means no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -57,7 +57,7 @@ def size(what: str, value: object) -> int | None:
 
 
 def instance(what: str, value: object, kind: type[T]) -> T:
-    """Check that it is one of ours."""
+    """Check the type of an argument, and return the argument."""
     if not isinstance(value, kind):
         message = f"{what} must be a {kind.__name__}, not {value!r}"
         raise ArgumentError(message)
@@ -65,7 +65,7 @@ def instance(what: str, value: object, kind: type[T]) -> T:
 
 
 def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
-    """Check a choice."""
+    """Check that an argument is one of the choices, and return it."""
     if value not in choices:
         message = f"{what} must be one of {', '.join(map(repr, choices))}, not {value!r}"
         raise ArgumentError(message)
@@ -73,14 +73,14 @@ def one_of(what: str, value: Any, choices: tuple[str, ...]) -> Any:
 
 
 def policy(value: Any) -> Any:
-    """Check what `on_error` is given."""
+    """Check the argument `on_error`, and return it."""
     if callable(value):
         return value
     return one_of("on_error (unless it is a function)", value, ("collect", "cancel"))
 
 
 def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of patterns; a lone string is a common mistake."""
+    """Check a list of patterns, and return it; a single string is a common mistake."""
     if isinstance(value, str):
         message = f"{what} must be a list of patterns: write [{value!r}], not {value!r}"
         raise ArgumentError(message)
@@ -88,16 +88,16 @@ def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
 
 
 def one_pattern(given: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Make one pattern of several; None of none."""
+    """Return one pattern that matches what any of several match; None if there are none."""
     return re.compile("|".join(map(fnmatch.translate, given))) if given else None
 
 
 def check_callable(fn: object, verb: str = "spawn", wanted: str = "one") -> None:
-    """Refuse what cannot be called, above all a coroutine that was called by mistake."""
+    """Raise if `fn` cannot be called, above all if it is a coroutine."""
     if inspect.iscoroutine(fn):
         name = fn.__qualname__
-        fn.close()  # or it would complain that it was never awaited
-        message = f"give the function and its arguments, {verb}({name}, …), not {verb}({name}(…))"
+        fn.close()  # or Python would warn that it was never awaited
+        message = f"pass the function and its arguments, {verb}({name}, …), not {verb}({name}(…))"
         raise ArgumentError(message)
     if not callable(fn):
         message = f"{fn!r} is not a function: {verb} needs {wanted}"
@@ -105,20 +105,20 @@ def check_callable(fn: object, verb: str = "spawn", wanted: str = "one") -> None
 
 
 def coroutine(fn: Callable[..., Any], given: Any) -> Coroutine[Any, Any, Any]:
-    """Make a coroutine of what the function gave, if it can be awaited at all."""
+    """Return a coroutine that awaits the result of the function; raise if that is not awaitable."""
     if inspect.isawaitable(given):
         return _awaited(given)
     name = name_of(fn)
     kind = type(given).__name__
     if hasattr(given, "__aiter__"):
-        message = f"{name} gives an async generator; a job needs an async function without `yield`"
+        message = f"{name} is an async generator: a job needs an async function without `yield`"
     else:
-        message = f"{name} gave a {kind}, which cannot be awaited: a job needs an async function"
+        message = f"{name} returned {kind}, which is not awaitable: a job needs an async function"
     raise ArgumentError(message)
 
 
 def name_of(fn: object) -> str:
-    """Return the name that a function goes by."""
+    """Return the name of a function."""
     name = getattr(fn, "__qualname__", None)
     return name if isinstance(name, str) else repr(fn)
 
@@ -128,12 +128,12 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 def context_manager(manager: object) -> None:
-    """Refuse what is not an async context manager."""
+    """Raise if `manager` is not an async context manager."""
     if hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__"):
         return
     if inspect.iscoroutine(manager):
         manager.close()
     sync = hasattr(type(manager), "__enter__")
-    hint = ": it is a plain one; use `with`" if sync else ""
+    hint = ": it is a sync one; use `with`" if sync else ""
     message = f"{manager!r} is not an async context manager{hint}"
     raise ArgumentError(message)

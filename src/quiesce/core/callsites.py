@@ -1,7 +1,7 @@
-"""Where something was started, and what it waits on: file and line, resolved when asked.
+"""Where a task was started, and what it waits on, as file and line.
 
-Recording must be cheap (it is on the path of every spawn), so only a code object and an
-instruction offset are kept. Turning them into `file:line` is left to whoever reads.
+Every spawn records its place, so recording must be cheap: only a code object and an instruction
+offset are kept. They become `file:line` when that is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 __all__: list[str] = []
 
 _PLUMBING = ("asyncio", "trio", "anyio", "quiesce")
-_CHAIN_MAX = 200  # an await chain deeper than this is cut; nobody reads further
+_CHAIN_MAX = 200  # deeper await chains are cut
 
 
 class Frame(NamedTuple):
@@ -33,16 +33,16 @@ class Frame(NamedTuple):
 
 
 class Callsite(NamedTuple):
-    """What is needed of a frame that may be gone by now."""
+    """The part of a frame that is kept when the frame itself may be gone."""
 
     f_code: CodeType
     f_lasti: int
 
 
 def starting_code(frame: FrameType, task: object) -> FrameType | Callsite:
-    """Return the code that calls: the frame, unless that is the event loop's.
+    """Return the calling frame; if that is the event loop's, the place where the task was started.
 
-    It is, for a coroutine that is the outermost one of a task; then whoever started that task.
+    The loop is the caller if the coroutine is the outermost one of its task.
     """
     if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
         code = getattr(task, "_code_started", None)
@@ -65,7 +65,7 @@ def describe(code: CodeType | None, offset: int) -> str | None:
 
 
 def await_chain(awaitable: object) -> list[Frame]:
-    """List the frames that a suspended coroutine is waiting in, outermost first."""
+    """Return the frames that a suspended coroutine is waiting in, outermost first."""
     return [
         Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         for frame, _ in _walk(awaitable)
@@ -73,10 +73,10 @@ def await_chain(awaitable: object) -> list[Frame]:
 
 
 def waiting_on(chain: list[Frame]) -> str | None:
-    """Name the innermost await of a chain for human eyes.
+    """Return the innermost await of a chain, for people to read.
 
-    That is the innermost one outside the event loops' own code, with what it called there:
-    `app.py:7 in fetch, in asyncio sleep` says more than a line inside asyncio.
+    That is the innermost frame outside the event loops' own code, and the function it called
+    there: `app.py:7 in fetch, in asyncio sleep` says more than a line inside asyncio.
     """
     for place, frame in reversed(list(enumerate(chain))):
         if _plumbing_of(frame.file) is None:
@@ -91,7 +91,7 @@ def waiting_on(chain: list[Frame]) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _plumbing_of(file: str) -> str | None:
-    """Name the event loop's library that a file belongs to; nobody runs in one not yet loaded."""
+    """Return the event loop's library that a file belongs to, among the loaded ones."""
     for name in _PLUMBING:
         module = sys.modules.get(name)
         package = getattr(module, "__file__", None)
@@ -107,13 +107,13 @@ def innermost(awaitable: object) -> FrameType | None:
 
 
 def is_plumbing(awaitable: object) -> bool:
-    """Return whether a suspended coroutine runs no code but the event loops' own."""
+    """Return whether a suspended coroutine runs only the event loops' own code."""
     chain = await_chain(awaitable)
     return bool(chain) and all(_plumbing_of(frame.file) is not None for frame in chain)
 
 
 def links(awaitable: object) -> list[object]:
-    """List the coroutines and generators of an await chain, outermost first."""
+    """Return the coroutines and generators of an await chain, outermost first."""
     return [link for _, link in _walk(awaitable)]
 
 
@@ -140,9 +140,9 @@ def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
 
 
 def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:
-    """Find the async generator that `anext()`, `asend()` or `aclose()` works on.
+    """Return the async generator that an `anext()`, `asend()` or `aclose()` runs.
 
-    They hide it; the collector still sees it, and without it a stream's reader would seem to
+    These objects hide it, but the collector sees it. Without it a stream's reader would seem to
     wait on nothing.
     """
     if type(awaitable).__name__ in {"async_generator_asend", "async_generator_athrow"}:
@@ -161,7 +161,7 @@ def code_of(awaitable: object) -> CodeType | None:
 
 
 def thread_chain(ident: int | None) -> list[Frame]:
-    """List the frames that a thread is in, outermost first."""
+    """Return the frames that a thread is in, outermost first."""
     frame = sys._current_frames().get(ident) if ident is not None else None
     found: list[Frame] = []
     while frame is not None and len(found) < _CHAIN_MAX:
@@ -170,10 +170,10 @@ def thread_chain(ident: int | None) -> list[Frame]:
     return found[::-1]
 
 
-_NAMELESS = re.compile(r"Task-\d+|None")  # as asyncio calls them; 3.13.0 those of a factory
+_NAMELESS = re.compile(r"Task-\d+|None")  # asyncio's default; "None": a factory's, on 3.13.0
 
 
 def task_name(task: Any, coro: object) -> str:
-    """Return the name of a task; `Task-7` says less than the name of its function."""
+    """Return the name of a task; instead of a default name like `Task-7`, that of its function."""
     name = task.get_name()
     return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name

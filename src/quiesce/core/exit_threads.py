@@ -1,7 +1,7 @@
-"""Threads that keep a process from its exit after a drain.
+"""Names the threads that keep a process from exiting after a drain.
 
-The interpreter waits for every thread that is not a daemon, without a word and for ever. A drain that has lost nothing
-would then look like one that hangs. So they are named once the main thread has ended.
+The interpreter waits for every thread that is not a daemon, without a message and without a limit. A clean drain would
+then look like one that hangs. So these threads are named once the main thread has ended.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from quiesce.core import callsites, libraries
 
 __all__: list[str] = []
 
-_SOON_SECONDS = 1.0  # for threads that end when the main thread has
-_LOOK_SECONDS = 0.02  # between two looks: a worker of a pool does not end, but has nothing to do
+_SOON_SECONDS = 1.0  # for threads to end after the main thread
+_LOOK_SECONDS = 0.02  # between two checks: an idle worker of a pool does not end
 _POOLS = frozenset({"anyio", "concurrent"})
 _watching = False
 
 
 def watch_exit_threads() -> None:
-    """Name the threads that keep this process from its exit, when it comes to that; once, however often it is called."""
+    """Name the threads that keep this process from exiting, when the main thread has ended. Idempotent."""
     global _watching  # noqa: PLW0603 - a process exits once
     register: Any = getattr(
         threading, "_register_atexit", None
-    )  # `atexit` comes after these threads
+    )  # `atexit` functions run after these threads have ended
     if _watching or register is None:
         return
     with suppress(RuntimeError):  # the interpreter exits already
@@ -37,9 +37,9 @@ def watch_exit_threads() -> None:
 
 
 def _at_exit() -> None:
-    """Wait for a moment: threads that end with the main thread are about to. Then name the others.
+    """Wait a moment for threads that are about to end, then name the others.
 
-    Not in a thread of its own: Python 3.12 starts none at its exit.
+    It runs in the main thread: Python 3.12 starts no threads at its exit.
     """
     until = time.monotonic() + _SOON_SECONDS
     while (found := _staying()) and time.monotonic() < until:
@@ -47,17 +47,17 @@ def _at_exit() -> None:
     told = [_told(one) for one in found]
     if told and sys.stderr is not None:
         text = (
-            f"quiesce: the process does not exit, because Python waits for {'; for '.join(told)}. Stop it in the "
-            "shutdown of the program, or start it with daemon=True\n"
+            f"quiesce: the process does not exit, because Python waits for {'; for '.join(told)}. Stop it when "
+            "the program shuts down, or start it with daemon=True\n"
         )
         with suppress(
             AttributeError, OSError, ValueError
-        ):  # not by its buffer, which is locked if the process ends now
+        ):  # the stream's buffer may be locked at the exit, so write to the file itself
             os.write(sys.stderr.fileno(), text.encode(errors="replace"))
 
 
 def _staying() -> list[threading.Thread]:
-    """Return the threads that Python will wait for, and that no pool ends."""
+    """Return the threads that Python will wait for, without idle workers of pools."""
     frames = sys._current_frames()
     return [
         one
@@ -70,7 +70,7 @@ def _staying() -> list[threading.Thread]:
 
 
 def _is_idle(thread: threading.Thread, frames: dict[int, Any]) -> bool:
-    """Return whether it is a worker of a pool that has nothing to do: its pool ends it at the exit."""
+    """Return whether a thread is an idle worker of a pool: its pool ends it at the exit."""
     made_by = getattr(getattr(thread, "_target", None), "__module__", type(thread).__module__)
     if libraries.package_of(made_by) not in _POOLS:
         return False
@@ -78,7 +78,7 @@ def _is_idle(thread: threading.Thread, frames: dict[int, Any]) -> bool:
 
 
 def _told(thread: threading.Thread) -> str:
-    """Return the name of a thread, its function, and where it is."""
+    """Return the name of a thread, its function, and the line it is at."""
     fn: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or thread.run
     while hasattr(fn, "func"):
         fn = fn.func

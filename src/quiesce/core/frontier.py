@@ -1,4 +1,4 @@
-"""The frontier: what a scope has in flight right now, for eyes and for machines."""
+"""The frontier: what a scope has in flight right now, for people and for machines."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class FrontierEntry:
     where: str | None
     """The file and line that started it."""
     waiting_on: str | None
-    """The innermost await of its stack; None where that cannot be known."""
+    """The innermost await of its stack; None if it has none."""
     service: bool
-    """Whether it is owned, but does not keep the scope from being idle."""
+    """Whether it is a service: the scope can be idle while it runs."""
     details: Mapping[str, object]
     children: tuple[FrontierEntry, ...] = ()
     is_scope: bool = False
     """Whether it is a child scope, with `children`, rather than work."""
     declared_as: str | None = None
-    """The name by which `services=[...]` declares it, if it is housekeeping and not work; None if it cannot be."""
+    """The name to put in `services=[...]` if it is housekeeping and not work; None if it cannot be declared."""
 
     def __str__(self) -> str:
         """Return one line."""
@@ -63,10 +63,10 @@ class FrontierEntry:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a scope had in flight when it was asked.
+    """What a scope had in flight when `Scope.frontier()` was called.
 
-    True if anything keeps the scope from being idle. Iterating gives the scope's own entries
-    and its child scopes; `in_flight` gives everything below it that is work, flat.
+    It is true if work keeps the scope from being idle. Iterating yields the scope's own entries
+    and its child scopes; `in_flight` is a flat list of all work, child scopes included.
     """
 
     scope: str
@@ -75,19 +75,19 @@ class Frontier:
 
     @property
     def in_flight(self) -> tuple[FrontierEntry, ...]:
-        """All work, of child scopes too; without services."""
+        """All work, child scopes included; without services."""
         return tuple(_work(self.entries))
 
     def __iter__(self) -> Iterator[FrontierEntry]:
-        """Go through the scope's own entries."""
+        """Iterate over the scope's own entries."""
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """Count all work, of child scopes too."""
+        """Return the number of `in_flight` entries."""
         return sum(1 for _ in _work(self.entries))
 
     def __str__(self) -> str:
-        """Draw the tree."""
+        """Return the tree as text."""
         count = len(self)
         head = f"scope {self.scope!r} ({self.state}): {count or 'nothing'} in flight"
         return "\n".join([head, *_draw(self.entries)])
@@ -117,7 +117,7 @@ def _draw(entries: tuple[FrontierEntry, ...], margin: str = "") -> Iterator[str]
 
 
 def take_frontier(node: TreeNode) -> Frontier:
-    """Take the frontier of a node."""
+    """Return the frontier of a node."""
     return Frontier(node.name, node._state.value, _entries(node, node._backend.clock()))
 
 

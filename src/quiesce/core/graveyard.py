@@ -1,4 +1,4 @@
-"""Where what is stuck goes after the close of its scope, so that it is not collected in mid-flight."""
+"""Keeps stuck tasks after the close of their scope, so that they are not collected while they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 class Graveyard(TreeNode):
-    """Where what is stuck goes after the close, so that it is not collected in mid-flight."""
+    """The node that keeps the stuck tasks of one closed scope until they end."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class Graveyard(TreeNode):
 
     def _job_failed(self, held: Held, error: BaseException) -> None:
         logger.warning(
-            "%s %s, reported as stuck when scope %r was closed, has ended since, with %r",
+            "%s %s, reported as stuck when scope %r was closed, has failed since, with %r",
             held.kind, held.name, self._name, error,
         )  # fmt: skip
 
@@ -37,9 +37,9 @@ graveyards: set[Graveyard] = set()
 
 
 def bury_held(node: TreeNode, table: dict[object, Held]) -> None:
-    """Keep what outlived its scope until it ends, and wake nobody when it does.
+    """Keep the tasks and threads that outlived their scope until they end.
 
-    Only what runs is kept: a plain hold has nobody behind it.
+    Plain holds are dropped: nothing runs behind them.
     """
     left = {
         key: held

@@ -1,8 +1,8 @@
 """The hold: one thing in flight, in exactly one scope.
 
-A job is a hold with a task behind it; this module has the plain kind, for what is not a task
-(a request being handled, a webhook being retried, a thread), and what all kinds offer to the
-scope that owns them (`Held`).
+A job is a hold with a task behind it. This module has the plain hold, for things that are not
+tasks (a request being handled, a webhook being retried, a thread), and `Held`: what a scope needs
+from every kind of hold.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ Fate = Literal["nothing", "stuck", "undelivered"]
 
 
 class Resource(Protocol):
-    """What a scope tells of its own closing: something that others use to work together."""
+    """An object, such as a channel, that a scope notifies when it drains or closes."""
 
     def _drain(self) -> None:
-        """Record that the scope begins to drain, in this step; give up what will never be used."""
+        """Record that the scope begins to drain, in this step; drop items that can never be read."""
 
     def _forsaken(self) -> bool:
         """Return whether the resource waits for a reader or writer that has not come so far."""
 
     def _expects_services(self) -> bool:
-        """Return whether the one that it waits for might be a service, if it is forsaken."""
+        """Return whether the missing reader or writer might be a service."""
 
     def _users(self) -> Iterable[object]:
-        """Return the tasks that wait for it: while it is forsaken they do nothing else."""
+        """Return the tasks that wait for the resource: while it is forsaken they do nothing else."""
 
     def _shut(self) -> None:
-        """End, in this step; what was not delivered is the scope's to report.
+        """Close the resource in this step, and hand undelivered items to the scope's report.
 
-        The scope's own tasks that wait for it are being cancelled: they need not be woken.
+        The scope's own tasks that wait for it are being cancelled, so they need not be woken.
         """
 
     def _gone(self) -> None:
-        """Record that the scope is closed, and wake the tasks of others that still wait."""
+        """Record that the scope is closed, and wake tasks of other scopes that still wait."""
 
     def _move(self, node: TreeNode) -> None:
         """Move to another node of the tree."""
 
 
 class Held(Protocol):
-    """What a scope needs to know of the things that it holds."""
+    """What a scope needs from everything that it holds."""
 
-    _fate: ClassVar[Fate]  # how it is reported if it outlives the deadline
-    _stops: ClassVar[bool]  # whether it can be told to end
+    _fate: ClassVar[Fate]  # how the report lists it if it outlives the deadline
+    _stops: ClassVar[bool]  # whether it can be asked to end
 
     @property
     def kind(self) -> str: ...
@@ -72,26 +72,26 @@ class Held(Protocol):
     def details(self) -> Mapping[str, object]: ...
 
     def _stop(self, *, force: bool = False) -> float | None:
-        """Ask it to end; may do nothing. By force: also if it is cleaning up already.
+        """Ask it to end; may do nothing. With `force`, ask even if it is cleaning up already.
 
-        Gives the seconds that the end takes even so, if it is more than some turns of the loop.
+        Return how many seconds the end takes, or None if it takes only some turns of the loop.
         """
 
     def _swallowed(self) -> bool:
-        """Return whether it was asked to end and visibly went on as if it had not been."""
+        """Return whether it was asked to end and visibly goes on with its work."""
 
     def _chain(self) -> list[callsites.Frame]:
-        """List the frames it is in, outermost first."""
+        """Return the frames that it is in, outermost first."""
 
     def _move(self, node: TreeNode) -> None:
         """Move to another node of the tree."""
 
     def _reclassify(self) -> None:
-        """Turn into a service, if the node has declared it as one."""
+        """Become a service, if the node's patterns declare it as one."""
 
 
 class Described:
-    """What a thing that a scope holds tells of itself, for those that keep it in these attributes."""
+    """The description of a hold, from these attributes."""
 
     __slots__ = ()
 
@@ -103,17 +103,17 @@ class Described:
 
     @property
     def kind(self) -> str:
-        """What sort of thing it is, in one word."""
+        """The kind of hold, in one word."""
         return self._kind
 
     @property
     def name(self) -> str:
-        """Which one it is."""
+        """The name of this hold."""
         return self._name
 
     @property
     def since(self) -> float:
-        """Since when it has been in flight, on the event loop's clock."""
+        """When it started, on the event loop's clock."""
         return self._since
 
     @property
@@ -125,7 +125,8 @@ class Described:
 class Hold(Described):
     """One thing in flight that is not a task, until `release()`.
 
-    Made by `Scope.hold()`. It is also a context manager that releases at the end of the block.
+    `Scope.hold()` makes it. It is also a context manager, which releases the hold at the end of
+    the block.
 
     ```python
     with scope.hold("request", "GET /", peer="10.0.0.7"):
@@ -148,7 +149,7 @@ class Hold(Described):
         offset: int,
         on_stop: Callable[[], object] | None = None,
     ) -> None:
-        """Describe it; the scope inserts it in the same step."""
+        """Describe the hold. The caller inserts it into the scope in the same step."""
         self._node: TreeNode = node
         self._kind = kind
         self._name = name
@@ -160,22 +161,22 @@ class Hold(Described):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """What else is known of it; may be changed while it is in flight."""
+        """The details given to `Scope.hold()`; may be changed while it is in flight."""
         return self._details
 
     @property
     def released(self) -> bool:
-        """Whether it has ended."""
+        """Whether it was released."""
         return self not in self._node._holds
 
     def release(self) -> None:
-        """End it. Idempotent, and safe to call from any thread.
+        """End the hold. Idempotent, and safe to call from any thread.
 
         From another thread the release takes effect at the event loop's next turn.
         """
         node = self._node
         if _get_running_loop() is not node._loop and not node._backend.here():
-            node._backend.post(self.release)  # there, it may belong to another by then
+            node._backend.post(self.release)  # by then another scope may hold it
             return
         holds = node._holds
         if self not in holds:
@@ -199,7 +200,7 @@ class Hold(Described):
         self.release()
 
     def __repr__(self) -> str:
-        """Name the kind, the name and the state."""
+        """Return the kind, the name and the state."""
         state = "released" if self.released else "in flight"
         return f"<Hold {self._kind} {self._name!r} {state}>"
 
@@ -217,4 +218,4 @@ class Hold(Described):
         self._node = node
 
     def _reclassify(self) -> None:
-        """Do nothing: only adopted tasks are told to be services by a pattern."""
+        """Do nothing: patterns declare only adopted tasks as services."""

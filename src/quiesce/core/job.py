@@ -25,9 +25,9 @@ class Outcome(Generic[T_co]):
 class Job(Generic[T_co]):
     """One task, owned by one scope from the step in which it was spawned.
 
-    Made by `Scope.spawn()`. Anyone may await it, any number of times; a waiter that is
-    cancelled does not cancel the job. On asyncio a job is also an `asyncio.Task`, so it may be
-    given to `asyncio.wait` and its like.
+    `Scope.spawn()` makes it. Any task may await it, any number of times; cancelling such a task
+    does not cancel the job. On asyncio a job is also an `asyncio.Task`, so it may be passed to
+    `asyncio.wait` and similar functions.
     """
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class Job(Generic[T_co]):
 
     @property
     def kind(self) -> str:
-        """What sort of hold it is: `job`."""
+        """The kind of hold: `job`."""
         raise NotImplementedError
 
     @property
@@ -67,22 +67,22 @@ class Job(Generic[T_co]):
         raise NotImplementedError
 
     def cancel(self, msg: str | None = None) -> bool:
-        """Ask it to stop. False if it has ended already.
+        """Ask the job to stop, and return at once; return False if it has already ended.
 
-        Returns at once; await the job (it raises `JobCancelled`) to see it ended.
+        To wait for its end, await the job: that raises `JobCancelled`.
         """
         raise NotImplementedError
 
     def __await__(self) -> Generator[object, object, T_co]:
-        """Wait for the job's end and give its value.
+        """Wait for the job to end, and return its value.
 
-        *Cancel safety*: cancelling the waiter leaves the job alone.
+        *Cancel safety*: if cancelled, the job goes on.
 
-        *Raises*: what the job raised; `JobCancelled` if it was cancelled; `UsageError` from
-        inside the job itself.
+        *Raises*: the job's exception; `JobCancelled` if the job was cancelled; `UsageError` if the
+        job awaits itself.
         """
         raise NotImplementedError
 
     def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` in the loop when the job has ended; gives the way to forget it."""
+        """Call `call` in the loop when the job has ended; return a function that undoes this."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A fact that any number of tasks may wait for."""
+"""A one-time event that any number of tasks may wait for."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""What is known of libraries: their housekeeping, which is not the work of the code that happens to start it.
+"""The housekeeping of well-known libraries, which is not the work of the code that happens to start it.
 
 A library starts tasks, threads and timers for the whole process, from the first piece of work that needs them. If a
 scope held them, it would wait for them, and report them as lost, although other work still needs them. Two tables:
 
 - `PROCESS_WIDE`: tasks, each by the module and the qualified name of its coroutine function. Adoption passes over
-  them: no scope holds them, and they end as their library ends them.
-- `HOUSEKEEPERS`: libraries whose timers, threads and queues keep house. A hop does not follow them.
+  them: no scope holds them, and only their library ends them.
+- `HOUSEKEEPERS`: libraries whose timers, threads and queues are housekeeping. A hop does not follow them.
 
-To add a task, read the library's source. The task must fulfil all of these:
+To add a task, read the library's source. The task must meet all of these conditions:
 
 - It serves the process, the event loop or a connection, and not the request or call that has started it.
-- It ends by itself, with what it serves or with the event loop: nobody loses anything if no scope cancels it.
-- What it does for one request is followed by other means (a queue, the request's own context), or it runs none of the
+- It ends by itself, together with that connection or the event loop. No work is lost if no scope cancels it.
+- Its work for one request is followed by other means (a queue, the request's own context), or it runs none of the
   user's code.
 
 To add a library to `HOUSEKEEPERS`, look for `call_later`, `Thread(`, `Queue(`: none of them may run the user's code
-later, on behalf of the call. What is not here, users declare in one line: `Node(services=["package.module.*"])`.
+later, on behalf of the call. Users declare other housekeeping in one line: `Node(services=["package.module.*"])`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SESSIONS = "StreamableHTTPSessionManager"
 PROCESS_WIDE: dict[str, frozenset[str]] = {
     # asyncpg: fills a pool up again, for as long as its server cannot be reached.
     "asyncpg.pool": frozenset({"Pool._maintain_min_size"}),
-    # python-engineio, under python-socketio: the loops of a connection, and what watches all connections.
+    # python-engineio, under python-socketio: the loops of a connection, and the one that watches all connections.
     "engineio.async_client": frozenset({
         "AsyncClient._read_loop_polling", "AsyncClient._read_loop_websocket", "AsyncClient._write_loop",
     }),
@@ -46,10 +46,10 @@ PROCESS_WIDE: dict[str, frozenset[str]] = {
         f"{_SESSIONS}._handle_stateful_request.<locals>.run_server",
         f"{_SESSIONS}._serve_opening_request.<locals>.run_server",
     }),
-    # psycopg_pool: what opens, checks and closes connections.
+    # psycopg_pool: opens, checks and closes connections.
     "psycopg_pool.pool_async": frozenset({"AsyncConnectionPool.worker"}),
     "psycopg_pool.sched_async": frozenset({"AsyncScheduler.run"}),
-    # redis-py: health checks, and what a server announces for a later time.
+    # redis-py: health checks, and maintenance that a server announces for a later time.
     "redis.asyncio.maint_notifications": frozenset({"AsyncMaintNotificationsPoolHandler._run_after"}),
     "redis.background": frozenset({"BackgroundScheduler.run_recurring_async"}),
     # sentry_sdk with its asynchronous transport: sends events.
@@ -66,14 +66,14 @@ PROCESS_WIDE: dict[str, frozenset[str]] = {
 GETTERS: dict[CodeType, Callable[[Any], tuple[Any] | None]] = {}
 """Coroutine functions that get an item from a queue for the task that asked for it.
 
-If that task works for a hop only by the items it has, the next item is not the hop's work: the function returns the
-scope of the task itself, and the coroutine becomes a task there.
+A task may work for a hop only because of the item it has. Its wait for the next item is not the hop's work: the
+function returns the scope of the task itself, and the coroutine becomes a task there.
 """
 
 _NAMES = {name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names}
-_GROUPED = "_run_coro"  # what anyio 4.14 and newer makes a task of: the coroutine is in there
+_GROUPED = "_run_coro"  # anyio 4.14 and newer wraps each coroutine in this one
 SUSPECTS: set[str] = _NAMES | {_GROUPED}
-"""The names of all coroutines that `is_process_wide` may accept: what almost every task pays is a look at these."""
+"""The names of all coroutines that `is_process_wide` may accept; for most tasks, only this set is looked at."""
 
 
 def is_process_wide(coro: Any) -> bool:
@@ -98,7 +98,7 @@ def add_getter(code: CodeType, scope_of: Callable[[Any], tuple[Any] | None]) -> 
 
 
 def inner(coro: Any) -> Any:
-    """Return the coroutine that a task of an anyio task group runs; of other tasks, their own."""
+    """Return the coroutine that a task of an anyio task group runs; of any other task, `coro` itself."""
     frame = getattr(coro, "cr_frame", None)
     if frame is None or coro.__name__ != _GROUPED or package_of(module_of(coro)) != "anyio":
         return coro
@@ -115,7 +115,7 @@ def module_of(coro: Any) -> str | None:
 def full_name(coro: Any) -> str | None:
     """Return the name by which `services` can declare a task: its coroutine's module and qualified name.
 
-    None for coroutines of event loops and of quiesce, like `Event.wait`: every program uses them for its work.
+    Return None for coroutines of event loops and of quiesce, like `Event.wait`: every program uses them for work.
     """
     made = inner(coro)
     module = module_of(made)
@@ -125,11 +125,11 @@ def full_name(coro: Any) -> str | None:
 
 
 def declaration(names: Iterable[str]) -> str:
-    """Return the line that declares housekeeping of these names."""
+    """Return the line of code that declares these tasks as housekeeping."""
     return f"Node(services={json.dumps(list(names))})"
 
 
-# By the first part of a module's name (see `package_of`). The standard library is here where it calls itself.
+# By the first part of a module's name (see `package_of`). Of the standard library, the modules that call each other.
 _LOOPS = frozenset(
     {"asyncio", "anyio", "uvloop", "trio", "sniffio", "quiesce", "threading", "queue", "contextlib"}
 )
@@ -163,7 +163,7 @@ _OTHERS = frozenset({
     "a2a", "apscheduler", "ddtrace", "engineio", "opentelemetry", "posthog", "prometheus_client", "sentry_sdk", "socketio",
     "structlog", "watchfiles",
 })  # fmt: skip
-# Their pools of connections; what is handed to them is noticed by quiesce.mesh.routes.handovers.
+# Their connection pools are housekeeping; quiesce.mesh.routes.handovers notices the work handed to them.
 _TASK_QUEUES = frozenset({
     "amqp", "arq", "billiard", "celery", "dramatiq", "huey", "kombu", "procrastinate", "rq", "taskiq",
 })  # fmt: skip
@@ -171,11 +171,11 @@ PLUMBING = _LOOPS | _STANDARD
 HOUSEKEEPERS = PLUMBING | _SERVERS | _CLIENTS | _STORES | _OTHERS | _TASK_QUEUES
 
 
-_SHARED = frozenset({"google"})  # by packages that have nothing to do with each other
+_SHARED = frozenset({"google"})  # unrelated packages share this first part
 
 
 def package_of(module: str | None) -> str:
-    """Return the first part of a module's name; the first two, if others share the first."""
+    """Return the first part of a module's name; the first two, if unrelated packages share the first."""
     first, _, rest = (module or "").partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first in _SHARED else first
 
@@ -190,18 +190,18 @@ _INVOKERS = frozenset({
     ("fastapi.routing", "run_endpoint_function"), ("starlette.background", "__call__"),
     ("starlette.concurrency", "run_in_threadpool"), ("starlette.routing", "app"),
 })  # fmt: skip
-"""The functions of libraries that call what their user has given them: what that starts is the user's."""
+"""The functions of libraries that call the user's functions: work started there is the user's."""
 
 
 def is_root(frame: FrameType) -> bool:
-    """Return whether a frame runs a task, a callback or a thread: what is around it has not asked for anything."""
+    """Return whether a frame runs a task, a callback or a thread: the frames around it did not ask for anything."""
     return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _ROOTS
 
 
 def starting_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame that asked for something: the first one outside of event loops and threads.
 
-    None if a task, a callback or a thread is just that: `create_task(queue.put(item))`.
+    Return None if there is no such frame: `create_task(queue.put(item))`.
     """
     while frame is not None and package_of(frame.f_globals.get("__name__")) in PLUMBING:
         if is_root(frame):
@@ -211,7 +211,7 @@ def starting_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def is_housekeeper(frame: FrameType) -> bool:
-    """Return whether the code of a frame belongs to a library that is known to keep house."""
+    """Return whether the code of a frame belongs to a library of `HOUSEKEEPERS`."""
     return _keeps_house(frame.f_globals.get("__name__"), frame.f_code.co_name)
 
 

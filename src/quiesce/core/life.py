@@ -1,6 +1,6 @@
-"""The life of something, as a table: its states, and the steps that lead from one to the next.
+"""The life of one kind of object, as a table: its states, and the steps from one to the next.
 
-A step that is not in the table is refused. `tools/draw_lives.py` draws the diagrams of the docs from these tables.
+A step that is not in the table raises. `tools/draw_lives.py` draws the diagrams of the docs from these tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ S = TypeVar("S")
 
 
 class Life(Generic[S]):
-    """The states of one kind of thing, with the states that may follow each."""
+    """The states of one kind of object, and which states may follow each of them."""
 
     __slots__ = ("steps", "what")
 
@@ -24,8 +24,8 @@ class Life(Generic[S]):
         """Describe a life.
 
         Args:
-            what: What lives it, in one word.
-            steps: Which states may follow which; the first of them is where a life begins.
+            what: The kind of object, in one word.
+            steps: For each state, the states that may follow. The first state is the initial one.
         """
         self.what: str = what
         self.steps: Mapping[S, tuple[S, ...]] = steps

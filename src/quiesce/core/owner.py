@@ -1,4 +1,4 @@
-"""Whose a resource is: the scope that it was given, or the current one."""
+"""Which scope owns a new resource: the one it is given, or the current one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from quiesce.errors import UsageError
 
 
 def owner_of(what: str, scope: Scope | None) -> Scope:
-    """Return the owner of what is about to be made: nothing is made that nobody would own.
+    """Return the scope that will own a new resource.
 
-    *Raises*: `UsageError` if there is none; `ScopeClosed` if it takes nothing more.
+    *Raises*: `UsageError` if no scope is given or open; `ScopeClosed` if its closing has begun.
     """
     owner = current_scope() if scope is None else scope
     if owner is None:
         message = (
             f"{what} needs a scope that owns it: open one around it with "
-            "`async with Scope(...)`, or give scope=..."
+            "`async with Scope(...)`, or pass scope=..."
         )
         raise UsageError(message)
     arguments.instance("scope", owner, Scope)

@@ -1,4 +1,4 @@
-"""Functions of others that are replaced for a while, and restored as they were."""
+"""Functions of other libraries that are replaced for a while, then restored."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MISSING = object()
 
 
 def unseen(function: Any) -> Any:
-    """Hide a function from `warnings`, which then names the line that it would have without it.
+    """Hide a function from `warnings`, so that a warning names the same line as without the function.
 
-    `warnings` does not count frames of Python's own importer, and knows them by their file.
+    `warnings` skips frames of Python's own importer, and recognises them by their file name.
     """
     name = f"<importlib._bootstrap: {__name__}>"
     function.__code__ = function.__code__.replace(co_filename=name)
@@ -30,11 +30,11 @@ def unseen(function: Any) -> Any:
 class Patch:
     """One attribute of a class, module or object, replaced until `remove()`.
 
-    `make` gets what was there, and returns what to call instead. If other code replaces it once more and does not
-    restore it in time, theirs stays: ours, below it, then only passes calls on.
+    `make` gets the original, and returns its replacement. Other code may replace the attribute again, and not restore
+    it before `remove()`: then its replacement stays, and ours, below it, only passes calls on to the original.
 
-    A *bare* patch puts what `make` returns there as it is, without the layer that can pass calls on later: for functions
-    that are called often, or that look at the frame of their caller. Below the replacement of other code it stays in use.
+    A *bare* patch sets the result of `make` as it is, without the layer that can pass calls on: for functions that are
+    called often, or that look at their caller's frame. Below the replacement of other code it stays in use.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Patch:
         *more: Any,
         bare: bool = False,
     ) -> None:
-        """Replace it."""
+        """Replace the attribute."""
         self._owner = owner
         self._name = name
         self._before = _own(owner, name)
@@ -59,7 +59,7 @@ class Patch:
         setattr(owner, name, self._new)
 
     def remove(self) -> None:
-        """Restore what was there, or pass calls on where that is no longer possible."""
+        """Restore the original; if other code has replaced the attribute since, pass calls on to it."""
         self._active.clear()
         if _own(self._owner, self._name) is not self._new:
             return
@@ -70,10 +70,10 @@ class Patch:
 
 
 def _own(owner: Any, name: str) -> Any:
-    """Return what an owner itself has by a name, and not its class.
+    """Return the attribute of an owner itself, not of its class.
 
-    Not by a look into the `__dict__` of an object: CPython then keeps all of its attributes in a dictionary, and every
-    one of them is found more slowly from then on. An event loop pays for that in each of its turns.
+    Do not read the `__dict__` of an object: CPython then keeps all of its attributes in a dictionary, and finds each of
+    them more slowly from then on. An event loop would pay for that in each of its turns.
     """
     if isinstance(owner, type | ModuleType):
         return vars(owner).get(name, _MISSING)
@@ -93,9 +93,9 @@ def _passing(made: Any, original: Any, active: list[bool]) -> Any:
 
 
 def _keep_kind(new: Any, original: Any) -> None:
-    """Mark a replacement as the coroutine function that its original is, where Python has a way to say it.
+    """Mark a replacement as a coroutine function if its original is one.
 
-    Before 3.12 only `asyncio.iscoroutinefunction` can be told.
+    Before Python 3.12 only `asyncio.iscoroutinefunction` sees the mark.
     """
     if not inspect.iscoroutinefunction(original) or inspect.iscoroutinefunction(new):
         return

@@ -1,9 +1,9 @@
-"""The exit code: 1 if work was lost, whatever the server's own would be.
+"""Exit code 1 if work was lost, instead of the server's own exit code.
 
-No server hands an app's verdict on to the process: uvicorn and granian do nothing with
-`lifespan.shutdown.failed`, and what an app raises there is only logged. So the last word is said when
-the interpreter ends, by a function that is registered when this module is imported. What was registered
-later has run by then; what was registered before (`logging` is made up for) is left out if work was lost.
+Servers do not turn a failed shutdown of the app into an exit code: uvicorn and granian ignore
+`lifespan.shutdown.failed`, and only log what an app raises there. So an `atexit` function, registered when this
+module is imported, ends the process. Functions registered later have run by then. Functions registered earlier do
+not run if work was lost; `logging.shutdown` is called here in their place.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def lost() -> None:
 
 
 def is_lost() -> bool:
-    """Return whether this process is to exit with 1."""
+    """Return whether `lost()` was called: the process will exit with 1."""
     return _lost
 
 
 @atexit.register
 def exit_process() -> None:
-    """Exit with 1 if work was lost; else let the interpreter end as it would."""
+    """Exit with 1 if work was lost; else do nothing."""
     if not _lost:
         return
     logging.shutdown()

@@ -21,7 +21,7 @@ _LINES_MAX = 20  # of each sort, in the readable form; to_json() has all
 
 @dataclass(frozen=True, slots=True)
 class ReportEntry:
-    """One thing in a report."""
+    """One entry of a report."""
 
     kind: str
     name: str
@@ -57,28 +57,28 @@ class ReportEntry:
 
 def started(where: str | None) -> str:
     """Return where something was started, in words."""
-    return f"started {where or 'at a place that is not known'}"
+    return f"started {where or 'at an unknown place'}"
 
 
 def plain_json(value: object) -> object:
-    """Return a detail as JSON has it, whatever it is."""
+    """Return a detail as a JSON value: any object that JSON lacks as its repr."""
     if isinstance(value, str | int | float | bool | None):
         return value
     return text_of_value(value, repr)
 
 
 def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
-    """Return the text of a user's value, which may fail to give one."""
+    """Return the text of a user's value; if making it raises, a text that says so."""
     try:
         return make(value)
-    except Exception as error:  # noqa: BLE001 - anything at all may be in flight
+    except Exception as error:  # noqa: BLE001 - the user's __str__ or __repr__ may raise anything
         return f"<{type(value).__name__}, whose {make.__name__} raised {type(error).__name__}>"
 
 
 def report_entry(
     held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
 ) -> ReportEntry:
-    """Describe something held, as it is now."""
+    """Return the entry that describes a hold as it is now."""
     frames = tuple(str(frame) for frame in held._chain()) if stack else ()
     return ReportEntry(
         held.kind, held.name, scope, held.where, now - held.since, held.details, error, frames
@@ -101,10 +101,9 @@ class Items(Sequence[ReportEntry]):
 
 
 class Cut(Items):
-    """What a close cut short: described only when somebody looks.
+    """The jobs that a close cancelled; an entry is made only when it is read.
 
-    A close of ten thousand jobs would otherwise spend as long on writing its report as on
-    closing them.
+    Otherwise a close of ten thousand jobs would spend as long on its report as on closing them.
     """
 
     __slots__ = ("_held", "_now", "_scope")
@@ -155,7 +154,7 @@ class Chained(Items):
 def chain_items(
     own: Sequence[ReportEntry], others: Sequence[Sequence[ReportEntry]]
 ) -> Sequence[ReportEntry]:
-    """Join a scope's own items with those of its children, reading none of them."""
+    """Join a scope's own items with those of its children, without reading them."""
     filled = [part for part in others if part]
     if filled:
         return Chained([own, *filled])
@@ -173,26 +172,26 @@ class Report:
     completed: int
     """Jobs that ran to their end."""
     withdrawn: int
-    """Jobs that were cancelled on request, before the closing: not lost."""
+    """Jobs that were cancelled on request, before the closing; they are not a loss."""
     cancelled: Sequence[ReportEntry]
-    """Jobs that the closing cut short."""
+    """Jobs that the closing cancelled."""
     failed: Sequence[ReportEntry]
     """Jobs that raised, each with its `error`."""
     undelivered: Sequence[ReportEntry]
-    """Holds that nobody released."""
+    """Holds that were never released, and channel items that were never read."""
     stuck: Sequence[ReportEntry]
-    """What did not end by the deadline, each with its `stack`."""
+    """Work that did not end by the deadline, each with its `stack`."""
     handed_over: int = 0
-    """What was given to another scope, still running.
+    """How much was handed to another scope, still running.
 
-    That is the parent, with `leftovers="parent"`, or a scope that awaits the result of a shared task.
+    That scope is the parent, with `leftovers="parent"`, or one that awaits the result of a shared task.
     """
     services: int = 0
-    """Services that were stopped; that is not a loss."""
+    """Services that were stopped; they are not a loss."""
     seconds: float = 0.0
     """How long the closing took."""
     handled: int = 0
-    """Failures that were given to `on_error`."""
+    """Failures that `on_error` handled."""
 
     @property
     def ok(self) -> bool:
@@ -203,7 +202,7 @@ class Report:
         """Raise unless `ok`.
 
         *Raises*: `WorkLost`, caused by an exception group of the failed jobs' errors;
-        `DrainTimeout` if something was cut short, not delivered, or stuck.
+        `DrainTimeout` if something was cancelled, undelivered or stuck.
         """
         if self.ok:
             return
@@ -213,7 +212,7 @@ class Report:
         raise (DrainTimeout if cut else WorkLost)(self) from cause
 
     def __str__(self) -> str:
-        """Return the report for human eyes: a summary, then a line for each loss."""
+        """Return the report for people to read: a summary, then a line for each loss."""
         counts = {
             "completed": self.completed,
             "withdrawn": self.withdrawn,

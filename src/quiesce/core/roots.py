@@ -1,4 +1,4 @@
-"""The open scopes that have no parent: nothing else may refer to them."""
+"""The open scopes that have no parent: this may be the only reference to them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class Roots(Collection["TreeNode"]):
-    """The scopes of all event loops, each of which changes only its own set."""
+    """The root scopes of all event loops. Each loop changes only its own set."""
 
     def __init__(self) -> None:
         self._by_loop: dict[object, tuple[Backend, set[TreeNode]]] = {}
 
     def add(self, node: TreeNode) -> None:
-        """Keep an open scope, and all that hangs on it, from being collected.
+        """Keep an open scope, and everything it refers to, from being collected.
 
-        The first scope of an event loop prunes.
+        The first scope of an event loop calls `prune()`.
         """
         backend = node._backend
         entry = self._by_loop.get(backend.loop)
@@ -35,7 +35,7 @@ class Roots(Collection["TreeNode"]):
                 self._by_loop.pop(loop, None)
 
     def discard(self, node: TreeNode) -> None:
-        """Drop a scope that is closed."""
+        """Drop a closed scope."""
         loop = node._backend.loop
         entry = self._by_loop.get(loop)
         if entry is not None:
@@ -52,11 +52,11 @@ class Roots(Collection["TreeNode"]):
         return any(node in nodes for _, nodes in list(self._by_loop.values()))
 
     def __iter__(self) -> Iterator[TreeNode]:
-        """Iterate over a copy, which may be made in any thread."""
+        """Iterate over a copy. Any thread may do so."""
         return iter([node for _, nodes in list(self._by_loop.values()) for node in list(nodes)])
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of root scopes."""
         return sum(len(nodes) for _, nodes in list(self._by_loop.values()))
 
 

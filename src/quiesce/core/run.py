@@ -1,4 +1,4 @@
-"""The entry point of a program: signals drain it, and its exit code tells whether work was lost."""
+"""The entry point of a program: signals drain it, and exit code 1 tells that work was lost."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def run(
     backend: Literal["asyncio", "uvloop", "trio"] = "asyncio",
     service: bool = False,
 ) -> T | None:
-    """Run an async program in a scope of its own, and lose nothing on SIGTERM or Ctrl-C.
+    """Run an async program in a scope of its own, and drain it on SIGTERM or Ctrl-C.
 
     ```python
     if __name__ == "__main__":
         quiesce.run(main, drain=30)
     ```
 
-    The first signal drains: no new work, `drain` seconds for what is in flight. The second
-    cancels what is left at once. The third leaves without waiting. When `main` ends by itself,
-    what it has spawned in `current_scope()` is drained as well. What is going on is told on
-    stderr: the frontier while it drains, a line a second on a terminal, and the report.
+    The first signal drains: no new work starts, and work in flight has `drain` seconds to end. The
+    second signal cancels the remaining work at once. The third ends the process without waiting.
+    When `main` returns, its jobs in `current_scope()` are drained as well. A drain writes to stderr:
+    the frontier when it begins, a line each second if that is a terminal, and the report.
 
     Args:
         main: The async function to run.
@@ -79,17 +79,17 @@ def run(
         drain: How many seconds a drain may take.
         cleanup: How many seconds cancelled work may take to clean up.
         backend: The event loop to run.
-        service: Whether `main` only accepts work and may be cancelled once all other work is
-            done. Without it, `main` is work: a drain waits for it, and if it has to be
-            cancelled, something was lost. (A `main` that returns after
-            `await quiesce.current_scope().closing()` is the third way.)
+        service: Whether `main` only accepts work: a drain cancels it once all other work is
+            done. Otherwise `main` is work: a drain waits for it, and if the drain has to cancel
+            it, work was lost. (Or let `main` return after
+            `await quiesce.current_scope().closing()`.)
 
     Returns:
-        What `main` returned; None if it was a service and was stopped.
+        The value of `main`; None if `main` was a service and was stopped.
 
     Raises:
         SystemExit: With code 1 if work was lost, in a job or in the drain.
-        Exception: What `main` raised.
+        Exception: The exception of `main`.
 
     """
     arguments.seconds("drain", drain)
@@ -112,8 +112,8 @@ def run(
     try:
         start(program.supervise)
     finally:
-        # asyncio gives back the default handlers, whatever was there (a shell's background job
-        # ignores SIGINT). None: not one of Python's, and not to be had again.
+        # asyncio installs the default handlers, whatever was there before (a shell's background job
+        # ignores SIGINT). None: it was not a Python handler, and cannot be restored.
         for which, handler in before.items():
             if handler is not None and signal.getsignal(which) is not handler:
                 signal.signal(which, handler)
@@ -130,7 +130,7 @@ def _runner(backend: str) -> Callable[[Callable[[], Coroutine[Any, Any, None]]],
         import uvloop  # noqa: PLC0415 - optional
 
         return lambda supervise: uvloop.run(supervise())
-    import asyncio  # noqa: PLC0415 - slow to import, and not for trio's sake
+    import asyncio  # noqa: PLC0415 - slow to import, and trio does without it
 
     return lambda supervise: asyncio.run(supervise())
 
@@ -156,11 +156,11 @@ class ProgramRun:
         self._report: Report | None = None
 
     async def supervise(self) -> None:
-        """Run it all; the body of the event loop's first task."""
+        """Run the program. The body of the event loop's first task."""
         with anyio.open_signal_receiver(*_SIGNALS) as signals:
             await self._control(signals)
         if self._report is not None and self._report.stuck:
-            self._leave(_EXIT_LOST)  # the event loop would wait for them for ever
+            self._leave(_EXIT_LOST)  # the event loop would wait for stuck work for ever
 
     async def _control(self, signals: AsyncIterator[signal.Signals]) -> None:
         async with Scope("quiesce.run") as control:
@@ -210,7 +210,7 @@ class ProgramRun:
             self._leave(_EXIT_BY_SIGNAL + which)
 
     def _in_flight(self) -> str:
-        """Return the frontier as text; a hold that cannot be described does not stop a drain."""
+        """Return the frontier as text. An exception in a user's details does not stop the drain."""
         try:
             return str(self._scope.frontier())
         except Exception as error:  # noqa: BLE001 - details are the user's
@@ -235,7 +235,7 @@ class ProgramRun:
             write_stderr(str(report))
 
     def result(self) -> Any:
-        """Return what `main` gave, or raise what is to be told of this run."""
+        """Return the value of `main`, or raise its exception, or `SystemExit` if work was lost."""
         assert self._report is not None  # noqa: S101 - the event loop has run
         assert self._job is not None  # noqa: S101 - likewise
         if self._exit is not None and (self._exit.code or self._report.ok):
@@ -256,7 +256,7 @@ class ProgramRun:
 
 
 def write_stderr(text: str) -> None:
-    """Write something to the standard error, if there is one."""
+    """Write a line to standard error, if there is one."""
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # it is closed: the drain goes on without it
+        with suppress(OSError, ValueError):  # stderr is closed: the drain goes on
             print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for a person

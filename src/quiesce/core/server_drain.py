@@ -1,8 +1,8 @@
-"""The one drain of a server, and what takes part in it.
+"""The one drain of a server, and the parts that join it.
 
-An ASGI server program may be made of several parts that each have work in flight: requests, a node of the
-mesh, the handler of an SDK. Whichever of them drains the program sets `drain_of_server` around the app's
-lifespan. The others find it there when they open, and leave the times, the report and the exit code to it.
+An ASGI server program may have several parts that each have work in flight: requests, a node of the mesh, the
+handler of an SDK. The part that drains the program sets `drain_of_server` around the app's lifespan. The other
+parts find it when they open, join it, and leave the deadlines, the report and the exit code to it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__: list[str] = []
 
 
 class ServerDrain(Protocol):
-    """What drains a server program."""
+    """The part that drains a server program."""
 
     @property
     def scope(self) -> Scope:
-        """The scope that is drained: what is opened below it is drained along."""
+        """The scope that is drained, with everything that is opened below it."""
 
     @property
     def seconds(self) -> float:
@@ -35,21 +35,21 @@ class ServerDrain(Protocol):
 
     @property
     def services(self) -> tuple[str, ...]:
-        """The patterns of names that the server has declared as services: they are services in hops, too."""
+        """The patterns of names that the server declares as services. They are services in hops, too."""
 
     @property
     def unheld(self) -> tuple[signal.Signals, ...]:
-        """The signals that the server hears of at once: then it waits for its open requests."""
+        """The signals that reach the server at once: it then waits for its open requests."""
 
     def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
-        """Register `drain(grace, cleanup)`: the drain calls it, and its report is part of the whole.
+        """Register `drain(grace, cleanup)`. The drain of the server calls it, and includes its report.
 
-        It may be called again with a shorter time, which then counts. What `scope` has in flight is counted
-        when the drain begins.
+        It may be called again, with a shorter time that replaces the first. Work in flight in `scope` is
+        counted when the drain begins.
         """
 
     def met(self, node: object) -> None:
-        """Take note of a node of the mesh whose calls are to be answered also in the drain."""
+        """Register a node of the mesh. Its calls are answered during the drain, too."""
 
 
 drain_of_server: ContextVar[ServerDrain | None] = ContextVar("quiesce_server_drain", default=None)

@@ -1,7 +1,7 @@
-"""The signals by which a process is told to end, heard beside whoever else hears them.
+"""Listeners for SIGTERM and SIGINT, beside the handlers that a server installs.
 
-A server that is told to end waits for its open requests first, and only then ends the app's lifespan. Some of
-those requests would go on for long, unless the app knows of the signal as soon as the server does.
+On a signal, a server first waits for its open requests, and only then ends the app's lifespan. Some of those
+requests would go on for long, unless the app gets the signal as early as the server.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def heard(
     *,
     sets_exit_code: bool = False,
 ) -> Iterator[None]:
-    """Call `call` when the process is told to end; the signal's own handler is called as well.
+    """Call `call` on each of the signals, inside the block; the signal's own handler is called as well.
 
-    Nothing is heard of a signal without a handler, nor outside of the main thread, which alone has signals.
+    A signal without a Python handler is not listened to. Outside of the main thread nothing is: only that gets signals.
 
     Args:
-        post: Calls a function in the event loop, soon; it may be called at any moment.
-        call: Is posted.
+        post: Called with `call` from the signal handler; must call it in the event loop, soon.
+        call: The listener.
         numbers: The signals.
-        sets_exit_code: Whether the exit code is to tell that work was lost, if `process_exit.lost()` was called when the
-            block ends. uvicorn ends by each SIGTERM that its own handler has seen, which leaves no exit code: so
-            it is stopped by its switch, and its handler sees the signal when the block ends and nothing was lost.
+        sets_exit_code: Whether the exit code must be 1 if `process_exit.lost()` was called before the block ends.
+            uvicorn kills itself with each SIGTERM that its handler has seen, which leaves no exit code. So SIGTERM
+            sets uvicorn's `should_exit`, and its handler gets the signal only when the block ends and no work was lost.
     """
     entry = (post, call, sets_exit_code)
     handlers: list[_Handler] = []
@@ -65,16 +65,16 @@ def pass_on(handler: Any) -> None:
 
 
 class _Handler:
-    """A signal's handler, in front of the one that was there; one for all who hear it.
+    """A signal's handler in front of the one that was installed before; one for all listeners.
 
-    It has `__wrapped__`, as decorators do, for code that looks for the server's own.
+    It has `__wrapped__`, as decorators do, for code that looks for the server's own handler.
     """
 
     def __init__(self, number: signal.Signals, found: Any) -> None:
         self._number = number
         self.__wrapped__: Any = found
         self.entries: list[tuple[Post, Callable[[], object], bool]] = []
-        self._is_owed = False  # the server's own handler has still to see the signal
+        self._is_owed = False  # the server's own handler has not seen the signal yet
 
     def __call__(self, number: int, frame: Any) -> None:
         self.tell()
@@ -86,7 +86,7 @@ class _Handler:
             self.__wrapped__(number, frame)
 
     def pay(self) -> None:
-        """Pass a signal that stopped the server on to its own handler, unless the exit code has to tell of a loss."""
+        """Pass a signal that was held back to the server's own handler, unless work was lost."""
         if self._is_owed and not any(entry[2] for entry in self.entries):
             self._is_owed = False
             if not process_exit.is_lost():
@@ -98,7 +98,7 @@ class _Handler:
             post(call)
 
     def give_back(self) -> None:
-        """Put the other one back if nobody hears any more, unless somebody has taken the signal since."""
+        """Restore the earlier handler if no listener is left, unless other code has replaced ours."""
         found: Any = signal.getsignal(self._number)
         if not self.entries and found is self:
             signal.signal(self._number, self.__wrapped__)

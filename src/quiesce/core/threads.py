@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ThreadHold(Hold):
-    """A function that runs in a thread. It cannot be stopped, only waited for."""
+    """The hold of a function that runs in a thread. It cannot be stopped, only waited for."""
 
     __slots__ = ("ident",)
 
@@ -42,16 +42,16 @@ class ThreadHold(Hold):
 async def run_in_thread(
     scope: Scope, fn: Callable[..., T], args: tuple[Any, ...], frame: FrameType
 ) -> T:
-    """Run `fn` in a thread, held until it has really returned, whoever waits for it."""
+    """Run `fn` in a thread. The scope holds it until it has returned, even if the caller is cancelled."""
     place = callsites.starting_code(frame, scope._backend.current())
     hold = ThreadHold(scope, arguments.name_of(fn), place.f_code, place.f_lasti)
-    begin = [hold]  # whoever takes it out decides: the thread that begins, or we, leaving
-    failed: list[BaseException] = []  # until somebody takes it: we, or the report
+    begin = [hold]  # taken out by the thread when it begins, or by the caller when it leaves
+    failed: list[BaseException] = []  # the failure, until `_report` takes it
     left = threading.Event()
 
     def call() -> Any:
         if _take(begin) is None:
-            return None  # the one who wanted it left before it began
+            return None  # the caller was cancelled before the thread began
         hold.ident = threading.get_ident()
         by_thread[hold.ident] = hold
         try:
@@ -71,10 +71,10 @@ async def run_in_thread(
         result: T = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
     except scope._backend.cancelled:
         left.set()
-        _report(hold, failed)  # it may have failed in this very moment
+        _report(hold, failed)  # the function may have failed before `left` was set
         raise
     finally:
-        if _take(begin) is not None:  # else it began: the thread releases the hold at its end
+        if _take(begin) is not None:  # else the thread has begun, and releases the hold
             hold.release()
     return result
 
@@ -83,18 +83,18 @@ by_thread: dict[int, ThreadHold] = {}
 
 
 def _report(hold: ThreadHold, failed: list[BaseException]) -> None:
-    """Put a failure that nobody is there to receive into the report, once."""
+    """Put a failure whose caller has left into the report, once."""
     error = _take(failed)
     if error is None:
         return
     if hold._node._backend.here():
-        hold._node._job_failed(hold, error)  # at once: the thread's release may be on its way
+        hold._node._job_failed(hold, error)  # before the release that the thread has posted
     else:
         hold._node._backend.post(lambda: hold._node._job_failed(hold, error))
 
 
 def _take(box: list[Any]) -> Any:
-    """Take the only thing out, in one step that no other thread can share; None if it is gone."""
+    """Return the only item of a list and remove it, atomically; return None if it is gone."""
     try:
         return box.pop()
     except IndexError:
@@ -104,11 +104,11 @@ def _take(box: list[Any]) -> Any:
 def call_from_thread(
     scope: Scope, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> Future[Any]:
-    """Call `fn` in the scope's event loop, and await what it gives, for another thread."""
+    """Call `fn` in the scope's event loop, for another thread; await its result if it is async."""
     if scope._backend.here():
         message = "from_thread() is for other threads; here, call or await the function itself"
         raise UsageError(message)
-    caller = by_thread.get(threading.get_ident())  # a thread of a scope's own, perhaps
+    caller = by_thread.get(threading.get_ident())  # None unless `to_thread` runs this thread
     call = ThreadCall(scope, lambda: fn(*args, **options), repr(fn), caller)
     if not scope._backend.post(call.begin):
         raise _gone(scope)
@@ -128,7 +128,7 @@ class ThreadCall:
         self.future: Future[Any] = Future()
 
     def begin(self) -> None:
-        """Call, in the event loop; what is async goes on in an owner task."""
+        """Call the function, in the event loop; an owner task awaits a coroutine that it returns."""
         if not self.future.set_running_or_notify_cancel():
             return
         token = acting.set(self._caller)
@@ -156,4 +156,4 @@ class ThreadCall:
 
 
 def _gone(scope: Scope) -> ScopeClosed:
-    return ScopeClosed(f"the event loop of scope {scope.name!r} has ended")
+    return ScopeClosed(f"the event loop of scope {scope.name!r} has ended: nothing can run in it")

@@ -90,8 +90,8 @@ async def test_a_coroutine_given_to_a_closed_scope_is_refused_in_silence() -> No
         (42, r"42 is not a function"),
         (None, r"None is not a function"),
         ("work", r"'work' is not a function"),
-        (many, r"many gives an async generator; a job needs an async function without `yield`"),
-        (plain, r"plain gave a int, which cannot be awaited: a job needs an async function"),
+        (many, r"many is an async generator: a job needs an async function without `yield`"),
+        (plain, r"plain returned int, which is not awaitable: a job needs an async function"),
     ],
     ids=["number", "none", "string", "generator", "plain"],
 )
@@ -127,7 +127,7 @@ async def test_what_cannot_be_called_is_refused_by_to_thread(fn: Any) -> None:
     ("manager", "message"),
     [
         (42, "42 is not an async context manager"),
-        (threading.Lock(), "it is a plain one; use `with`"),
+        (threading.Lock(), "it is a sync one; use `with`"),
         (nullcontext, "is not an async context manager"),
     ],
 )

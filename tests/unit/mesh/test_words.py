@@ -180,7 +180,7 @@ async def test_no_receipt_is_undelivered_if_there_is_none() -> None:
 def test_a_place_that_is_not_known_is_said_to_be_so() -> None:
     """A question mark says nothing."""
     lost = ReportEntry("item", "in asyncio.Queue", "hop", None, 1.0, {})
-    assert str(lost) == "item in asyncio.Queue · 1.00 s · started at a place that is not known"
+    assert str(lost) == "item in asyncio.Queue · 1.00 s · started at an unknown place"
 
 
 @pytest.mark.backends("asyncio")

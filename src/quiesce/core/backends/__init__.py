@@ -1,13 +1,13 @@
 """The event loops that quiesce runs on: a small contract, and two implementations.
 
-asyncio jobs are plain tasks (an anyio task group costs five times a bare task), trio jobs are
-system tasks. Everything above this package is the same for both.
+On asyncio jobs are plain tasks (an anyio task group costs five times a bare task), on trio system
+tasks. All code above this package is the same for both.
 
 The modules, in reading order:
 
 - `base`: what core needs from an event loop.
 - `asyncio`: asyncio, and uvloop.
-- `trio_backend`: trio: a job is a system task, so any task may start or end it.
+- `trio_backend`: trio; a job is a system task, so any task may start or end it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Backend", "Bell", "Body", "Waiter", "running_backend"]
 def running_backend() -> Backend:
     """Return the backend of the event loop that runs here.
 
-    In trio's guest mode an asyncio loop runs in the same thread: the kind of the running task decides.
+    In trio's guest mode an asyncio loop runs in the same thread; then the kind of the running task decides.
     """
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run() and not _in_host_task(trio):
@@ -43,7 +43,7 @@ def running_backend() -> Backend:
 
 
 def _in_host_task(trio: Any) -> bool:
-    """Return whether the running code is a task of the asyncio loop whose guest trio is."""
+    """Return whether the running code is a task of the asyncio loop that hosts trio."""
     return (
         not trio.lowlevel.in_trio_task()
         and _get_running_loop() is not None

@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 class Waiter(Protocol):
-    """What one task awaits, once: on asyncio a plain future, which is the quickest there is."""
+    """An object that one task awaits, once; on asyncio a plain future, which is the quickest."""
 
     def done(self) -> bool:
-        """Return whether it was set, or its task was cancelled."""
+        """Return whether the result was set, or the task was cancelled."""
 
     def cancelled(self) -> bool:
-        """Return whether its task was cancelled before it was set, if that can be told."""
+        """Return whether the task was cancelled before the result was set; on trio always False."""
 
     def set_result(self, result: Any, /) -> None:
-        """Wake the task that awaits it, or will, and give it this. Only if it is not done."""
+        """Wake the task that awaits this, now or later, with a result. Call it only if not `done()`."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait for it; cancellation gets through."""
+        """Wait for the result. If cancelled, raise at once."""
 
 
 class Bell(Protocol):
-    """How an owner task is woken: by a ring, at a deadline, or by cancellation, which it survives.
+    """Wakes an owner task: by a ring, at a deadline, or by a cancellation, which does not end it.
 
-    `interrupted` turns true for ever once the event loop wants the owner to stop (the loop is
-    shutting down): the owner then hurries, it does not leave.
+    `interrupted` becomes true, and stays so, when the event loop shuts down and cancels the owner
+    task. The task then ends its waits early, but finishes its work.
     """
 
     interrupted: bool
 
     def ring(self) -> None:
-        """Wake the owner. A ring while it does not wait is kept."""
+        """Wake the owner task. A ring while it does not wait ends its next wait."""
 
     async def wait(self, deadline: float | None) -> None:
-        """Wait for a ring, for the deadline, or for the first cancellation."""
+        """Wait for a ring, the deadline, or the first cancellation."""
 
     async def yield_once(self) -> None:
         """Wait until every other task that is ready has run once."""
@@ -56,7 +56,7 @@ class Body(Protocol):
         """Cancel the body."""
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End the block; gives what is left of `exc` without the interruption."""
+        """End the block; return `exc` without the interruption, or None if it was only that."""
 
 
 class Backend(Protocol):
@@ -64,7 +64,7 @@ class Backend(Protocol):
 
     name: str
     cancelled: type[BaseException]
-    """The exception by which cancellation is delivered."""
+    """The exception that delivers a cancellation."""
     clock: Callable[[], float]
     """The event loop's own clock, so that a test that controls the loop's time controls ours."""
     waiter: Callable[[], Waiter]
@@ -72,11 +72,11 @@ class Backend(Protocol):
     task: Callable[[], object]
     """Return the running task, in a scope or not."""
     late_body: Callable[[Any], Body] | None
-    """Make the body that a task is in, when it is to be interrupted; None if it has to be made at its start."""
+    """Make the body of a task only when it is interrupted; None if it must be made when the body begins."""
 
     @property
     def loop(self) -> object | None:
-        """What is the running asyncio loop if we are here for certain; else ask `here()`."""
+        """The asyncio loop. If it is the running loop, the code is in this loop; else ask `here()`."""
 
     @property
     def start(self) -> Callable[[TreeNode, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
@@ -95,7 +95,7 @@ class Backend(Protocol):
         """Return whether a task, in a scope or not, has ended."""
 
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call`, in the loop, when the running task has ended; gives the way to forget it."""
+        """Call `call`, in the loop, when the running task has ended; return a function that undoes this."""
 
     def own(
         self,
@@ -103,47 +103,47 @@ class Backend(Protocol):
         name: str,
         interrupt: Callable[[], None] | None = None,
     ) -> bool:
-        """Start an owner task: no scope's, and of no caller; False if the loop is too far gone.
+        """Start a task that no scope holds and no caller can cancel; return False if the loop is ending.
 
-        With `interrupt`, it is not cancelled, not even before it has begun: that is called.
+        Cancelling the task calls `interrupt`, if given, instead, even before the task has begun.
         """
 
     def cancellations(self) -> int:
-        """Count the requests to cancel the running task; where there is no such count, 0."""
+        """Return how often the running task was asked to cancel; on trio always 0."""
 
     def bell(self) -> Bell: ...
 
     def body(self) -> Body: ...
 
     def soon(self, fn: Callable[[], object]) -> bool:
-        """Call `fn` in the loop's next turn, from the loop itself; False if the loop is gone.
+        """Call `fn` in the loop's next turn; call it from the loop only. Return False if the loop has ended.
 
-        In a context of nobody's: it is not what the running code has left with the loop.
+        The call has an empty context, so `about_to_run()` does not count it as a callback of a scope.
         """
 
     def about_to_run(self) -> set[TreeNode] | None:
-        """Return the scopes whose code left callbacks that the loop has yet to call, and their parents.
+        """Return the scopes whose code left callbacks in the loop's ready queue, and their ancestors.
 
-        None if that cannot be told. There may be some whose callbacks were called in this turn.
+        Return None if the loop does not show its queue. Some callbacks may have been called in this turn.
         """
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
-        """Call `fn` in the loop, from any thread; False if the loop is gone."""
+        """Call `fn` in the loop, from any thread; return False if the loop has ended."""
 
     def fatal(self, error: BaseException, *, caught: bool) -> None:
-        """See to it that a KeyboardInterrupt or SystemExit gets out of the loop.
+        """Make the event loop raise a KeyboardInterrupt or SystemExit of a job.
 
-        It is a job's, or one that we caught: `on_error` raised it.
+        With `caught`, `on_error` raised it, and quiesce caught it.
         """
 
     def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:
-        """Return the adopted tasks whose failure nobody has asked for, and take it over."""
+        """Return the adopted tasks whose failure no task has received, and mark it as received."""
 
     def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:
-        """Ask all that a node holds to end; hand on, and count, what other scopes wait for."""
+        """Ask a node's holds to end, but hand on tasks that other scopes await; return how many those are."""
 
     def look_at_parts(self, node: TreeNode) -> None:
-        """Find the tasks below a node that services have started and now wait for (parts.py)."""
+        """Find the tasks below a node that services have started and now await (service_tasks.py)."""
 
     def adopt(self) -> Callable[[], None]:
-        """Begin to offer every new task to the scope it is born in; gives the way to stop."""
+        """Begin to hold every new task in the scope that it is created in; return a function that undoes this."""

@@ -1,8 +1,8 @@
-"""Trio: a job is a system task, so it may be started without a nursery and ended from anywhere.
+"""Trio: a job is a system task, so it starts without a nursery, and any task may end it.
 
-Each job runs inside two cancel scopes. The outer one is what `cancel()` cancels. The inner one
-is raised as a shield when the job is given up as stuck: trio delivers a cancellation at every
-checkpoint, so a job that swallows it would otherwise spin for ever.
+Each job runs inside two cancel scopes. `cancel()` cancels the outer one. The inner one becomes a
+shield when the job is given up as stuck: trio delivers a cancellation at every checkpoint, so a job
+that swallows it would otherwise spin for ever.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Trio's own: for run_sync_soon, for system tasks, and, while it runs, for the main task.
+# Trio's own nurseries: for run_sync_soon, for system tasks, and, while it runs, for the main task.
 _NURSERIES_OF_A_RUN = 3
 
 running_job: ContextVar[TrioJob[Any] | None] = ContextVar("quiesce.running_job", default=None)
@@ -74,7 +74,7 @@ class TrioJob(Job[T], Generic[T]):
 
     @property
     def kind(self) -> str:
-        """What sort of hold it is."""
+        """The kind of hold."""
         return "job"
 
     @property
@@ -112,18 +112,18 @@ class TrioJob(Job[T], Generic[T]):
         return self._outcome is not None
 
     def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - as in asyncio
-        """Ask it to stop. False if it has ended already."""
+        """Ask the job to stop; return False if it has already ended."""
         if self._outcome is not None:
             return False
         self._cancel_scope.cancel()
         return True
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for the end, without tying the job's fate to the waiter's."""
+        """Wait for the job to end; cancelling the waiting task does not cancel the job."""
         return self._result().__await__()
 
     def __repr__(self) -> str:
-        """Name the job and how it stands."""
+        """Return the name and the status of the job."""
         status = "running" if self._outcome is None else self._outcome.status
         return f"<TrioJob {self._name!r} {status}>"
 
@@ -161,7 +161,7 @@ class TrioJob(Job[T], Generic[T]):
         self._cancel_scope.cancel()
 
     def _swallowed(self) -> bool:
-        return False  # trio delivers it again at every checkpoint by itself
+        return False  # trio itself delivers a cancellation again at every checkpoint
 
     def _chain(self) -> list[callsites.Frame]:
         frames = callsites.await_chain(self._task.coro) if self._task is not None else []
@@ -169,7 +169,7 @@ class TrioJob(Job[T], Generic[T]):
         return [frame for frame in frames if frame.file != own]
 
     def _reclassify(self) -> None:
-        """Do nothing: whoever spawned it said whether it is a service."""
+        """Do nothing: `spawn` says whether it is a service."""
 
     def _move(self, node: TreeNode) -> None:
         self._node = node
@@ -178,16 +178,16 @@ class TrioJob(Job[T], Generic[T]):
 
 
 async def run_trio_job(job: TrioJob[T], coro: Coroutine[Any, Any, T]) -> None:
-    """Run a job to its end, whatever that is, and let nothing out but trio's own shutdown."""
+    """Run a job and record how it ended. Raise nothing but the cancellation of trio's own shutdown."""
     running_job.set(job)
     outcome: Outcome[T] = Outcome("cancelled")
     try:
         with job._cancel_scope, job._peace:
             outcome = Outcome("completed", await coro)
-    except trio.Cancelled:  # not ours: the whole run is being shut down
+    except trio.Cancelled:  # not the job's own: trio.run is shutting down
         end_trio_job(job, Outcome("cancelled"))
         raise
-    except BaseException as error:  # noqa: BLE001 - a job's every failure goes into the report
+    except BaseException as error:  # noqa: BLE001 - every failure of a job goes into the report
         end_trio_job(job, Outcome("failed", error=error))
     else:
         end_trio_job(job, outcome)
@@ -218,7 +218,7 @@ def end_trio_job(job: TrioJob[T], outcome: Outcome[T]) -> None:
 def start_trio_task(
     node: TreeNode, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
 ) -> TrioJob[T]:
-    """Make a task with its hold; its first step comes after the caller has inserted it."""
+    """Start a system task and return its job. The caller inserts it before its first step."""
     job: TrioJob[T] = TrioJob(node, name, code, offset)
     context = copy_context()
     context.run(current.set, node)
@@ -242,7 +242,7 @@ class TrioBackend:
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.loop: object = self.token  # never the running loop of asyncio: ask here()
-        # What threads that work for a scope may call, too: `trio.current_time` may not be.
+        # Threads that work for a scope may call this; they may not call `trio.current_time`.
         self.clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
         self.task: Callable[[], object] = trio.lowlevel.current_task
@@ -280,7 +280,7 @@ class TrioBackend:
         self,
         fn: Callable[[], Coroutine[Any, Any, None]],
         name: str,
-        interrupt: Callable[[], None] | None = None,  # noqa: ARG002 - its bell survives it here
+        interrupt: Callable[[], None] | None = None,  # noqa: ARG002 - here TrioBell notices it
     ) -> bool:
         try:
             trio.lowlevel.spawn_system_task(fn, name=name)
@@ -289,7 +289,7 @@ class TrioBackend:
         return True
 
     def cancellations(self) -> int:
-        return 0  # trio delivers a cancellation until it is obeyed: none can be swallowed
+        return 0  # trio delivers a cancellation again and again: none can be swallowed
 
     def bell(self) -> TrioBell:
         return TrioBell()
@@ -301,7 +301,7 @@ class TrioBackend:
         return self.post(fn)
 
     def about_to_run(self) -> set[TreeNode]:
-        return set()  # there are tasks, each in a nursery, and nothing else
+        return set()  # trio code leaves no callbacks: it has only tasks, each in a nursery
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:
@@ -310,15 +310,15 @@ class TrioBackend:
             return False
         return True
 
-    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - see block.py
-        """Cancel trio's main task: the scope's block, being left, raises the error itself."""
+    def fatal(self, error: BaseException, *, caught: bool) -> None:  # noqa: ARG002 - see block_end
+        """Cancel trio's main task, so that the scope's block ends and raises the error."""
         root = trio.lowlevel.current_root_task()
         nurseries = root.child_nurseries if root is not None else []
         if len(nurseries) == _NURSERIES_OF_A_RUN:
             nurseries[-1].cancel_scope.cancel()
 
     def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:
-        return [  # calls in threads: trio adopts no tasks
+        return [  # only calls in threads: trio adopts no tasks
             (held, replace(described, error=held.exception()))
             for held, described in ((ref(), described) for ref, described in entries)
             if held._log_traceback
@@ -330,18 +330,18 @@ class TrioBackend:
         return 0
 
     def look_at_parts(self, node: TreeNode) -> None:
-        """Do nothing: trio adopts nothing."""
+        """Do nothing: trio adopts no tasks."""
 
     def adopt(self) -> Callable[[], None]:
         message = (
-            "Scope(adopt=True) works on asyncio and uvloop only: on trio no task can be started "
-            "without a nursery that owns it already"
+            "Scope(adopt=True) works on asyncio and uvloop only: on trio a nursery owns every task "
+            "already, so leave adopt=True out"
         )
         raise UsageError(message)
 
 
 class TaskEndWatch(trio.abc.Instrument):
-    """Sees the end of tasks that are somebody else's; installed only while there are any."""
+    """Notices the end of tasks that are not jobs; installed only while it watches a task."""
 
     def __init__(self) -> None:
         self._calls: dict[trio.lowlevel.Task, dict[Callable[[], None], None]] = {}
@@ -365,7 +365,7 @@ class TaskEndWatch(trio.abc.Instrument):
 
 
 class TrioWaiter:
-    """What one task awaits, once."""
+    """An object that one task awaits, once: see `base.Waiter`."""
 
     __slots__ = ("_event", "_result")
 
@@ -377,20 +377,20 @@ class TrioWaiter:
         return self._event.is_set()
 
     def cancelled(self) -> bool:
-        return False  # trio's cancellation does not touch what was awaited
+        return False  # trio's cancellation does not change the awaited event
 
     def set_result(self, result: Any, /) -> None:
         self._result = result
         self._event.set()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait until it is set."""
+        """Wait for the result."""
         yield from self._event.wait().__await__()
         return self._result
 
 
 class TrioBell:
-    """How an owner task is woken."""
+    """The bell of an owner task: see `base.Bell`."""
 
     __slots__ = ("_event", "interrupted")
 
@@ -407,7 +407,7 @@ class TrioBell:
             with trio.CancelScope(deadline=limit, shield=self.interrupted):
                 await self._event.wait()
         except trio.Cancelled:
-            self.interrupted = True  # an owner does not leave its work; it hurries
+            self.interrupted = True  # the owner task goes on, but ends its waits early
         self._event = trio.Event()
 
     async def yield_once(self) -> None:
@@ -416,7 +416,7 @@ class TrioBell:
 
 
 class TrioBody:
-    """The body of a block, interrupted through a cancel scope around it."""
+    """The body of a block. A cancel scope around it interrupts it."""
 
     __slots__ = ("_scope",)
 
@@ -433,6 +433,6 @@ class TrioBody:
                 self._scope.__exit__(None, None, None)
             elif self._scope.__exit__(type(exc), exc, exc.__traceback__):
                 return None
-        except BaseException as rest:  # noqa: BLE001 - a group, without what was ours in it
+        except BaseException as rest:  # noqa: BLE001 - a group, without our own cancellation
             return rest
         return exc

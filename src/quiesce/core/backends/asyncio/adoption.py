@@ -1,10 +1,9 @@
-"""Adoption: every task that is born in a scope's context is held by that scope (asyncio).
+"""Adoption: every task that is created in a scope's context is held by that scope (asyncio).
 
-The way in is the loop's own `create_task`, which everything that makes tasks calls: asyncio,
-its task groups, anyio, the finalizers of async generators. While at least one open scope adopts,
-the loop has our function in its place. A task factory would be the official way in; but the last
-one to install a factory replaces the others, so it would take only one more library to end the
-adoption, in silence. This way factories come and go as they like, and each is still called.
+While at least one open scope adopts, our function replaces the loop's own `create_task`. All code
+that makes tasks calls it: asyncio, its task groups, anyio, the finalizers of async generators. A
+task factory would be the official way. But a loop has only one factory, so another library that
+installs its own would end the adoption silently. This way every installed factory is still called.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ if TYPE_CHECKING:
 _getframe = sys._getframe
 PlainTask = asyncio.Task
 
-# Whose frames are passed over in the search for the code that starts a task, and at whose the
-# search ends: below them is only the event loop.
+# The search for the code that starts a task skips frames of the first set, and ends at frames of the
+# second: below those is only the event loop.
 _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
 _LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
 _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
-_users: set[str] = set()  # those of the modules that are _USER, for a quick look
+_users: set[str] = set()  # the modules that are _USER
 _CREATE_TASK = asyncio.create_task.__code__
 _OPEN = ScopeState.OPEN
 
 
 def install_adoption(loop: AbstractEventLoop, clock: Callable[[], float]) -> Callable[[], None]:
-    """Begin to adopt in this loop, once more; gives the way to end it."""
+    """Begin to adopt in this loop; return a function that undoes this."""
     entrance: Entrance | None = getattr(loop.create_task, "entrance", None)
     if entrance is None:
         entrance = Entrance(loop, clock)
@@ -62,9 +61,9 @@ def install_adoption(loop: AbstractEventLoop, clock: Callable[[], float]) -> Cal
 
 
 def adopter_of(node: TreeNode | None) -> TreeNode | None:
-    """Find the innermost scope that adopts and is not closed.
+    """Return the innermost scope that adopts and is not closed.
 
-    A task that was handed to another scope (see sharing.py) starts its tasks there.
+    Tasks that a shared task starts belong to the scope it was handed to (see shared_tasks.py).
     """
     adopter = node._adopter if node is not None else None
     if adopter is not None and adopter._state is not _OPEN:
@@ -78,15 +77,15 @@ def adopter_of(node: TreeNode | None) -> TreeNode | None:
 
 
 class Entrance:
-    """What stands in for `create_task` of a loop in which at least one open scope adopts."""
+    """Replaces `create_task` of a loop in which at least one open scope adopts."""
 
     def __init__(self, loop: AbstractEventLoop, clock: Callable[[], float]) -> None:
         self.users: int = 0
         self._loop = loop
         self._clock = clock
-        self._making: object = None  # the coroutine that a foreign factory makes a task of
-        # Not by a look into its `__dict__`: CPython then keeps all of the loop's attributes in a
-        # dictionary, and every one of them is found more slowly from then on.
+        self._making: object = None  # the coroutine that another library's factory makes a task of
+        # Do not read its `__dict__`: CPython then keeps all of the loop's attributes in a
+        # dictionary, and finds each of them more slowly from then on.
         found: Any = loop.create_task
         own = getattr(found, "__func__", None) in {None, type(loop).create_task}
         self._before = None if own and getattr(found, "__self__", None) is loop else found
@@ -94,19 +93,19 @@ class Entrance:
         if self._get_factory is asyncio.BaseEventLoop.get_task_factory:
             self._get_factory = attrgetter("_task_factory")  # the same, without a Python call
         self._make: Callable[..., Task[Any]] = loop.create_task
-        self._late = self._make_late  # one object, to be recognised by
+        self._late = self._make_late  # one bound method, to compare with `is`
         self._create = self._replacement()
         try:
             loop.get_task_factory = self._factory  # type: ignore[method-assign]  # on purpose,
             loop.create_task = self._create  # type: ignore[method-assign]  # see above
         except AttributeError as error:
-            message = f"{type(loop).__name__} does not let Scope(adopt=True) see its new tasks"
+            message = f"Scope(adopt=True) cannot replace create_task of a {type(loop).__name__}"
             raise UsageError(message) from error
         if self._get_factory(loop) is None:
             loop.set_task_factory(self._late)
 
     def release(self) -> None:
-        """End one use; the last one leaves the loop as it would be without us."""
+        """End one use. The last one restores the loop."""
         self.users -= 1
         if self.users == 0 and self._get_factory(self._loop) is self._late:
             self._loop.set_task_factory(None)
@@ -116,7 +115,7 @@ class Entrance:
                 self._loop.create_task = self._before  # type: ignore[method-assign]  # as it was
 
     def _replacement(self) -> Any:
-        """Make the function that stands in for `create_task`. A closure: every task pays for it."""
+        """Return the function that replaces `create_task`. A closure is quicker: every task calls it."""
         loop, get_factory, late, before = self._loop, self._get_factory, self._late, self._before
         make, get_current, clock, suspects = self._make, current.get, self._clock, SUSPECTS
 
@@ -132,12 +131,12 @@ class Entrance:
                 with _elsewhere(coro):
                     return create_task(coro, **options)
             if adopter is None or adopter._loop is not loop or not self.users:
-                # Without a detour: as the loop makes it, if there is nobody else's factory.
+                # If no other factory is installed, this is what the loop itself would do.
                 return PlainTask(coro, loop=loop, **options) if ours else make(coro, **options)
             if not ours:
                 return self._make_foreign(make, adopter, coro, options)
             frame = _getframe(1)
-            if frame.f_code is _CREATE_TASK:  # asyncio's own function, called by everyone
+            if frame.f_code is _CREATE_TASK:  # asyncio.create_task()
                 frame = frame.f_back or frame
             task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
             if frame.f_globals.get("__name__") in _users:
@@ -155,9 +154,9 @@ class Entrance:
         return create_task
 
     def _make_late(self, loop: AbstractEventLoop, coro: Any, **options: Any) -> Task[Any]:
-        """Make a task for one who has kept the loop's own `create_task`, and so passed us by.
+        """Make a task for code that has kept the loop's original `create_task`.
 
-        This is a task factory, there as long as nobody has another.
+        This is a task factory, installed unless other code installs one.
         """
         node = current.get()
         adopter = adopter_of(node)
@@ -175,9 +174,9 @@ class Entrance:
     def _make_foreign(
         self, make: Callable[..., Task[Any]], adopter: TreeNode, coro: Any, options: dict[str, Any]
     ) -> Task[Any]:
-        """Make the task by another library's factory; the hold is there first (invariant 1).
+        """Make a task with another library's factory; hold it first (invariant 1).
 
-        An eager factory runs the task's first step right here: see `ForeignTask.begin`.
+        An eager factory runs the task's first step inside this call: see `ForeignTask.begin`.
         """
         where = _starter(coro, _getframe(1))
         held = ForeignTask(adopter, *where, creator=current_task())
@@ -196,14 +195,14 @@ class Entrance:
             _started(task, held, current.get() or adopter, adopter)
         if adopter._service_pattern is not None:
             held._reclassify()
-            self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it only then
+            self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it after this
         return task
 
     def _factory(self) -> Any:
-        """Stand in for `get_task_factory` of the loop.
+        """Return the task factory that other code installed: replaces `get_task_factory` of the loop.
 
-        anyio looks into asyncio's eager factory for the constructor of its tasks, and calls
-        that instead of the factory: then it finds one that adopts.
+        anyio takes the constructor of tasks out of asyncio's eager factory, and calls that instead
+        of the factory. So an eager factory is returned with a constructor that adopts.
         """
         factory = self._get_factory(self._loop)
         if factory is self._late:
@@ -230,7 +229,7 @@ class Entrance:
 
 @contextmanager
 def _elsewhere(coro: Any) -> Iterator[None]:
-    """Step out of the current scope, into the one that a coroutine belongs to which `is_process_wide` has named."""
+    """Step out of the current scope, into the scope of a coroutine for which `is_process_wide` is true."""
     getter = GETTERS.get(getattr(coro, "cr_code", None))  # type: ignore[arg-type]  # it may be None
     found = None if getter is None else getter(coro)
     if found is None:
@@ -245,7 +244,7 @@ def _elsewhere(coro: Any) -> Iterator[None]:
 
 
 def _take_in(task: AdoptedTask[Any], adopter: TreeNode, now: float) -> None:
-    """Hold a new task, in the same step in which it was made."""
+    """Hold a new task in the step in which it was made."""
     task._node = adopter
     task._since = now
     task.add_done_callback(adopted_done)
@@ -259,13 +258,13 @@ def _take_in(task: AdoptedTask[Any], adopter: TreeNode, now: float) -> None:
 
 
 def _inherit(task: AdoptedTask[Any]) -> None:
-    """Make a task that a shared task starts shared as well: its tasks belong where it does."""
+    """Make a new task a shared one if a shared task starts it, so that it is held in the same scope."""
     if type(current_task()) is SharedTask:
         task.__class__ = SharedTask
 
 
 def _started(task: Task[Any], held: Any, node: TreeNode, adopter: TreeNode) -> None:
-    """Note it if the running task is a service, or was started by one: see parts.py."""
+    """Record a new task if a service, or a task that a service started, starts it: see service_tasks.py."""
     found = service_tasks.creator_of(current_task(), node, adopter)
     if found is not None and not task.done():
         if type(task) is AdoptedTask:
@@ -276,7 +275,7 @@ def _started(task: Task[Any], held: Any, node: TreeNode, adopter: TreeNode) -> N
 
 
 def _starter(coro: Any, frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """Find the code that starts a task; failing that (a bare callback), the task's own."""
+    """Return the code that starts a task; if there is none (a bare callback), the task's own code."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         kind = _modules.get(name)

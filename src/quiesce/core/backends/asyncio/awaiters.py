@@ -1,6 +1,6 @@
-"""Which tasks wait for a future: found by following its callbacks, when it is asked (asyncio).
+"""Which tasks wait for a future: found by following its callbacks (asyncio).
 
-And how a task that waits for another is cancelled without it.
+Also how to cancel a task without cancelling the task that it awaits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 _ENDING = frozenset({ScopeState.CLOSING, ScopeState.CLOSED})
-_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # which pass an error on to a waiting task
-_ANSWERING = frozenset(
-    {"acp"}
-)  # whose callbacks look at failures that were sent to the peer already
-runners: set[CodeType] = set()  # code that runs an event loop which is written in C (uvloop)
+_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # they pass an error on to a waiting task
+_ANSWERING = frozenset({"acp"})  # its callbacks read failures that it has sent to the peer
+runners: set[CodeType] = set()  # code that runs an event loop written in C (uvloop)
 _WAIT = "_wait.<locals>._on_completion"  # the callback of asyncio.wait()
 
 
@@ -31,12 +29,12 @@ def waiters_of(
 ) -> Iterator[tuple[Task[Any], TreeNode | None]]:
     """Yield the tasks that the end of a future wakes, each with its current scope, or the one it was handed to.
 
-    They await it directly, or through `gather`, `shield`, `wait_for`, `wait`, a task group, or a
-    callback that has a future in its closure or among its arguments.
+    A task may await the future directly, or through `gather`, `shield`, `wait_for`, `wait`, a task
+    group, or a callback that has another future in its closure or among its arguments.
 
     Args:
         future: A future or task that has not ended.
-        for_result: Leave out tasks that only wait for its end: `wait` and task groups.
+        for_result: Leave out tasks that wait only for the end, by `wait` or in a task group.
     """
     found: list[Future[Any]] = [future]
     for one in found:  # it grows
@@ -83,10 +81,10 @@ def _plain(things: Any, *, groups: bool) -> Iterator[Future[Any]]:
 
 
 def passes_on(frame: FrameType) -> bool:
-    """Return whether the code that asks a task for its error gives it to a task that waits for it."""
+    """Return whether the code that asks a task for its error passes the error on to a waiting task."""
     if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING | _ANSWERING:
         return True
-    if frame.f_code in runners:  # the loop itself: it wakes a task that awaits this one
+    if frame.f_code in runners:  # the loop itself, which resumes a task that awaits this one
         return True
     return any(
         isinstance(value, Future) and not isinstance(value, Task) and any(waiters_of(value))
@@ -95,7 +93,7 @@ def passes_on(frame: FrameType) -> bool:
 
 
 def passed_on_by(task: Task[Any], frame: FrameType) -> TreeNode | None:
-    """Return the scope whose close cancels a task, by way of one that awaits it.
+    """Return the scope whose close cancels a task by cancelling a task that awaits it.
 
     Args:
         task: The task whose `cancel()` is called.
@@ -105,7 +103,7 @@ def passed_on_by(task: Task[Any], frame: FrameType) -> TreeNode | None:
         return stopping.node
     node = current.get()
     if not isinstance(node, TreeNode) or node._state not in _ENDING:
-        return None  # a2a's calls stand in for a scope, and close nothing
+        return None  # the a2a adapter sets its calls as current, and they close nothing
     if frame.f_globals.get("__name__", "").partition(".")[0] == "asyncio":  # wait_for, a task group
         return node
     asked = (waiter.cancelling() for waiter, where in waiters_of(task) if _is_in(where, node))
@@ -113,9 +111,9 @@ def passed_on_by(task: Task[Any], frame: FrameType) -> TreeNode | None:
 
 
 def let_go(task: Task[Any], owner: TreeNode, node: TreeNode) -> bool:
-    """Cancel the tasks of a node that await `task` without it, if another scope owns and awaits it.
+    """Cancel the tasks of `node` that await `task`, but not `task`, if other scopes own it and await it.
 
-    Return False, and do nothing, if none does.
+    Return False, and do nothing, otherwise.
     """
     if owner._is_within(node):
         return False
@@ -132,16 +130,16 @@ def let_go(task: Task[Any], owner: TreeNode, node: TreeNode) -> bool:
 
 
 def _is_not_elsewhere(where: object, node: TreeNode) -> bool:
-    """Return whether a waiter is in a scope, or in a call of a2a's handler, which stands in for one."""
+    """Return whether a waiter is within `node`, or in a call of the a2a adapter, which is set as current scope."""
     return where is not None and (not isinstance(where, TreeNode) or where._is_within(node))
 
 
 def _is_in(where: TreeNode | None, node: TreeNode) -> bool:
-    return isinstance(where, TreeNode) and where._is_within(node)  # a2a's requests stand in for one
+    return isinstance(where, TreeNode) and where._is_within(node)  # it may be a call of a2a
 
 
 def _wake(task: Task[Any]) -> None:
-    """Deliver a cancellation to a task whose request stopped at another task that it awaits."""
+    """Resume a task with a cancellation that stopped at another task, which it awaits."""
     awaited: Future[Any] | None = getattr(task, "_fut_waiter", None)
     for callback, context in getattr(awaited, "_callbacks", None) or ():
         if getattr(callback, "__self__", None) is task and awaited is not None:
@@ -154,6 +152,6 @@ def _wake(task: Task[Any]) -> None:
 
 
 def _retrieve(future: Future[Any]) -> None:
-    """Look at a result that nothing awaits any more, so that asyncio does not complain of it."""
+    """Read the exception of a future that no task awaits any more, so that asyncio does not log it."""
     if not isinstance(future, Task) and not future.cancelled():
         future.exception()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _TIMER_SECONDS_MIN = 0.001
-_READY_MAX = 64  # callbacks that are looked at each time
+_READY_MAX = 64  # longer queues are not read anew each time
 _OF_SOCKETS = ("_read_ready", "_write_ready")
 
 
@@ -52,7 +52,7 @@ class AsyncioBackend:
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop: AbstractEventLoop = loop
         plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
-        # The loop's own method only calls this; skipping it saves a Python call a spawn.
+        # loop.time() only calls time.monotonic(); calling that directly saves a Python call a spawn.
         self.clock: Callable[[], float] = time.monotonic if plain else loop.time
         self.waiter: Callable[[], Waiter] = loop.create_future
         # current_task() makes system calls on 3.11; a channel asks at every receive().
@@ -61,7 +61,7 @@ class AsyncioBackend:
         self.task: Callable[[], object] = partial(tasks.get, loop) if old else current_task
         self.late_body: Callable[[Any], Body] | None = AsyncioBody
         self._nowhere = Context()
-        # Nobody sees what uvloop has, nor what a loop has that sees to its callbacks by itself.
+        # uvloop hides its ready queue, and so may a loop with a call_soon() of its own.
         known = isinstance(loop, BaseEventLoop) and type(loop).call_soon is BaseEventLoop.call_soon
         self._ready: deque[Any] | None = getattr(loop, "_ready", None) if known else None
         self._seen: set[TreeNode] | None = None
@@ -96,7 +96,7 @@ class AsyncioBackend:
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         task = current_task()
         if task is None:
-            return call  # a callback, which has ended when it returns
+            return call  # a callback has ended when it returns
         return watch_task(task, call)
 
     def own(
@@ -122,7 +122,7 @@ class AsyncioBackend:
         return AsyncioBody(self.task())
 
     def soon(self, fn: Callable[[], object]) -> bool:
-        self.loop.call_soon(fn, context=self._nowhere)  # it runs here, so it is not closed
+        self.loop.call_soon(fn, context=self._nowhere)  # the loop runs, so it is not closed
         return True
 
     def about_to_run(self) -> set[TreeNode] | None:
@@ -131,21 +131,21 @@ class AsyncioBackend:
             return None
         if len(ready) > _READY_MAX:
             return self._about_to_run_of_many(ready)
-        # Of a copy: other threads leave callbacks, too. No tuple, for which on 3.11 the collector may be
-        # run in the midst of it, and what it drops leaves more.
+        # Read a copy: other threads add callbacks, too. Copy to a list, not a tuple: on 3.11 making a tuple
+        # may run the collector, and finalizers may add callbacks.
         return _add_left(set(), list(ready))
 
     def _about_to_run_of_many(self, ready: deque[Any]) -> set[TreeNode]:
-        """Return the same, and those that were to be called when this was asked first in a turn.
+        """Return the same for a long queue, including callbacks that were called earlier in this turn.
 
-        Each callback is looked at once: thousands may be ready, and thousands ask.
+        Each callback is looked at once a turn: thousands may be ready, and thousands of scopes may ask.
         """
         if self._seen is None:
             self._seen = _add_left(set(), list(ready))
             self._last = self.loop.call_soon(self._forget, context=self._nowhere)
             return self._seen
         newest, last, place = ready[-1], self._last, -1
-        while ready[place] is not last:  # which is not called before `_forget`
+        while ready[place] is not last:  # which stays in the queue until `_forget` is called
             _add_left(self._seen, (ready[place],))
             place -= 1
         self._last = newest
@@ -162,7 +162,7 @@ class AsyncioBackend:
         return True
 
     def fatal(self, error: BaseException, *, caught: bool) -> None:
-        # asyncio lets these two out of the loop when a task raises them, or a callback.
+        # The loop raises these two itself when a task or a callback raises them.
         if caught:
             self.loop.call_soon(_raise, error)
 
@@ -187,10 +187,10 @@ class AsyncioBackend:
 
 
 def _add_left(found: set[TreeNode], handles: Iterable[Any]) -> set[TreeNode]:
-    """Add those whose code has left callbacks with the loop, and all around them.
+    """Add the scopes whose code has left these callbacks, and their ancestors.
 
-    Not of the next steps of tasks, which are held as such, or are services and never end; nor of what a
-    socket has for the code that has opened it, nor of cancellations that anyio delivers.
+    Three kinds of callbacks do not count: steps of tasks (scopes hold the tasks), events of sockets, and
+    cancellations that anyio delivers.
     """
     for handle in handles:
         node = handle._context.get(current)
@@ -207,7 +207,7 @@ def _add_left(found: set[TreeNode], handles: Iterable[Any]) -> set[TreeNode]:
 
 
 def _cancels(owner: object, call: Any) -> bool:
-    """Return whether a callback of anyio delivers a cancellation, over and over until its task has ended."""
+    """Return whether a callback is the one by which anyio delivers a cancellation again and again."""
     name = getattr(call, "__name__", "")
     return name == "_deliver_cancellation" and type(owner).__module__.startswith("anyio.")
 
@@ -217,12 +217,12 @@ def _raise(error: BaseException) -> None:
 
 
 class OwnerTask(Task[None]):
-    """A task that does not leave its work when it is cancelled, if it knows how to hurry."""
+    """A task whose `cancel()` calls `interrupt` instead, if that is set."""
 
     interrupt: Callable[[], None] | None
 
     def cancel(self, msg: object = None) -> bool:
-        """Hurry; or be cancelled like any other task."""
+        """Call `interrupt`; if there is none, cancel the task like any other."""
         if self.interrupt is None or self.done():
             return super().cancel(msg)
         self.interrupt()
@@ -233,7 +233,7 @@ owners: set[Task[None]] = set()
 
 
 class AsyncioBell:
-    """How an owner task is woken."""
+    """The bell of an owner task: see `base.Bell`."""
 
     __slots__ = ("_future", "_loop", "_rung", "interrupted")
 
@@ -256,11 +256,11 @@ class AsyncioBell:
             self._future = self._loop.create_future()
             timer: TimerHandle | None = None
             if deadline is not None and deadline != math.inf:
-                # uvloop has whole milliseconds: an earlier timer would fire early, over and over.
+                # uvloop's timers have whole milliseconds: a shorter one would fire too early, over and over.
                 soonest = self._loop.time() + _TIMER_SECONDS_MIN
                 timer = self._loop.call_at(max(deadline, soonest), self._wake)
             try:
-                await self._future  # not cancelled: see OwnerTask
+                await self._future  # never cancelled: see OwnerTask
             finally:
                 self._future = None
                 if timer is not None:
@@ -272,7 +272,7 @@ class AsyncioBell:
 
 
 class AsyncioBody:
-    """The body of a block, interrupted as `asyncio.TaskGroup` does it."""
+    """The body of a block. It is interrupted as in an `asyncio.TaskGroup`."""
 
     __slots__ = ("_interrupted", "_task")
 
@@ -287,7 +287,7 @@ class AsyncioBody:
             if isinstance(self._task, AdoptedTask):
                 OwnedTask.cancel(
                     self._task, why
-                )  # directly: no task that awaits it has passed this on
+                )  # not AdoptedTask.cancel: this is not a request that a waiter passes on
             else:
                 self._task.cancel(why)
 
@@ -295,5 +295,5 @@ class AsyncioBody:
         if self._interrupted and self._task is not None:
             only_ours = self._task.uncancel() == 0
             return None if only_ours and isinstance(exc, CancelledError) else exc
-        self._interrupted = True  # too late to interrupt from now on
+        self._interrupted = True  # too late to interrupt
         return exc

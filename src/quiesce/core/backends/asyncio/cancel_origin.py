@@ -1,8 +1,8 @@
-"""Whose wish the end of a cancelled task of a hop was (asyncio).
+"""Whether a cancelled task was cancelled by its own hop (asyncio).
 
-Code that works for a hop may cancel what the hop has started: the slower of two requests, what a timeout ends. That
-is part of its work, and the hop may still be done. A task of a hop that other code cancels, or that raises
-`CancelledError` by itself, has not done its work, and nobody of the hop has decided that it need not.
+Code that works for a hop may cancel tasks that the hop has started: the slower of two requests, or one that exceeds a
+timeout. That is part of its work, and the hop may still succeed. If other code cancels a task of the hop, or the task
+raises `CancelledError` by itself, its work is not done although the hop needs it: the hop has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-# Tasks whose last cancellation was asked for by code that works for the same hop.
+# Tasks whose last `cancel()` was called by code that works for the same hop.
 _own: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
 
 
@@ -32,19 +32,19 @@ def cancel_asked(task: Task[Any], node: TreeNode) -> None:
 
 
 def task_cancelled(task: object, node: TreeNode, *, is_ours: bool) -> None:
-    """Record in the hop of a cancelled task that the hop did not cancel it itself.
+    """Make the hop of a cancelled task fail, unless the hop cancelled the task itself.
 
     Args:
         task: The task; it has ended.
         node: The scope that has held it.
-        is_ours: Whether its `cancel()` calls `cancel_asked()`. If not, the caller of that counts as the hop.
+        is_ours: Whether its `cancel()` calls `cancel_asked()`. If not, any `cancel()` counts as the hop's.
     """
     hop = node._errand
     if hop is None or hop._state is ScopeState.CLOSING:
-        return  # a hop that is told to end knows
+        return  # the hop itself is being cancelled
     if node._state is ScopeState.CLOSING:
         if node._is_within(hop):
-            return  # a scope that the handler has opened was closed
+            return  # the handler has closed a scope that it had opened
     elif isinstance(task, Task) and task.cancelling() and (task in _own or not is_ours):
         return
     hop._fail(CancelledError())

@@ -1,4 +1,4 @@
-"""Tasks that a task factory of other code makes, as holds."""
+"""Holds of tasks that another library's task factory makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__: list[str] = []
 
 
 class ForeignTask:
-    """The hold of a task that a task factory of other code made."""
+    """The hold of a task that another library's task factory made."""
 
     __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
 
@@ -41,8 +41,8 @@ class ForeignTask:
     def begin(self, task: Future[Any] | None) -> None:
         """Hold `task` from now on.
 
-        Its factory gives it to us, or, if that is an eager one, it is seen running before: as
-        the current task that is not the one that creates it.
+        Usually the factory has returned it. An eager factory runs its first step before that: then
+        it is the running task, if that is not the creator.
         """
         if self.task is None and task is not None and task is not self._creator:
             self.task = task
@@ -84,7 +84,7 @@ class ForeignTask:
         if task is not None and fresh:
             task.cancel()
         elif task is not None:
-            spared.add(task)  # as above
+            spared.add(task)  # other code has cancelled it before, and it is cleaning up
 
     def _swallowed(self) -> bool:
         task = self.task
@@ -101,11 +101,11 @@ class ForeignTask:
             reclassify(self.task, self._node)
 
     def done(self, task: Future[Any]) -> None:
-        """See the task's end."""
+        """Record how the task ended. Its done callback."""
         settle_adopted(self._node, task, self)
 
 
-foreign: list[ForeignTask] = []  # those that are being made, of all loops, the innermost last
+foreign: list[ForeignTask] = []  # holds whose task is being made, of all loops, innermost last
 
 
 def begin_foreign(loop: object, task: Task[Any] | None) -> None:

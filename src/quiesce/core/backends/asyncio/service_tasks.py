@@ -1,9 +1,8 @@
-"""Tasks that a service starts: part of the service while it waits for them, else work (asyncio).
+"""Tasks that a service starts: they are part of the service while it waits for them, else work (asyncio).
 
-A new task is held as work first (invariant 1). When its service's step is over, and whenever
-something else waits for it, `look_at_task()` follows the task's callbacks. If they lead to its service, the
-task is moved to the table of services: it has no more to say about being idle than the service has.
-A part that outlives its service is work again.
+A new task is held as work first (invariant 1). When the service's step is over, and whenever a callback is added to
+the task, `look_at_task()` follows the task's callbacks. If they lead to its service, the task moves to the table of
+services: like the service, it does not keep the scope from being idle. A part that outlives its service is work again.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ def _starts_of(task: object) -> Starts | None:
 def creator_of(
     task: Task[Any] | None, node: TreeNode, adopter: TreeNode
 ) -> tuple[Task[Any], TreeNode] | None:
-    """Return the running task and its owner if what it starts now may be part of a service.
+    """Return the running task and its owner if a task that it starts now may be part of a service.
 
-    That is so for a service that starts a task in its own scope, not in one that it has opened or
-    entered since, and for tasks that such a service has started.
+    That is so if the running task is a service, or a service has started it, and it starts the task
+    in its own scope, not in one that it has opened or entered since.
     """
     if task is None:
         return None
@@ -80,16 +79,16 @@ def creator_of(
 
 
 def _may_be_service(task: Task[Any], adopter: TreeNode) -> bool:
-    """Return whether a task may yet turn out to be a service: another factory made it.
+    """Return whether a task may still become a service: another library's factory made it.
 
-    `asyncio.create_task()` may name such a task after its creation, and that is seen a turn later.
+    `asyncio.create_task()` may name such a task after its creation, and its name is read a turn later.
     """
     held: object = adopter._holds.get(task)
     return held is not None and held is not task and adopter._service_pattern is not None
 
 
 def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -> None:
-    """Note that `task` was started by a service; look at it when this step is over."""
+    """Record that a service started `task`; look at the task when this step is over."""
     starts = _starts.get(loop)
     if starts is None:
         for gone in [known for known in list(_starts) if known.is_closed()]:  # type: ignore[attr-defined]  # loops
@@ -101,7 +100,7 @@ def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -
 
 
 def look_at_task(task: Task[Any]) -> None:
-    """Make a task part of its service if the service waits for it."""
+    """Make a task part of its service if the service awaits it."""
     starts = _starts_of(task)
     start = starts.by_task.get(task) if starts is not None else None
     if starts is None or start is None or task.done():
@@ -122,30 +121,30 @@ def look_at(tasks: Iterable[Task[Any]]) -> None:
 
 
 def look_below(node: TreeNode) -> None:
-    """Look at all tasks that services have started and that a node, or one below it, holds."""
+    """Look at all tasks that services have started and that a node or its descendants hold."""
     starts = _starts.get(node._loop) if _starts else None
     if starts is not None:
         look_at(task for task, start in starts.by_task.items() if start.held._node._is_within(node))
 
 
 def is_part(task: Any) -> bool:
-    """Return whether a service has started a task: then it is not a service of its own."""
+    """Return whether a service has started a task, so that it is not a service of its own."""
     starts = _starts_of(task)
     return starts is not None and task in starts.by_task
 
 
 def is_ended_by_service(task: Task[Any]) -> bool:
-    """Return whether a task is part of a service that runs, and so is for the service to end."""
+    """Return whether a task is part of a running service, which then has to end it."""
     starts = _starts_of(task)
     start = starts.by_task.get(task) if starts is not None else None
     return start is not None and task in start.held._node._services and not start.creator.done()
 
 
 def release(service: Task[Any]) -> None:
-    """Make the parts of a service that has ended work again.
+    """Make the parts of an ended service work again.
 
-    Except for parts that the service has cancelled, and for those that run no code but asyncio's
-    own (`Event.wait`, `sleep`): these are waits, not work.
+    Parts that the service has cancelled are left alone, and so are parts that run only asyncio's
+    own code (`Event.wait`, `sleep`): these are waits, not work.
     """
     starts = _starts_of(service)
     for task in tuple(starts.by_creator.get(service, ())) if starts is not None else ():
@@ -159,4 +158,4 @@ def release(service: Task[Any]) -> None:
             continue
         held = node._services.pop(task)
         node._insert(task, held)
-        held._reclassify()  # unless the scope was told that it is a service by itself
+        held._reclassify()  # the scope's patterns may declare it as a service by itself

@@ -1,8 +1,7 @@
-"""A task whose result another scope's task awaits outlives the scope that adopted it (asyncio).
+"""An adopted task whose result another scope's task awaits outlives its own scope (asyncio).
 
-Code that loads something once for all its callers (`async_lru`) starts a task in the scope of its
-first caller. When that scope cancels what is left, such a task is handed to the scope of another
-caller.
+Code that loads a value once for all its callers (`async_lru`) starts a task in the scope of its
+first caller. When that scope cancels its work, it hands such a task to the scope of another caller.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _ALIVE = frozenset({ScopeState.OPEN, ScopeState.DRAINING})
 
 
 def stop_all(node: TreeNode, table: dict[object, Held]) -> int:
-    """Cancel all that a node holds, except what tasks elsewhere wait for; return how many these are.
+    """Cancel everything that a node holds, except tasks that other scopes await; return how many those are.
 
-    These are handed on in this step. Tasks of the node that await them are cancelled all the same.
+    Those are handed on in this step. Tasks of the node that await them are cancelled, too.
     """
     shared = {
         key: heir for key, held in table.items() if (heir := _heir(held, node, set())) is not None
@@ -49,7 +48,7 @@ def _is_awaited(held: object, spares: Callable[[object], bool]) -> bool:
 
 
 def _heir(held: object, node: TreeNode, seen: set[object]) -> TreeNode | None:
-    """Find a scope outside of `node` one of whose tasks awaits the result of an adopted task."""
+    """Return a scope outside of `node` with a task that awaits the result of an adopted task."""
     task = task_behind(held)
     if not isinstance(held, AdoptedTask | ForeignTask) or not isinstance(task, Task):
         return None

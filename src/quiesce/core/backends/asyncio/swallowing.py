@@ -1,4 +1,4 @@
-"""Whether a task that was cancelled is cleaning up, or goes on as if it had not been (asyncio)."""
+"""Whether a cancelled task is cleaning up, or goes on as if it had not been cancelled (asyncio)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__: list[str] = []
 
 
 def coro_of(task: object) -> object:
-    """Return the coroutine of a task that runs.
+    """Return the coroutine of a task, or None if the task has ended.
 
-    An eager task that has ended has none, and CPython 3.12.1 crashes when it is asked for it.
+    An eager task that has ended has no coroutine, and CPython 3.12.1 crashes in its `get_coro()`.
     """
     return task.get_coro() if isinstance(task, Task) and not task.done() else None
 
 
-# Those that were to be cancelled, and were being cancelled by other code already.
+# Tasks that a scope wanted to cancel, but that other code had cancelled before.
 spared: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
 
 
 def went_on(task: Task[Any]) -> bool:
-    """Return whether a task was spared, and then it was a timeout of its own that had cancelled it.
+    """Return whether a spared task is no longer cancelled: a timeout inside it had cancelled it.
 
-    It has taken that back since, and nothing has told the task to end.
+    The timeout has taken its cancellation back, so the task was never told to end.
     """
     return task in spared and not task.cancelling()
 
@@ -37,15 +37,14 @@ def went_on(task: Task[Any]) -> bool:
 def swallowed(task: Task[Any]) -> bool:
     """Return whether a task was cancelled and has visibly gone on with its work.
 
-    While a coroutine handles an exception (in `except` or `finally`), it refers to it. A task
-    that was cancelled and nowhere handles the cancellation has swallowed it; one that handles
-    it, or an exception that came of it, is cleaning up, and is left alone: a second cancellation
-    would break its cleanup. One that waits for other tasks has passed its cancellation on to
-    them, so they decide.
+    While a coroutine handles an exception (in `except` or `finally`), it refers to it. A cancelled
+    task that handles no cancellation has swallowed it. A task that handles the cancellation, or an
+    exception that it caused, is cleaning up: a second cancellation would break its cleanup. A task
+    that waits for other tasks has passed its cancellation on, so those tasks decide.
     """
     waited_for = getattr(task, "_fut_waiter", None)
     if not task.cancelling() or waited_for is None or waited_for.done():
-        return False  # not cancelled, or not yet resumed with it
+        return False  # not cancelled, or not yet resumed with the cancellation
     helpers = [waited_for, *getattr(waited_for, "_children", ())]  # gather() has several
     asked = [h for h in helpers if isinstance(h, Task) and not h.done() and h.cancelling()]
     if asked:
@@ -77,9 +76,9 @@ _OF_ANYIO = "run_sync_in_worker_thread"
 
 
 def deferred(task: Task[Any]) -> bool:
-    """Return whether a task waits for a thread; then it is cancelled when that has returned.
+    """Return whether a task waits for a thread; if so, cancel the task when the thread has returned.
 
-    A cancellation would end the task and not the thread, so that it would seem to be over.
+    An earlier cancellation would end the task but not the thread, and hide that work still runs.
     """
     future = _thread_awaited(task)
     if future is None:
@@ -90,20 +89,20 @@ def deferred(task: Task[Any]) -> bool:
         for callback, _ in before:
             future.remove_done_callback(callback)
         future.add_done_callback(partial(_resume, task, getattr(task, "_fut_waiter", None)))
-        for callback, context in before:  # after ours: the task is not to start another thread
+        for callback, context in before:  # after ours, or the task could start another thread
             future.add_done_callback(callback, context=context)
     return True
 
 
 def _resume(task: Task[Any], awaited: object, _: object) -> None:
-    """Cancel a task whose thread has returned, unless it waits for others with `gather`."""
+    """Cancel a task whose thread has returned, unless it waits for another thread in `gather`."""
     _deferred.discard(task)
     if getattr(task, "_fut_waiter", None) is not awaited or not deferred(task):
         Task.cancel(task)
 
 
 def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
-    """Find the future of a thread that runs, if a task waits for one that is not to be left."""
+    """Return the future of a running thread that a task waits for, unless the task may abandon it."""
     awaited = getattr(task, "_fut_waiter", None)
     while isinstance(awaited, Task):
         task, awaited = awaited, getattr(awaited, "_fut_waiter", None)
@@ -122,7 +121,7 @@ def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
 
 
 def _running(future: Future[Any]) -> Future[Any] | None:
-    """Return a future of an executor if its call runs: it cannot be cancelled any more."""
+    """Return a future of an executor if its call runs, so that it cannot be cancelled."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         if getattr(callback, "__qualname__", "") == _OF_EXECUTOR:
             cells = [cell.cell_contents for cell in callback.__closure__]

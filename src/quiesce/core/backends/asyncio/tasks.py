@@ -1,8 +1,8 @@
-"""asyncio's tasks, as holds: a job is a task that carries its own hold.
+"""asyncio's tasks as holds: a job is a task that is its own hold.
 
-`OwnedTask` and `TaskJob` add five slots to `asyncio.Task` and nothing else, so an owned task costs no
-second object: it takes less memory than a bare task with an entry in a set and a bound method
-as its callback. The end of every job is seen by one shared function, `_task_done`.
+`OwnedTask` and `TaskJob` only add five slots to `asyncio.Task`, so an owned task needs no second
+object: it takes less memory than a bare task with an entry in a set and a bound method as its
+callback. One shared function, `_task_done`, is the done callback of every job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _getframe = sys._getframe
-_UNASKED_MIN = 64  # failures kept before those that were asked for are let go
+_UNASKED_MIN = 64  # failures kept before the received ones are dropped
 
 
 class OwnedTask(Task[T]):
@@ -62,13 +62,13 @@ class OwnedTask(Task[T]):
 
     @property
     def kind(self) -> str:
-        """What sort of hold it is."""
+        """The kind of hold."""
         return "task"
 
     @property
     def name(self) -> str:
         """The task's name, or else that of its function."""
-        return callsites.task_name(self, self.get_coro())  # it is never an eager one: see coro_of
+        return callsites.task_name(self, self.get_coro())  # never an eager task: see coro_of
 
     @property
     def since(self) -> float:
@@ -93,7 +93,7 @@ class OwnedTask(Task[T]):
         return watch_task(self, call)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the task, as ever; a hop wants to know whose wish that was."""
+        """Cancel the task, and record for its hop which code did so."""
         cancel_origin.cancel_asked(self, self._node)
         return super().cancel(msg)
 
@@ -102,7 +102,7 @@ class OwnedTask(Task[T]):
             return
         if force or not self.cancelling() or swallowed(self):
             Task.cancel(self)
-        else:  # somebody has cancelled it before, and it is cleaning up
+        else:  # other code has cancelled it before, and it is cleaning up
             spared.add(self)
 
     def _swallowed(self) -> bool:
@@ -115,24 +115,24 @@ class OwnedTask(Task[T]):
         self._node = node
 
     def _reclassify(self) -> None:
-        """Do nothing: whoever spawned it said whether it is a service."""
+        """Do nothing: `spawn` says whether it is a service."""
 
 
 class AdoptedTask(OwnedTask[T]):
-    """A task that other code created inside a scope, and that behaves like any other.
+    """A task that other code created inside a scope. To that code it behaves like any other.
 
     Its failure is handled if a task receives it: by awaiting this task, or by asking for its result.
-    A failure that no task has received when this task is collected, or when the scope closes, is
-    the scope's to report.
+    If no task has received it when this task is collected, or when the scope closes, the scope
+    reports the failure.
     """
 
     __slots__ = ()
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the task, unless the request was passed on by a task that another scope's close cancels.
+        """Cancel the task, unless another scope's close only passes on its cancellation of a waiting task.
 
-        A task that is cancelled passes the request on to the task that it awaits. If tasks elsewhere
-        await that one too, only the waiter ends.
+        A cancelled task passes the request on to the task that it awaits. If tasks of other scopes
+        await this one, too, only the waiting task ends.
         """
         node = passed_on_by(self, _getframe(1))
         if node is None or not (deferred(self) or let_go(self, self._node, node)):
@@ -140,8 +140,8 @@ class AdoptedTask(OwnedTask[T]):
         return True
 
     def set_name(self, value: object) -> None:
-        """Name the task; a name may make it a service of its scope."""
-        if value is not None:  # CPython 3.13.0 names what a factory made after nothing
+        """Set the name; a name may make the task a service of its scope."""
+        if value is not None:  # CPython 3.13.0 sets None on tasks that a factory made
             super().set_name(value)
             self._reclassify()
 
@@ -150,12 +150,12 @@ class AdoptedTask(OwnedTask[T]):
 
 
 class PartTask(AdoptedTask[T]):
-    """An adopted task that a service has started, or a task that a service has started."""
+    """An adopted task that a service, or another such task, has started."""
 
     __slots__ = ()
 
     def add_done_callback(self, *args: Any, **options: Any) -> None:
-        """Add a callback, as ever; the service may have begun to wait for this task."""
+        """Add a callback, and check whether the service now waits for this task."""
         super().add_done_callback(*args, **options)
         if self in self._node._holds:
             self._node._backend.soon(partial(service_tasks.look_at_task, self))
@@ -166,7 +166,7 @@ class PartTask(AdoptedTask[T]):
 
 
 class SharedTask(AdoptedTask[T]):
-    """An adopted task that was handed to another scope (sharing.py), or that such a task has started."""
+    """An adopted task that was handed to another scope (shared_tasks.py), or that such a task has started."""
 
     __slots__ = ()
 
@@ -174,22 +174,22 @@ class SharedTask(AdoptedTask[T]):
 
 
 class FailedTask(AdoptedTask[T]):
-    """What an adopted task becomes when it fails: a finalizer on all of them would cost."""
+    """An adopted task that has failed. Only this class has a finalizer, because it costs time."""
 
     __slots__ = ()
 
     def exception(self) -> BaseException | None:
         """Return the error. A callback that only looks at it has not handled it.
 
-        asyncio takes any call for handling. Here a call counts if it is a task's, or that of a
-        callback which passes the error on to a task that waits: `gather`, `shield`, a task group.
+        For asyncio any call handles the error. Here a call counts if a task makes it, or a callback
+        that passes the error on to a waiting task: `gather`, `shield`, a task group.
         """
         if self._is_only_seen(_getframe(1)):
-            return self._exception  # which leaves the flag as it is
+            return self._exception  # which does not change `_log_traceback`
         return super().exception()
 
     def result(self) -> T:
-        """Raise the error; for a callback, as `exception()`."""
+        """Raise the error; a callback handles it under the same conditions as in `exception()`."""
         if self._is_only_seen(_getframe(1)):
             raise self._exception  # type: ignore[misc]  # it has failed
         return super().result()
@@ -205,7 +205,7 @@ class FailedTask(AdoptedTask[T]):
         """Report a failure that no task has received."""
         if self._log_traceback:
             error = super().exception()
-            assert error is not None  # noqa: S101 - that is what the flag says
+            assert error is not None  # noqa: S101 - the flag is set only with an error
             self._node._unhandled(self, error, seen=type(self) is SeenTask)
         super().__del__()
 
@@ -225,7 +225,7 @@ class TaskJob(OwnedTask[T], Job[T]):
 
     @property
     def kind(self) -> str:
-        """What sort of hold it is."""
+        """The kind of hold."""
         return "job"
 
     @property
@@ -250,7 +250,7 @@ class TaskJob(OwnedTask[T], Job[T]):
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for the end, without tying the job's fate to the waiter's."""
+        """Wait for the job to end; cancelling the waiting task does not cancel the job."""
         if not self.done():
             if current_task() is self:
                 message = f"job {self.name!r} awaits itself"
@@ -273,7 +273,7 @@ class TaskJob(OwnedTask[T], Job[T]):
 
 
 def watch_task(task: Future[Any], call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in the loop when a task has ended; gives the way to forget it."""
+    """Call `call` in the loop when a task has ended; return a function that undoes this."""
 
     def ended(_: object) -> None:
         call()
@@ -286,7 +286,7 @@ def watch_task(task: Future[Any], call: Callable[[], None]) -> Callable[[], None
 
 
 def _task_done(task: TaskJob[Any]) -> None:
-    """See the end of a job. On the path of every job: keep it short."""
+    """Record how a job ended, then stop holding it. Every job comes here: keep it short."""
     node = task._node
     if task._key is not None:
         node._forget_key(task._key, task)
@@ -319,7 +319,7 @@ def settle_job(node: TreeNode, key: object, held: Any, task: Future[Any]) -> Non
 
 
 def adopted_done(task: AdoptedTask[Any]) -> None:
-    """See the end of an adopted task; it must not be asked for its exception here."""
+    """Record how an adopted task ended. Do not call its `exception()`: that counts as handling it."""
     node = task._node
     holds = node._holds
     if task._exception is not None or task not in holds or task.cancelled():
@@ -349,9 +349,9 @@ def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
         described = reports.report_entry(held, node._name, node._backend.clock())
         if isinstance(task, AdoptedTask):
             task.__class__ = FailedTask
-            runners.add(_getframe(2).f_code)  # which has called `adopted_done`
+            runners.add(_getframe(2).f_code)  # the caller of `adopted_done`
             node._unasked.append((weakref.ref(task), described))
-        else:  # there is no way to hear of its end: keep it
+        else:  # it has no finalizer of ours: keep it
             node._unasked.append((lambda: held, described))
     elif service:
         node._stopped += not part
@@ -361,7 +361,7 @@ def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
 
 
 def unasked(ref: Callable[[], Any]) -> Any:
-    """Return the hold of a failed task if it lives, and no task has received its failure."""
+    """Return the hold of a failed task if it was not collected and no task has received its failure."""
     held = ref()
     return (
         held if held is not None and getattr(task_behind(held), "_log_traceback", False) else None
@@ -369,14 +369,14 @@ def unasked(ref: Callable[[], Any]) -> Any:
 
 
 def task_behind(held: Any) -> Any:
-    """Return the task behind a hold: mostly the same object."""
+    """Return the task behind a hold; mostly they are the same object."""
     return getattr(held, "task", held)
 
 
 def start_task(
     node: TreeNode, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
 ) -> TaskJob[T]:
-    """Make a task with its hold; its first step comes after the caller has inserted it."""
+    """Start a task that is its own hold. The caller inserts it before its first step."""
     backend = node._backend
     loop: Any = backend.loop
     job: TaskJob[T]
@@ -396,13 +396,13 @@ def start_task(
 
 
 def reclassify(task: Task[Any], node: TreeNode) -> None:
-    """Make a held task a service if its name or its function is among the scope's services."""
+    """Turn a held task into a service if the scope's patterns match its name or its function."""
     if node._service_pattern is not None and task in node._holds and is_service(node, task):
         node._serve(task)
 
 
 def is_service(node: TreeNode, task: Task[Any]) -> bool:
-    """Return whether a task is one of those that the scope was told are loops, not work."""
+    """Return whether the scope's `services` patterns match a task."""
     pattern = node._service_pattern
     if pattern is None:
         return False
