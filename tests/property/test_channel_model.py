@@ -132,11 +132,11 @@ class Program:
             for _ in range(self.random.choice((3, 8, 15))):
                 self.act()
                 await self.pause()
-            way = self.random.choice(("close", "await", "immediate", "aclose", "drain"))
+            way = self.random.choice(("close", "readers", "immediate", "aclose", "drain"))
             if way == "close":
                 self.channel.close()
-            elif way == "await":
-                await self.channel.close()
+            elif way == "readers":
+                self.channel.read_by(*self.jobs)
             elif way == "immediate":
                 self.channel.close(immediate=True)
             report = await (

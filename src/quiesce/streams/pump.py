@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import anyio
 
-from quiesce.channels.readers import nobody, reads_only
 from quiesce.core import callsites
 from quiesce.core.failures import is_fatal
 from quiesce.core.graveyard import Graveyard
@@ -115,7 +114,7 @@ class Pump(Described, Generic[T]):
         self._parked: Waiter | None = None  # while the generator is suspended at its `yield`
         self._reader: Waiter | None = None
         self._calling: Waiter | None = None  # the reader, until it is woken
-        self._last_reader: Callable[[], object] = nobody
+        self._last_reader: weakref.ref[Any] | None = None
         self._anonymous = False
         self._ask: tuple[str, Any] | None = None  # what to do instead of the next plain step
         self._closing = False
@@ -141,7 +140,7 @@ class Pump(Described, Generic[T]):
         if get_ident() != self._thread:
             self.check_here()
         task = self._backend.task()
-        if task is not self._last_reader():
+        if self._last_reader is None or task is not self._last_reader():
             self._meet(task)
         self._calling = self._reader = waiter = self._backend.waiter()
         self._ask = ask
@@ -159,8 +158,8 @@ class Pump(Described, Generic[T]):
 
     def _meet(self, task: Any) -> None:
         """Record the last reader; a task for one `anext()` was made by an unknown task."""
-        self._anonymous = task is None or reads_only(task)
-        self._last_reader = nobody if self._anonymous else weakref.ref(task)
+        self._anonymous = task is None or sources.reads_only(task)
+        self._last_reader = None if self._anonymous else weakref.ref(task)
 
     def _check_reader(self) -> None:
         if self._task is not None and self._task is self._backend.task():
@@ -458,7 +457,7 @@ class Pump(Described, Generic[T]):
 
     def _expects_services(self) -> bool:
         """Return whether who has read it last may come back."""
-        task = self._last_reader()
+        task = None if self._last_reader is None else self._last_reader()
         if task is None:
             return self._anonymous
         return not (self._backend.ended(task) or self._node._awaited_by(task))

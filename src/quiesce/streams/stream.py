@@ -12,12 +12,11 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from quiesce.channels.readers import SINGLE_READS
 from quiesce.core import arguments
 from quiesce.core.owner import owner_of
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.streams.pump import Pump
-from quiesce.streams.sources import is_async_iterable
+from quiesce.streams.sources import SINGLE_READS, is_async_iterable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
