@@ -231,7 +231,8 @@ async def test_a_drain_does_not_hang_on_a_dead_reader_that_is_no_job(
             raise KeyError
 
     async def read_in_loop() -> None:
-        async for _ in channel:
+        reader = aiter(channel)
+        async for _ in reader:
             raise KeyError
 
     kept = None
