@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
@@ -319,11 +320,16 @@ def mark_of(pid: int) -> bytes | None:
 
 watcher: Watcher = Watcher()
 strays: Strays = Strays()
-os.register_at_fork(after_in_child=watcher.forget_everything)
+
+
+@cache
+def _forget_in_forks() -> None:
+    os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark_environment(environment: dict[str, str]) -> None:
     """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
+    _forget_in_forks()
     watcher.prepare()
     environment[MARK] = f"{watcher.token}.{next(_numbers)}"
 
