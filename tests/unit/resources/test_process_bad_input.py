@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], type[Exception], str]] 
     "closed descriptor to pass": (
         lambda _: {"pass_fds": [CLOSED]},
         ArgumentError,
-        f"pass_fds: {CLOSED} is no open",
+        f"pass_fds: {CLOSED} is not an open",
     ),
     "text as descriptor": (lambda _: {"pass_fds": ["a"]}, ArgumentError, "pass_fds: 'a' is no"),
     "lone descriptor": (lambda _: {"pass_fds": 2}, ArgumentError, "pass_fds must be a list"),
@@ -175,7 +175,7 @@ async def test_a_descriptor_that_was_just_closed_is_not_anothers(census: Census)
         with nothing_left(scope, census):
             cases: list[dict[str, Any]] = [{"stdin": reading}, {"pass_fds": [writing]}]
             for options in cases:
-                with pytest.raises(ArgumentError, match="is no open file descriptor"):
+                with pytest.raises(ArgumentError, match="is not an open file descriptor"):
                     await start_process(["true"], **options)
 
 
