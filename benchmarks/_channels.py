@@ -52,7 +52,7 @@ async def through_channel(
         for job in jobs:
             await job
         seconds = now() - begin
-        assert channel.statistics.received == count
+        assert channel.stats.received == count
     return seconds / count
 
 

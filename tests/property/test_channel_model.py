@@ -150,7 +150,7 @@ class Program:
         assert reported == undelivered
         assert Counter(self.received + undelivered) == Counter(self.accepted)
         assert not set(self.refused) & set(self.accepted)
-        statistics = self.channel.statistics
+        statistics = self.channel.stats
         assert statistics.sent == len(self.accepted)
         assert statistics.received == len(self.received)
         assert (statistics.depth, statistics.senders_waiting, statistics.readers_waiting) == (

@@ -19,7 +19,7 @@ from quiesce.errors import ChannelClosed, ChannelFull, ScopeClosed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.channels.channel_statistics import ChannelStatistics
+    from quiesce.channels.channel_stats import ChannelStats
     from quiesce.channels.tap import Slow
     from quiesce.core.backends import Waiter
     from quiesce.core.scope import Scope
@@ -310,7 +310,7 @@ class Channel(Lane[T], Generic[T]):
         return tuple(self._undelivered)
 
     @property
-    def statistics(self) -> ChannelStatistics:
+    def stats(self) -> ChannelStats:
         """How it stands."""
         return self._count(
             dropped=self._dropped,

@@ -15,7 +15,7 @@ import reprlib
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from quiesce.channels.channel_statistics import ChannelStatistics
+from quiesce.channels.channel_stats import ChannelStats
 from quiesce.channels.readers import BatchReader, Reader, Unread
 from quiesce.core import arguments, callsites
 from quiesce.core.hold import Described, Fate
@@ -273,8 +273,8 @@ class Lane(Described, Generic[T]):
 
     def _count(
         self, *, dropped: int, passed: int = 0, senders_waiting: int = 0, taps: int = 0
-    ) -> ChannelStatistics:
-        return ChannelStatistics(
+    ) -> ChannelStats:
+        return ChannelStats(
             depth=len(self._items),
             maxsize=self._maxsize,
             sent=len(self._items) + self._received + len(self._undelivered) + dropped + passed,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from quiesce.channels.channel import Channel
-    from quiesce.channels.channel_statistics import ChannelStatistics
+    from quiesce.channels.channel_stats import ChannelStats
     from quiesce.errors import QuiesceError
 
     Slow = Literal["wait", "drop", "fail"]
@@ -135,7 +135,7 @@ class Tap(Generic[T]):
         return tuple(self._lane._undelivered)
 
     @property
-    def statistics(self) -> ChannelStatistics:
+    def stats(self) -> ChannelStats:
         """How it stands."""
         return self._lane._count(dropped=self._lane.dropped)
 

@@ -57,7 +57,7 @@ class Ledger:
         """See that everything that was sent is accounted for, exactly once."""
         assert sorted([*self.got, *self.channel.undelivered]) == sorted(self.sent)
         assert sorted([*self.tapped, *self.tap.undelivered]) == sorted(self.sent)
-        numbers = self.channel.statistics
+        numbers = self.channel.stats
         assert (numbers.sent, numbers.received) == (len(self.sent), len(self.got))
         assert (numbers.depth, numbers.readers_waiting, numbers.senders_waiting) == (0, 0, 0)
         assert scope.report is not None
@@ -240,7 +240,7 @@ async def test_a_cancelled_reader_is_passed_over() -> None:
         channel.send_nowait(1)
         await turns()
         assert got == [1]
-        assert channel.statistics.readers_waiting == 1
+        assert channel.stats.readers_waiting == 1
         channel.send_nowait(2)
         await turns()
         assert got == [1, 2]
@@ -297,7 +297,7 @@ async def test_a_cancelled_sender_leaves_its_room_to_the_next(*, cancel_first: b
             got.append(await channel.receive())
             await turns()
         assert got in ([2, 3], [1, 2, 3])  # trio lets it finish what it was woken for
-        assert channel.statistics.senders_waiting == 0
+        assert channel.stats.senders_waiting == 0
 
 
 async def test_all_readers_cancelled_while_items_come() -> None:

@@ -170,7 +170,7 @@ async def test_a_channel_is_open_while_one_of_its_readers_runs() -> None:
         channel = filled()
         first, second = scope.spawn(take_one, channel), scope.spawn(dying, channel, "returns", go)
         channel.read_by(first, second)
-        assert await first == 0
+        assert await first in {0, 1}  # trio starts them in any order
         await turns()
         assert not channel.closed
         channel.send_nowait(3)

@@ -163,7 +163,7 @@ async def test_cancelled_waits_leave_nothing() -> None:
         for job in jobs:
             job.cancel()
         await turns()
-        assert empty.statistics.readers_waiting == full.statistics.senders_waiting == 0
+        assert empty.stats.readers_waiting == full.stats.senders_waiting == 0
         assert await full.receive() == 0
 
 
@@ -176,7 +176,7 @@ async def test_no_instrument_is_left_on_trio() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(by_loop, channel)
         await turns()
-        assert not channel.statistics.depth
+        assert not channel.stats.depth
     assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
 
 

@@ -181,7 +181,7 @@ async def test_a_close_ends_both() -> None:
     report = await scope.aclose()
     assert pair.producer.done()
     assert pair.reader.done()
-    sent = pair.channel.statistics.sent
+    sent = pair.channel.stats.sent
     assert [*got, *pair.channel.undelivered] == list(range(sent))
     assert len(report.undelivered) == len(pair.channel.undelivered)
 

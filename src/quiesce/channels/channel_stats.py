@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ChannelStatistics"]
+__all__ = ["ChannelStats"]
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelStatistics:
+class ChannelStats:
     """How a channel, or a tap, stands."""
 
     depth: int
