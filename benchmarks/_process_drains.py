@@ -58,7 +58,7 @@ async def drain_pool(count: int, grace: float) -> float:
             async with pool.lease(key) as process:
                 runners.append(process)
         begin = wall()
-        await pool.drain(within=10)
+        await pool.drain(grace=10)
         seconds = wall() - begin
     assert all(process.returncode == -9 for process in runners)
     return seconds

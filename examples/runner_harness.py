@@ -45,7 +45,9 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         """Make a pool, in the current scope; nothing is started before it is wanted."""
         self.folder = folder
-        self.pool = quiesce.RunnerPool(self.program, max=10, idle_seconds=300, name="runners")
+        self.pool = quiesce.RunnerPool(
+            self.program, runners_max=10, idle_seconds=300, name="runners"
+        )
 
     def path(self, conversation: str) -> str:
         """Return the socket of a conversation."""

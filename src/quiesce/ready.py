@@ -6,7 +6,6 @@
 | `Fd()` | it writes a line to an inherited pipe |
 | `Tcp(host, port)`, `UnixSocket(path)` | it accepts connections there |
 | `Http(url, status=200)` | it answers a request with that status |
-| `Notify()` | it sends `READY=1`, as a service of systemd does |
 
 A `Listener(...)` needs no probe: the parent binds the socket before the child starts, and passes it to the child. An
 async function can be a probe, too.
@@ -14,7 +13,6 @@ async function can be a probe, too.
 
 from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
 from quiesce.processes.readiness.listener import Listener
-from quiesce.processes.readiness.notify import Notify
 from quiesce.processes.readiness.probe import Fd, Line
 
-__all__ = ["Fd", "Http", "Line", "Listener", "Notify", "Tcp", "UnixSocket"]
+__all__ = ["Fd", "Http", "Line", "Listener", "Tcp", "UnixSocket"]

@@ -6,7 +6,6 @@ and stays until its standard input ends.
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import subprocess
@@ -73,33 +72,6 @@ def line(*lines: str) -> None:
     stay()
 
 
-def notify(*messages: str) -> None:
-    """Send messages as sd_notify does; `BARRIER=1` with a descriptor, whose closing it awaits."""
-    await_go()
-    address = os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.connect(address)
-        for message in messages:
-            if message != "BARRIER=1":
-                sock.send(message.encode().decode("unicode_escape").encode())
-                continue
-            reading, writing = os.pipe()
-            rights = array.array("i", [writing])
-            sock.sendmsg([b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            os.close(writing)
-            os.read(reading, 1)
-    stay()
-
-
-def brief(message: str) -> None:
-    """Run a command below this one that sends a message; it has exited before this one goes on."""
-    await_go()
-    program = [sys.executable, __file__, "notify", message]
-    nothing = subprocess.DEVNULL
-    subprocess.run(program, stdin=nothing, stdout=nothing, check=True)
-    stay()
-
-
 def command(*argv: str) -> None:
     """Run a command."""
     await_go()
@@ -136,6 +108,6 @@ def wrapped(session: str, *argv: str) -> None:
 
 
 if __name__ == "__main__":
-    FUNCTIONS = (unix, tcp, http, line, notify, brief, command, fd, accept, wrapped)
+    FUNCTIONS = (unix, tcp, http, line, command, fd, accept, wrapped)
     PROGRAMS = {function.__name__: function for function in FUNCTIONS}
     PROGRAMS[sys.argv[1]](*sys.argv[2:])

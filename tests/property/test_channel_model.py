@@ -132,11 +132,11 @@ class Program:
             for _ in range(self.random.choice((3, 8, 15))):
                 self.act()
                 await self.pause()
-            way = self.random.choice(("close", "await", "immediate", "aclose", "drain"))
+            way = self.random.choice(("close", "readers", "immediate", "aclose", "drain"))
             if way == "close":
                 self.channel.close()
-            elif way == "await":
-                await self.channel.close()
+            elif way == "readers":
+                self.channel.read_by(*self.jobs)
             elif way == "immediate":
                 self.channel.close(immediate=True)
             report = await (
@@ -150,7 +150,7 @@ class Program:
         assert reported == undelivered
         assert Counter(self.received + undelivered) == Counter(self.accepted)
         assert not set(self.refused) & set(self.accepted)
-        statistics = self.channel.statistics
+        statistics = self.channel.stats
         assert statistics.sent == len(self.accepted)
         assert statistics.received == len(self.received)
         assert (statistics.depth, statistics.senders_waiting, statistics.readers_waiting) == (

@@ -156,7 +156,7 @@ class Program(World):
         actors = await Scope.open("actors")
         self.runner_pool = pool = RunnerPool(
             self.start,
-            max=self.limit,
+            runners_max=self.limit,
             idle_seconds=self.random.choice((0, 0, GRACE, None)),
             grace=GRACE,
             restart=self.random.choice((None, Backoff(GRACE, longest_seconds=2 * GRACE))),

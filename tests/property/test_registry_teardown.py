@@ -53,7 +53,9 @@ class Registry:
                 if manner == "fails":
                     raise LookupError(event)
                 if manner == "deaf":
-                    await queue.close()  # as a terminal event does; its own reader is this one
+                    queue.close(
+                        immediate=True
+                    )  # as a terminal event does; its own reader is this one
                 for _ in range(5 if manner == "slow" else 0):
                     await anyio.lowlevel.checkpoint()
 

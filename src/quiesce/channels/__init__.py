@@ -7,5 +7,5 @@ In reading order:
 - `readers`: the tasks that read a queue, and what they left unread.
 - `tap`: fan-out from a channel.
 - `pipe`: a producer and its reader, started and stopped as a pair.
-- `channel_statistics`: how a channel stands.
+- `channel_stats`: how a channel stands.
 """

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import anyio.lowlevel
-
-from quiesce.channels.channel_statistics import ChannelStatistics, statistics
 from quiesce.channels.item_queue import Lane
 from quiesce.channels.tap import Tap, TapLane
 from quiesce.core import arguments
+from quiesce.core.job import Job
 from quiesce.core.owner import owner_of
 from quiesce.core.tree import ScopeState
 from quiesce.errors import ChannelClosed, ChannelFull, ScopeClosed, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Iterable
 
+    from quiesce.channels.channel_stats import ChannelStats
     from quiesce.channels.tap import Slow
     from quiesce.core.backends import Waiter
     from quiesce.core.scope import Scope
@@ -68,6 +68,7 @@ class Channel(Lane[T], Generic[T]):
         "_granted",
         "_limit",
         "_passed",
+        "_readers",
         "_taps",
     )
 
@@ -95,6 +96,7 @@ class Channel(Lane[T], Generic[T]):
         self._passed = 0  # on to the taps alone
         self._fan_out = fan_out
         self._taps: list[TapLane[T]] = []
+        self._readers: dict[object, Callable[[], None]] = {}  # jobs, and how to forget each
 
     # Sending.
 
@@ -154,7 +156,7 @@ class Channel(Lane[T], Generic[T]):
             return
         waiter = self._backend.waiter()
         self._senders.append(waiter)
-        self._blocked[waiter] = self._task_of()
+        self._blocked[waiter] = self._backend.task()
         try:
             granted: bool = await waiter
         except BaseException:
@@ -214,30 +216,43 @@ class Channel(Lane[T], Generic[T]):
 
     # The end.
 
-    def close(
-        self, *, immediate: bool = False, error: BaseException | None = None
-    ) -> ChannelClosing[T]:
-        """Close the channel, in this very step; await the result to wait for the rest.
+    def read_by(self, *jobs: Job[Any]) -> None:
+        """Name the jobs that read the channel: when the last of them has ended, no reader is left.
 
-        It takes nothing more, and senders that wait are thrown out with `ChannelClosed`. What
-        is in it is still delivered, then its readers end. `immediate=True`: the readers end at
-        once, and what is in it is undelivered. With an `error` the readers do not end: after
-        the last item they get a `ChannelClosed` that is caused by it, so that nobody takes what
+        The channel is closed in that step. Tasks that wait in `send()` get `ChannelClosed`, and what is
+        in the channel is undelivered. A channel whose readers were not named waits for readers until its
+        scope ends.
+        """
+        for job in jobs:
+            arguments.instance("job", job, Job)
+        for job in jobs:
+            self._readers[job] = job._when_done(partial(self._reader_ended, job))
+            if job.done():
+                self._reader_ended(job)
+
+    def _reader_ended(self, job: Job[Any]) -> None:
+        forget = self._readers.pop(job, None)
+        if forget is None:
+            return
+        forget()
+        if not self._readers and not self._over:
+            self._abandon(given_up=self._node._state is not _OPEN)
+
+    def close(self, *, immediate: bool = False, error: BaseException | None = None) -> None:
+        """Close the channel, in this very step. Closing it twice is harmless.
+
+        It takes nothing more, and tasks that wait in `send()` get `ChannelClosed`. What is in it is
+        still delivered; then the readers' loops end. With `immediate=True` the readers end at once, and
+        what is in the channel is undelivered. With an `error` the readers' loops do not end: after the
+        last item they raise a `ChannelClosed` that is caused by the error, so that no reader takes what
         was cut short for the whole.
 
-        Awaiting waits until everything was received, and gives the items that were not: if
-        nobody reads the channel, or its last reader goes, it does not wait. A task is a reader
-        from its first read until it ends, the one that awaits this excepted; see `read_by()` for
-        one that has not begun. Closing twice is no error, and `immediate=True` still ends what a
-        graceful close waits for.
-
-        *Cancel safety*: the channel stays closed, and what is in it is still delivered.
+        To wait until everything was read, await the jobs that read it, or `scope.idle()`.
         """
         self._check_here()
         self._refuse(error)
         for lane in self._lanes() if immediate else ():
             lane._abandon(given_up=False)
-        return ChannelClosing(self)
 
     def _refuse(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
         """Take nothing more, and end those of the queues that are empty."""
@@ -257,34 +272,30 @@ class Channel(Lane[T], Generic[T]):
     def _lanes(self) -> list[Lane[T]]:
         return [self, *self._taps]
 
-    async def _delivered(self) -> list[T]:
-        lanes = self._lanes()
-        for lane in lanes:
-            lane._excuse()
-        for _ in range(2):  # whoever was started before us begins to read now, if ever
-            if any(lane._forsaken() for lane in lanes):
-                await anyio.lowlevel.checkpoint()
-        for lane in lanes:
-            if lane._forsaken():
-                lane._abandon(given_up=False)
-            await lane._end.wait()
-        return list(self._undelivered)
-
     def _abandon(
         self, broken: BaseException | None = None, *, given_up: bool, wake: bool = True
     ) -> None:
         self._refuse(broken, wake=wake)
         super()._abandon(broken, given_up=given_up, wake=wake)
 
+    def _finish(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
+        super()._finish(broken, wake=wake)
+        readers, self._readers = self._readers, {}
+        for forget in readers.values():
+            forget()
+
+    def _forsaken(self) -> bool:
+        return not self._readers and super()._forsaken()
+
     def _users(self) -> Iterable[object]:
         full = len(self._items) + self._granted >= self._limit
         return self._blocked.values() if full else ()
 
-    def _meet(self) -> None:
+    async def _wait(self) -> None:
         if self._fan_out:
             message = f"channel {self._name!r} is read through its taps alone: open a tap()"
             raise UsageError(message)
-        super()._meet()
+        await super()._wait()
 
     # Asking.
 
@@ -295,14 +306,13 @@ class Channel(Lane[T], Generic[T]):
 
     @property
     def undelivered(self) -> tuple[T, ...]:
-        """The items that nobody has read, nor ever will, in the order in which they were sent."""
+        """The items that no task has read or ever will, in the order in which they were sent."""
         return tuple(self._undelivered)
 
     @property
-    def statistics(self) -> ChannelStatistics:
+    def stats(self) -> ChannelStats:
         """How it stands."""
-        return statistics(
-            self,
+        return self._count(
             dropped=self._dropped,
             passed=self._passed - self._dropped,
             senders_waiting=len(self._senders),
@@ -321,16 +331,3 @@ class Channel(Lane[T], Generic[T]):
         """Name the channel, and say how it stands."""
         state = "closed" if self._closed else "open"
         return f"<Channel {self._name!r} {state}, {len(self._items)} in it>"
-
-
-class ChannelClosing(Generic[T]):
-    """The close of a channel, which has begun: await it to see everything delivered."""
-
-    __slots__ = ("_channel",)
-
-    def __init__(self, channel: Channel[T]) -> None:
-        self._channel = channel
-
-    def __await__(self) -> Generator[Any, Any, list[T]]:
-        """Wait until everything was received, and give what was not."""
-        return self._channel._delivered().__await__()

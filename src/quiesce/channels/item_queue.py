@@ -12,21 +12,13 @@ How an item goes through, so that no cancellation can lose or double it:
 from __future__ import annotations
 
 import reprlib
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from quiesce.channels.readers import (
-    SINGLE_READS,
-    BatchReader,
-    Reader,
-    Unread,
-    reads_only,
-)
+from quiesce.channels.channel_stats import ChannelStats
+from quiesce.channels.readers import BatchReader, Reader, Unread
 from quiesce.core import arguments, callsites
 from quiesce.core.hold import Described, Fate
-from quiesce.core.job import Job
-from quiesce.core.latch import Latch
 from quiesce.core.tree import ScopeState
 from quiesce.errors import ChannelClosed, ScopeClosed, UsageError
 
@@ -52,13 +44,11 @@ class Lane(Described, Generic[T]):
 
     __slots__ = (
         "__weakref__",
-        "_anonymous",
         "_backend",
         "_broken",
         "_busy",
         "_closed",
         "_code",
-        "_end",
         "_in_hand",
         "_items",
         "_maxsize",
@@ -68,12 +58,9 @@ class Lane(Described, Generic[T]):
         "_over",
         "_promised",
         "_quick",
-        "_reader_left",
-        "_readers",
         "_received",
         "_senders",
         "_since",
-        "_task_of",
         "_undelivered",
         "_waiting",
     )
@@ -92,7 +79,6 @@ class Lane(Described, Generic[T]):
     ) -> None:
         self._node: TreeNode = node
         self._backend = node._backend
-        self._task_of = node._backend.task
         self._name = name
         self._maxsize = maxsize
         self._code: CodeType = frame.f_code
@@ -105,15 +91,11 @@ class Lane(Described, Generic[T]):
         self._quick: Iterable[Callable[[T], None]] = ()
         self._promised = 0  # of the items, to readers that were woken and have not run yet
         self._waiting: deque[Waiter] = deque()  # readers that nothing was promised to
-        self._readers: dict[object, Callable[[], None]] = {}  # and how to stop watching each
-        self._anonymous = False  # somebody has read who cannot be watched
-        self._reader_left = False  # somebody who had read is gone
-        self._in_hand: dict[Grip, object] = {}  # loops with an item being handled, and their tasks
+        self._in_hand: set[Grip] = set()  # of the loops whose body handles an item
         self._busy = False
         self._closed = False  # for senders
         self._over = False  # for readers as well
         self._broken: BaseException | None = None  # why it has ended before its time
-        self._end: Latch = Latch(node._backend)
         self._since = 0.0
         self._received = 0
         self._undelivered: list[T] = []
@@ -128,8 +110,6 @@ class Lane(Described, Generic[T]):
 
         *Raises*: `ChannelClosed` when the channel is closed and everything was delivered.
         """
-        if self._task_of() not in self._readers:
-            self._meet()
         if len(self._items) <= self._promised:
             await self._wait()
         item = self._items.popleft()
@@ -148,8 +128,6 @@ class Lane(Described, Generic[T]):
         *Raises*: `ChannelClosed` when the channel is closed and everything was delivered.
         """
         limit = arguments.size("at_most", at_most)
-        if self._task_of() not in self._readers:
-            self._meet()
         if len(self._items) <= self._promised:
             await self._wait()
         return self._take_many(limit)
@@ -171,17 +149,6 @@ class Lane(Described, Generic[T]):
         ```
         """
         return BatchReader(self, arguments.size("at_most", at_most))
-
-    def read_by(self, job: Job[Any]) -> None:
-        """Count a job as a reader from now on until it ends, whether it has begun to read or not.
-
-        Without that, one who closes the channel cannot know of a reader that has not begun.
-        """
-        arguments.instance("job", job, Job)
-        if job.done():
-            self._reader_left = True
-            return
-        self._readers[job] = job._when_done(lambda: self._leave(job))
 
     async def _wait(self) -> None:
         """Wait until there is an item for us; it stays in the queue, promised to nobody else."""
@@ -248,55 +215,6 @@ class Lane(Described, Generic[T]):
         """Wake senders that wait for room."""
         raise NotImplementedError
 
-    # Who reads.
-
-    def _meet(self) -> None:
-        """Count the running task as a reader, until it ends."""
-        if self._over:
-            return
-        task = self._task_of()
-        if task is None or reads_only(task):
-            self._anonymous = True  # a task for one receive(): who made it is not known
-            return
-        lane = weakref.ref(self)  # whom nobody else has any more, nobody reads
-
-        def left() -> None:
-            known = lane()
-            if known is not None:
-                known._leave(task)
-
-        self._readers[task] = self._backend.watch(left)
-
-    def _excuse(self) -> None:
-        """Count the running task as a reader no more: it waits for something else."""
-        task = self._task_of()
-        for key, forget in list(self._readers.items()):
-            if key is task or getattr(key, "_task", None) is task:
-                forget()
-                del self._readers[key]
-
-    def _leave(self, key: object) -> None:
-        """See a reader go; with the last one goes the hope that anything is read."""
-        forget = self._readers.pop(key, None)
-        if forget is None:
-            return
-        forget()
-        self._reader_left = True
-        for grip, task in list(self._in_hand.items()):
-            if task is key:
-                grip.put_down()
-        if self._items and self._has_no_reader():
-            if self._closed:
-                self._abandon(given_up=self._node._state is not _OPEN)
-            else:
-                self._node._ring_all()
-
-    def _has_no_reader(self) -> bool:
-        """Return whether nobody reads; who waits for the end of the scope does not."""
-        return not (self._waiting or self._anonymous) and all(
-            self._node._awaited_by(getattr(reader, "_task", reader)) for reader in self._readers
-        )
-
     # The end.
 
     def _finish(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
@@ -310,11 +228,6 @@ class Lane(Described, Generic[T]):
         self._broken = self._broken or broken
         if wake:
             self._gone()
-        for key, forget in list(self._readers.items()):
-            if key not in self._in_hand.values():
-                forget()
-                del self._readers[key]
-        self._end.open()
 
     def _gone(self) -> None:
         for waiter in self._waiting:
@@ -356,9 +269,22 @@ class Lane(Described, Generic[T]):
             found["oldest"] = reprlib.repr(self._items[0])
         if self._in_hand:
             found["in hand"] = len(self._in_hand)
-        if self._items and self._has_no_reader():
-            found["readers"] = 0
         return found
+
+    def _count(
+        self, *, dropped: int, passed: int = 0, senders_waiting: int = 0, taps: int = 0
+    ) -> ChannelStats:
+        return ChannelStats(
+            depth=len(self._items),
+            maxsize=self._maxsize,
+            sent=len(self._items) + self._received + len(self._undelivered) + dropped + passed,
+            received=self._received,
+            undelivered=len(self._undelivered),
+            dropped=dropped,
+            senders_waiting=senders_waiting,
+            readers_waiting=len(self._waiting),
+            taps=taps,
+        )
 
     def _turn_busy(self) -> None:
         self._check_here()
@@ -395,10 +321,16 @@ class Lane(Described, Generic[T]):
         self._quick = ()
 
     def _forsaken(self) -> bool:
-        return bool(self._items) and self._has_no_reader()
+        """Return whether there are items, and no task waits for one, or handles one in a loop.
+
+        A loop whose body waits for the end of the scope does not count.
+        """
+        return bool(self._items and not self._waiting) and all(
+            self._node._awaited_by(grip.task) for grip in self._in_hand
+        )
 
     def _expects_services(self) -> bool:
-        return not (self._reader_left or self._readers)  # else whoever reads it is known
+        return True
 
     def _users(self) -> Iterable[object]:
         return ()
@@ -414,6 +346,3 @@ class Lane(Described, Generic[T]):
 
     def _reclassify(self) -> None:
         """Do nothing: it is no task."""
-
-
-SINGLE_READS.update(fn.__code__ for fn in (Lane.receive, Lane.batch))

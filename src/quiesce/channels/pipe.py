@@ -79,7 +79,6 @@ class Pipe(Generic[T, R]):
         try:
             self.reader: Job[R] = scope.spawn(reader, channel, name=f"{channel.name} reader")
             started.append(self.reader)
-            channel.read_by(self.reader)
             self.producer: Job[object] = scope.spawn(
                 producer, channel, name=f"{channel.name} producer"
             )

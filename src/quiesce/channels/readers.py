@@ -1,4 +1,4 @@
-"""Those who read a lane, and what they left unread."""
+"""The loops that read a queue, and the items that were left unread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import reprlib
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from quiesce.core.report import Items, ReportEntry
-from quiesce.core.threads import ThreadCall
 from quiesce.errors import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from quiesce.channels.item_queue import Lane
 
@@ -18,27 +17,46 @@ T = TypeVar("T")
 
 
 class Grip:
-    """What a lane knows of an `async for` over it: not the iterator itself, which may be dropped."""
+    """What a lane knows of an `async for` over it: not the iterator itself, which may be dropped.
 
-    __slots__ = ("holding", "lane")
+    An item is in hand from the step in which the loop gets it until the loop comes back, is left, or its
+    task has ended: a task that failed keeps the frames of its loops.
+    """
+
+    __slots__ = ("_forget", "holding", "lane", "task")
 
     def __init__(self, lane: Lane[Any]) -> None:
         self.lane: Lane[Any] = lane
         self.holding: bool = False
+        self.task: object = None
+        self._forget: Callable[[], None] | None = None
 
     def take(self) -> None:
-        """Record that the reader has an item in hand."""
+        """Record that the running task has an item in hand."""
+        task = self.lane._backend.task()
+        if task is not self.task:
+            self.end()
+            self.task = task
+            self._forget = self.lane._backend.watch(self.end)
         self.holding = True
-        self.lane._in_hand[self] = self.lane._task_of()
+        self.lane._in_hand.add(self)
 
     def put_down(self) -> None:
         """Record that what was in hand is handled."""
         if self.holding:
             self.holding = False
             lane = self.lane
-            del lane._in_hand[self]
+            lane._in_hand.remove(self)
             if not lane._in_hand and not lane._items:
                 lane._turn_idle()
+
+    def end(self) -> None:
+        """Record that the loop was left, or that its task has ended. Idempotent."""
+        forget, self._forget = self._forget, None
+        self.task = None
+        if forget is not None:
+            forget()
+        self.put_down()
 
 
 class Reader(Generic[T]):
@@ -72,13 +90,12 @@ class Reader(Generic[T]):
     async def _come_back(self) -> None:
         """Record that what was in hand is handled, and wait for more, which is in hand from then on."""
         lane = self._lane
-        if lane._task_of() not in lane._readers:
-            lane._meet()
         if len(lane._items) <= lane._promised:
             self._grip.put_down()
             try:
                 await lane._wait()
             except ChannelClosed as end:
+                self._grip.end()
                 if lane._broken is not None:
                     raise  # it must not be taken for the end
                 raise StopAsyncIteration from end
@@ -90,8 +107,8 @@ class Reader(Generic[T]):
         That is done in the event loop's next turn: the collector may run in any thread, and in the
         middle of a change to the scope's tables.
         """
-        if self._grip.holding:
-            self._lane._backend.post(self._grip.put_down)
+        if self._grip.task is not None:
+            self._lane._backend.post(self._grip.end)
 
 
 class BatchReader(Reader[list[T]]):
@@ -139,20 +156,3 @@ class Unread(Items):
         kind, name, scope, where, age = self._of
         label = f"{reprlib.repr(item)} in {kind} {name}"
         return ReportEntry("item", label, scope, where, age, {kind: name, "item": item})
-
-
-def nobody() -> None:
-    """Return None: the weak reference to a reader that does not exist."""
-
-
-def reads_only(task: object) -> bool:
-    """Return whether a task was made for a single read, as `asyncio.wait_for` on 3.11 makes them."""
-    get_coro = getattr(task, "get_coro", None)
-    coro = get_coro() if get_coro is not None else getattr(task, "coro", None)
-    return getattr(coro, "cr_code", None) in SINGLE_READS
-
-
-# By a coroutine of these, as the outermost of its task; each module adds its own.
-SINGLE_READS: set[object] = {
-    fn.__code__ for fn in (Reader.__anext__, BatchReader.__anext__, ThreadCall._finish)
-}

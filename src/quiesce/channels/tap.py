@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from quiesce.channels.channel_statistics import ChannelStatistics, statistics
 from quiesce.channels.item_queue import Lane
-from quiesce.channels.readers import SINGLE_READS, Reader
+from quiesce.channels.readers import Reader
 from quiesce.errors import TapOverflow
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from quiesce.channels.channel import Channel
-    from quiesce.core.job import Job
+    from quiesce.channels.channel_stats import ChannelStats
     from quiesce.errors import QuiesceError
 
     Slow = Literal["wait", "drop", "fail"]
@@ -116,10 +115,6 @@ class Tap(Generic[T]):
         reader.keeps = self
         return reader
 
-    def read_by(self, job: Job[Any]) -> None:
-        """Count a job as a reader until it ends; see `Channel.read_by`."""
-        self._lane.read_by(job)
-
     def close(self) -> None:
         """End the tap; what is in it is let go, and not reported: its reader wants no more."""
         self._lane.leave()
@@ -140,9 +135,9 @@ class Tap(Generic[T]):
         return tuple(self._lane._undelivered)
 
     @property
-    def statistics(self) -> ChannelStatistics:
+    def stats(self) -> ChannelStats:
         """How it stands."""
-        return statistics(self._lane, dropped=self._lane.dropped)
+        return self._lane._count(dropped=self._lane.dropped)
 
     def __enter__(self) -> Self:
         """Return the tap itself."""
@@ -166,6 +161,3 @@ class Tap(Generic[T]):
         """Name the tap, and say how it stands."""
         state = "closed" if self._lane._closed else "open"
         return f"<Tap {self.name!r} {state}, {len(self._lane._items)} in it>"
-
-
-SINGLE_READS.update(fn.__code__ for fn in (Tap.receive, Tap.batch))

@@ -55,7 +55,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
     """Keeps one runner a key, for whoever leases it.
 
     ```python
-    pool = RunnerPool(Program(["runner"]), max=20, idle_seconds=300)
+    pool = RunnerPool(Program(["runner"]), runners_max=20, idle_seconds=300)
     async with pool.lease(conversation) as runner:
         ...
     ```
@@ -71,7 +71,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
             key at a time. When it raises, also because it was cancelled, nothing may be left of
             the runner. What only one process can have (a listener, the address that a probe
             connects to, a log file) is refused in a program for all keys.
-        max: How many runners there may be, those among them that start or stop. Beyond that, the
+        runners_max: How many runners there may be, those among them that start or stop. Beyond that, the
             runner that was idle longest has to go, and keys wait in the order in which they came.
             A runner that is in use may be joined at any time.
         idle_seconds: How long a runner stays that nobody leases; None: for good.
@@ -87,7 +87,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         factory: Program,
         /,
         *,
-        max: int | None = None,
+        runners_max: int | None = None,
         idle_seconds: float | None = 300.0,
         grace: float = 5.0,
         restart: Backoff | None = _BACKOFF,
@@ -100,7 +100,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         factory: Callable[[K_contra], Program | Awaitable[Program]],
         /,
         *,
-        max: int | None = None,
+        runners_max: int | None = None,
         idle_seconds: float | None = 300.0,
         grace: float = 5.0,
         restart: Backoff | None = _BACKOFF,
@@ -113,7 +113,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         factory: Callable[[K_contra], Awaitable[R]],
         /,
         *,
-        max: int | None = None,
+        runners_max: int | None = None,
         idle_seconds: float | None = 300.0,
         grace: float = 5.0,
         restart: Backoff | None = _BACKOFF,
@@ -125,7 +125,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         factory: Program | Callable[[K_contra], Any],
         /,
         *,
-        max: int | None = None,  # noqa: A002 - the word for it
+        runners_max: int | None = None,
         idle_seconds: float | None = 300.0,
         grace: float = 5.0,
         restart: Backoff | None = _BACKOFF,
@@ -139,7 +139,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
             arguments.check_callable(factory, "RunnerPool", "a Program, or a function of the key")
         if restart is not None:
             arguments.instance("restart", restart, Backoff)
-        limit = arguments.size("max", max)
+        limit = arguments.size("runners_max", runners_max)
         self._factory = factory
         self._max: float = math.inf if limit is None else limit
         self._idle_seconds: float = math.inf
@@ -214,12 +214,12 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         await self._see_gone(slots)
         return True
 
-    async def drain(self, within: float | None = 30.0) -> Report:
-        """Return no more leases, wait for those that are held, and end all runners.
+    async def drain(self, grace: float | None = 30.0) -> Report:
+        """Refuse new leases, wait for those that are held, and end all runners.
 
         Idle runners are ended at once, all others as soon as they are given back, or after
-        `within` seconds (None: never); all at the same time, and each within its grace. Leases
-        of the task that calls this are not waited for.
+        `grace` seconds (None: never); all at the same time, and each within the grace of the
+        pool. Leases of the task that calls this are not waited for.
 
         *Cancel safety*: the drain then turns into a close, unless others wait for it too, and
         the cancellation is passed on when that is complete.
@@ -231,7 +231,7 @@ class RunnerPool(Generic[K_contra, R]):  # one for all keys is also one for some
         for lease in self._leases:
             if lease._task is task and lease._hold is not None:
                 lease._hold.release()
-        return await self._node.drain(within, cleanup=self._grace + KILL_SECONDS)
+        return await self._node.drain(grace, cleanup=self._grace + KILL_SECONDS)
 
     @property
     def stats(self) -> PoolStats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from quiesce.core import arguments
@@ -106,21 +106,9 @@ class Program:
         grace: float,
         env: Mapping[str, str] | None,
     ) -> Coroutine[Any, Any, Process]:
-        return start_process(
-            self.argv,
-            scope=scope,
-            name=name,
-            ready=self.ready,
-            ready_within=self.ready_within,
-            grace=grace,
-            env=env,
-            cwd=self.cwd,
-            stdin=self.stdin,
-            logs=self.logs,
-            pass_fds=self.pass_fds,
-            listen=self.listen,
-            service=True,
-        )
+        options: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        options |= {"scope": scope, "name": name, "grace": grace, "env": env}
+        return start_process(**options, service=True)
 
     def _start_for(self, key: object, scope: Scope, grace: float) -> Coroutine[Any, Any, Process]:
         """Start it as the runner of a key, which it is told."""

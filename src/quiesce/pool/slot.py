@@ -17,22 +17,21 @@ from quiesce.core import arguments
 from quiesce.core.failures import is_fatal
 from quiesce.core.latch import Latch
 from quiesce.errors import ArgumentError, QuiesceError
+from quiesce.processes.process_owner import KillTime
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Hashable, Mapping
-    from contextvars import Context
+    from collections.abc import Coroutine, Hashable, Mapping
     from types import CodeType
 
     from quiesce.core import callsites
     from quiesce.core.backends import Waiter
     from quiesce.core.hold import Fate
     from quiesce.core.job import Job
-    from quiesce.core.scope import Scope
     from quiesce.core.tree import TreeNode
     from quiesce.pool.lease import Lease
+    from quiesce.pool.pool import RunnerPool
 
 KILL_SECONDS = 2.0  # for the end of a runner to be seen, after its grace
-_KILL_SHARE = 0.1  # of the time that a close has left, if that is less
 _INTERRUPTIONS_MAX = 16  # of a stop; nobody does it more often, save a runner that is broken
 
 
@@ -65,31 +64,13 @@ class Stage(Enum):
     STOPPING = "stopping"
 
 
-class Owner(Protocol[R]):
-    """What a slot tells its pool; each in one step."""
-
-    _node: Scope
-    _grace: float
-    _idle_seconds: float
-    _context: Context
-
-    def _make(self, key: Any) -> Awaitable[R]: ...
-    def _serve(self) -> None: ...
-    def _ready(self, slot: Slot[R]) -> None: ...
-    def _start_failed(self, slot: Slot[R], error: BaseException) -> bool: ...
-    def _exited(self, slot: Slot[R]) -> None: ...
-    def _expire(self, slot: Slot[R]) -> None: ...
-    def _retire(self, slot: Slot[R]) -> None: ...
-    def _finish(self, slot: Slot[R]) -> None: ...
-    def _ended(self, slot: Slot[R]) -> None: ...
-
-
 class Slot(Generic[R]):
     """One runner, from the first wish for it to its end."""
 
     __slots__ = (
         "_job",
         "_kill_at",
+        "_kill_time",
         "_nap",
         "_node",
         "_pool",
@@ -109,7 +90,12 @@ class Slot(Generic[R]):
     _stops: ClassVar[bool] = True
 
     def __init__(
-        self, pool: Owner[R], key: Hashable, not_before: float, code: CodeType, offset: int
+        self,
+        pool: RunnerPool[Any, R],
+        key: Hashable,
+        not_before: float,
+        code: CodeType,
+        offset: int,
     ) -> None:
         """Start the job; its first step comes after the pool has entered it into its table."""
         node: TreeNode = pool._node
@@ -117,6 +103,7 @@ class Slot(Generic[R]):
         self._node = node
         self._nap: anyio.CancelScope | None = None  # what the job waits in, if it can be woken
         self._kill_at = math.inf
+        self._kill_time = KillTime()
         self.key: Hashable = key
         self.stage: Stage = Stage.QUEUED
         self.not_before: float = not_before
@@ -265,7 +252,7 @@ class Slot(Generic[R]):
             except self._node._backend.cancelled as error:
                 cancellation = error
         else:
-            message = f"the runner of {self.key!r} cannot be stopped: its stop() does not get on"
+            message = f"the runner of {self.key!r} cannot be stopped: stop() was interrupted {_INTERRUPTIONS_MAX} times without finishing"
             raise QuiesceError(message) from cancellation
         if cancellation is not None:
             raise cancellation
@@ -314,24 +301,18 @@ class Slot(Generic[R]):
         again = self.stage is Stage.STOPPING and self.runner is None
         self._pool._retire(self)
         now = self._node._backend.clock()
-        self.end(0.0 if force else min(self._pool._grace, self._kill_by() - now))
+        self.end(
+            0.0 if force else min(self._pool._grace, self._kill_time.in_time(self._node, now) - now)
+        )
         if again and (force or job._swallowed()):
             job._stop(force=force)  # its start was cut short, and goes on all the same
-
-    def _kill_by(self) -> float:
-        """Return the time at which it must be killed, to be seen dead by the end of the closing."""
-        closing = self._node._closing
-        if closing is None or closing.join_by == math.inf:
-            return math.inf
-        left = max(0.0, closing.join_by - self._node._backend.clock())
-        return closing.join_by - min(KILL_SECONDS, left * _KILL_SHARE)
 
     def _swallowed(self) -> bool:
         """Return whether to ask again: also if the closing has less time than when it asked."""
         if self.runner is None:
             job: Any = self._job
             return bool(job._swallowed())
-        return self._kill_at > self._kill_by()
+        return self._kill_at > self._kill_time.in_time(self._node, self._node._backend.clock())
 
     def _chain(self) -> list[callsites.Frame]:
         job: Any = self._job

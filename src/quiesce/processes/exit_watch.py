@@ -56,17 +56,13 @@ def watch_exit(
 def has_exited(pid: int, exit_fd: int | None) -> bool:
     """Return whether it has exited, at this moment."""
     if exit_fd is not None:
-        return _readable(exit_fd, 0.0)
+        poll = select.poll()  # select() knows no numbers above 1023
+        poll.register(exit_fd, select.POLLIN)
+        return bool(poll.poll(0))
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
         return True
-
-
-def _readable(fd: int, seconds: float) -> bool:
-    poll = select.poll()  # select() knows no numbers above 1023
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def watch_readable(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:

@@ -182,13 +182,13 @@ class Process(OwnedProcess):
         return self._input.is_open
 
     def close_stdin(self) -> None:
-        """Close its standard input; what was not written so far is thrown away. Idempotent.
+        """Close its standard input as soon as what was posted is written. Idempotent.
 
-        That it exits then is no surprise, also if it is a service.
+        From now on `send()` and `post()` raise `UsageError`. A service that exits then is not reported.
         """
         self._check_here()
         self._dismissed = True
-        self._input.close()
+        self._input.finish()
 
     def _check_here(self) -> None:
         if not self._backend.here():

@@ -52,6 +52,26 @@ _TICK_SECONDS_MAX = 0.1
 BY_THE_CLOSE = "the close of the scope"
 
 
+class KillTime:
+    """When something that was asked to stop has to be killed, so that it is gone by the end of a close."""
+
+    __slots__ = ("_deadline", "_reserve")
+
+    def __init__(self) -> None:
+        self._deadline = math.inf  # of the scope's close, and
+        self._reserve = 0.0  # of the time until then, what killing and reaping may take
+
+    def in_time(self, node: TreeNode, now: float) -> float:
+        """Return the time at which to kill, whatever grace is left; a close may be made shorter meanwhile."""
+        closing = node._closing
+        if closing is None or closing.join_by == math.inf:
+            return math.inf
+        if closing.join_by != self._deadline:
+            self._deadline = closing.join_by
+            self._reserve = min(_RESERVE_SECONDS, (closing.join_by - now) * _RESERVE_SHARE)
+        return self._deadline - max(0.0, self._reserve)
+
+
 class OwnedProcess(Described):
     """A child process, its owner, and the hold that the scope has of it."""
 
@@ -93,8 +113,7 @@ class OwnedProcess(Described):
         self._dismissed = False  # its input was closed: it may go
         self._input = Input(node._backend, child.stdin)
         self._raw = RawOutput(node._backend, child.raw)
-        self._deadline = math.inf  # of the scope's close, and
-        self._reserve = 0.0  # of the time until then, what killing and reaping may take
+        self._kill_time = KillTime()
         self._lifeline = "none"
         self._mark = f"{watchdog.MARK}={launch.env.get(watchdog.MARK)}".encode()
         self._strays: list[int] = []  # what has left its group, and was killed
@@ -174,23 +193,13 @@ class OwnedProcess(Described):
             self._stop_by = min(self._stop_by, now + min(self._grace, _HURRY_SECONDS))
         if self._asked is None or self._exited:
             return None
-        kill_at = self._kill_at(now)
+        kill_at = min(self._stop_by, self._kill_time.in_time(self._node, now))
         if now >= kill_at:
             return self._kill(now)
         if self._state in {"starting", "ready"}:
             self._state = "stopping"
             process_spawn.signal_group(self.pid, signal.SIGTERM)
         return min(kill_at, now + _TICK_SECONDS_MAX)  # a close may be made shorter meanwhile
-
-    def _kill_at(self, now: float) -> float:
-        """Return the end of the grace: in time for a close that has a deadline."""
-        closing = self._node._closing
-        if closing is None or closing.join_by == math.inf:
-            return self._stop_by
-        if closing.join_by != self._deadline:
-            self._deadline = closing.join_by
-            self._reserve = min(_RESERVE_SECONDS, (closing.join_by - now) * _RESERVE_SHARE)
-        return min(self._stop_by, closing.join_by - self._reserve)
 
     def _kill(self, now: float) -> float | None:
         if self._state not in {"killed", "stuck"}:

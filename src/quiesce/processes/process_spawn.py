@@ -125,7 +125,7 @@ def open_fds(what: str, fds: Any) -> list[int]:
         try:
             os.fstat(fd)
         except (OSError, TypeError, OverflowError) as error:
-            message = f"{what}: {fd!r} is no open file descriptor"
+            message = f"{what}: {fd!r} is not an open file descriptor"
             raise ArgumentError(message) from error
     return found
 
@@ -165,17 +165,13 @@ def spawn(
     popen.returncode = 0  # as if reaped: this module alone does that
     pipes.close(*pipes.theirs)
     child = SpawnedChild(popen.pid, None)
+    with suppress(OSError):  # the limit of open files: then a thread waits for the exit
+        child.exit_fd = exit_watch.open_exit_fd(child.pid)
     ours = iter(pipes.ours)
     child.stdin = next(ours) if stdin == "pipe" else None
     child.raw = next(ours) if raw else None
     child.stdout = next(ours) if out == "pipe" and not raw else None
     child.stderr = next(ours) if out == "pipe" else None
-    try:
-        child.exit_fd = exit_watch.open_exit_fd(child.pid)
-    except OSError as error:
-        abort(child)
-        message = f"cannot watch {launch.argv[0]!r}: {error}"
-        raise SpawnFailed(message) from error
     return child
 
 
@@ -219,15 +215,6 @@ def _wire(pipes: Pipes, out: Wiring) -> int | None:
     if out == "pipe":
         return pipes.out_of_child()
     return subprocess.DEVNULL if out == "discard" else None
-
-
-def abort(child: SpawnedChild) -> None:
-    """Kill a child that cannot be owned after all, and close its files."""
-    signal_group(child.pid, signal.SIGKILL)
-    reap_killed(child.pid)
-    for fd in (child.exit_fd, child.stdin, child.raw, child.stdout, child.stderr):
-        if fd is not None:
-            os.close(fd)
 
 
 def signal_group(pid: int, number: int) -> None:

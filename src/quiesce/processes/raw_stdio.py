@@ -123,12 +123,17 @@ class Input:
         self._written = 0  # of them
         self._senders = Waiters(backend)
         self._unwatch: Callable[[], None] | None = None
+        self._ended = False  # nothing more is to come
         self.broken: bool = False
         """Whether the process has closed its end."""
 
     @property
     def is_open(self) -> bool:
         """Whether it takes anything."""
+        return not self._ended and self._is_written()
+
+    def _is_written(self) -> bool:
+        """Return whether what is in line will be written."""
         return self._fd is not None and not self.broken
 
     def post(self, data: bytes) -> int:
@@ -150,7 +155,7 @@ class Input:
 
         *Cancel safety*: it is written all the same.
         """
-        while self._written < mark and self.is_open:
+        while self._written < mark and self._is_written():
             await self._senders.wait()
         return self._written >= mark
 
@@ -159,8 +164,14 @@ class Input:
 
         *Cancel safety*: may be cancelled at any time.
         """
-        while self.is_open and self._posted - self._written > _UNSENT_BYTES_MAX:
+        while self._is_written() and self._posted - self._written > _UNSENT_BYTES_MAX:
             await self._senders.wait()
+
+    def finish(self) -> None:
+        """Take nothing more, and close when all that is in line is written. Idempotent."""
+        self._ended = True
+        if not self._line:
+            self.close()
 
     def close(self) -> None:
         """Close it; what is in line is thrown away. Idempotent."""
@@ -206,4 +217,6 @@ class Input:
             self._line.popleft()
         if not self._line:
             self._stop()
+            if self._ended:
+                self.close()
         self._senders.wake()

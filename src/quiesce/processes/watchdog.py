@@ -2,9 +2,9 @@
 
 One watcher for each program that starts processes: a small child of its own, in a session of its
 own, that reads a pipe whose other end only this program has. When the pipe breaks, however this
-program ended, the watcher kills the process groups that stand in a table, and goes. The table is
-memory that both share: to enter a group wakes nobody, so it costs a start next to nothing. `ps` shows
-the watcher as `quiesce-watcher`.
+program ended, the watcher kills the process groups that stand in a table, and goes. The table is a
+file in memory: to enter a group wakes nobody, so it costs a start next to nothing. `ps` shows the watcher as
+`quiesce-watcher`.
 
 On Linux the watcher then also looks for processes whose environment has this program's mark: those
 that left their group (`setsid`), and one that was forked in the moment in which its owner was
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import mmap
 import os
 import secrets
 import sys
@@ -28,6 +27,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MARK = "QUIESCE_LIFELINE"
-_GROUPS_MAX = 64 * 1024  # in the table; whoever has more processes has their marks
+_GROUP_BYTES = 4  # in the table
 _NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
 _STEP_PROCESSES = 64  # that are looked at in one step: about a millisecond
 _REST_SECONDS = 0.001  # between two steps
@@ -95,39 +95,36 @@ class Table:
 
     def __init__(self) -> None:
         """Make a file without a name; `OSError` if there can be none."""
-        size = _GROUPS_MAX * 4
         with _nameless_file() as fd:
-            os.ftruncate(fd, size)
-            self._memory = mmap.mmap(fd, size)
             self.fd: int = _high(fd)
-        self._entries = memoryview(self._memory).cast("i")
         self._places: dict[int, int] = {}
-        self._free = list(range(_GROUPS_MAX - 1, -1, -1))
+        self._free: list[int] = []
 
     def __contains__(self, group: int) -> bool:
         """Return whether a group is in it."""
         return group in self._places
 
     def add(self, group: int) -> bool:
-        """Enter a group; False if the table is full."""
-        if not self._free:
+        """Enter a group; False if there is no room on the disk."""
+        place = self._free[-1] if self._free else len(self._places)
+        try:
+            self._write(place, group)
+        except OSError:
             return False
-        place = self._places[group] = self._free.pop()
-        self._entries[place] = group
+        if self._free:
+            self._free.pop()
+        self._places[group] = place
         return True
 
     def remove(self, group: int) -> None:
         """Strike a group out. Idempotent."""
         place = self._places.pop(group, None)
         if place is not None:
-            self._entries[place] = 0
+            self._write(place, 0)
             self._free.append(place)
 
-    def close(self) -> None:
-        """Release this mapping of the memory; other processes keep theirs."""
-        os.close(self.fd)
-        self._entries.release()
-        self._memory.close()
+    def _write(self, place: int, group: int) -> None:
+        os.pwrite(self.fd, group.to_bytes(_GROUP_BYTES, sys.byteorder), place * _GROUP_BYTES)
 
 
 class Watcher:
@@ -170,7 +167,7 @@ class Watcher:
         if self._pipe is not None:
             os.close(self._pipe)
         if self.table is not None:
-            self.table.close()
+            os.close(self.table.fd)
         self.__init__()  # type: ignore[misc]  # as if it were new
 
     def _runs(self) -> bool:
@@ -319,11 +316,16 @@ def mark_of(pid: int) -> bytes | None:
 
 watcher: Watcher = Watcher()
 strays: Strays = Strays()
-os.register_at_fork(after_in_child=watcher.forget_everything)
+
+
+@cache
+def _forget_in_forks() -> None:
+    os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark_environment(environment: dict[str, str]) -> None:
     """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
+    _forget_in_forks()
     watcher.prepare()
     environment[MARK] = f"{watcher.token}.{next(_numbers)}"
 

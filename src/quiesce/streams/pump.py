@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import anyio
 
-from quiesce.channels.readers import nobody, reads_only
 from quiesce.core import callsites
 from quiesce.core.failures import is_fatal
 from quiesce.core.graveyard import Graveyard
@@ -53,7 +52,6 @@ class Pump(Described, Generic[T]):
     __slots__ = (
         "__weakref__",
         "_anonymous",
-        "_ask",
         "_backend",
         "_body",
         "_calling",
@@ -81,6 +79,7 @@ class Pump(Described, Generic[T]):
         "_source",
         "_task",
         "_thread",
+        "_thrown",
         "_wake_from",
     )
 
@@ -115,9 +114,9 @@ class Pump(Described, Generic[T]):
         self._parked: Waiter | None = None  # while the generator is suspended at its `yield`
         self._reader: Waiter | None = None
         self._calling: Waiter | None = None  # the reader, until it is woken
-        self._last_reader: Callable[[], object] = nobody
+        self._last_reader: weakref.ref[Any] | None = None
         self._anonymous = False
-        self._ask: tuple[str, Any] | None = None  # what to do instead of the next plain step
+        self._thrown: BaseException | None = None  # a cancellation, for the generator's `yield`
         self._closing = False
         self._closers = 0
         self._shut_down = False  # it was the scope that closed it
@@ -130,7 +129,7 @@ class Pump(Described, Generic[T]):
 
     # The reader's side; all of it in the event loop.
 
-    async def read(self, ask: tuple[str, Any] | None = None) -> None:
+    async def read(self) -> None:
         """Wait until there is an item, and leave it in the queue; raises the end, or an error."""
         if self._parked is None or self._reader is not None or self._closing:
             self._check_reader()  # nothing of it can be amiss otherwise
@@ -141,10 +140,9 @@ class Pump(Described, Generic[T]):
         if get_ident() != self._thread:
             self.check_here()
         task = self._backend.task()
-        if task is not self._last_reader():
+        if self._last_reader is None or task is not self._last_reader():
             self._meet(task)
         self._calling = self._reader = waiter = self._backend.waiter()
-        self._ask = ask
         parked = self._parked
         if parked is not None and not parked.done():
             parked.set_result(None)
@@ -159,8 +157,8 @@ class Pump(Described, Generic[T]):
 
     def _meet(self, task: Any) -> None:
         """Record the last reader; a task for one `anext()` was made by an unknown task."""
-        self._anonymous = task is None or reads_only(task)
-        self._last_reader = nobody if self._anonymous else weakref.ref(task)
+        self._anonymous = task is None or sources.reads_only(task)
+        self._last_reader = None if self._anonymous else weakref.ref(task)
 
     def _check_reader(self) -> None:
         if self._task is not None and self._task is self._backend.task():
@@ -224,11 +222,25 @@ class Pump(Described, Generic[T]):
             self._tell()
         elif not self._closing:
             self._closing = True
-            self._ask = None
+            self._thrown = None
             self._items.clear()
             if wake:
                 self._wake_reader()
             self._interrupt()
+
+    def was_dropped(self) -> None:
+        """Close, in the event loop's next turn: no code can read the stream any longer."""
+        if self._job is not None and not (self._over and self._error is None):
+            self._backend.post(self.close)
+
+    @property
+    def state(self) -> str:
+        """How the stream stands, in a word or two."""
+        if self._job is None:
+            return "closed" if self._over else "not begun"
+        if self._over:
+            return "ended"
+        return "closing" if self._closing else "open"
 
     def _interrupt(self) -> None:
         """Wake the pump, to see that it is to close."""
@@ -322,8 +334,8 @@ class Pump(Described, Generic[T]):
         most = limit if self._ready is None else max(limit, _AT_HAND_MAX)
         new_waiter, cancelled = self._backend.waiter, self._backend.cancelled
         dropped = self._nested.dropped
-        while not self._closing or self._ask is not None:
-            items.append(await (step() if self._ask is None else self._asked(iterator)))
+        while not self._closing or self._thrown is not None:
+            items.append(await (step() if self._thrown is None else self._throw_in(iterator)))
             self._wake_reader()
             # Reading ahead, with nobody to wake: as few questions as there can be for an item.
             while len(items) < limit and self._calling is None and not (self._closing or dropped):
@@ -347,7 +359,7 @@ class Pump(Described, Generic[T]):
                         self._parked = new_waiter()
                         await self._parked
                 except cancelled as error:
-                    self._ask = ("athrow", error)
+                    self._thrown = error
                 finally:
                     self._parked = None
 
@@ -366,7 +378,7 @@ class Pump(Described, Generic[T]):
     def _unwanted(self) -> bool:
         """Return whether nobody needs a step of the generator."""
         items_suffice = bool(self._items) or self._reader is None
-        return items_suffice and self._ask is None and not self._closing
+        return items_suffice and self._thrown is None and not self._closing
 
     async def _park_shielded(self) -> None:
         """Wait although cancelled: the generator has answered with an item that nobody asked for.
@@ -378,26 +390,14 @@ class Pump(Described, Generic[T]):
         with anyio.CancelScope(shield=True):
             await self._parked
 
-    async def _asked(self, iterator: Any) -> T:
-        """Step the generator by `asend` or `athrow`."""
-        assert self._ask is not None  # noqa: S101 - asked by the caller
-        (verb, argument), self._ask = self._ask, None
-        method = getattr(iterator, verb, None)
-        if method is None and isinstance(argument, self._backend.cancelled):
-            raise argument
-        if method is None:
-            raise UsageError(self.lacks(verb))
-        item: T = await method(argument)
+    async def _throw_in(self, iterator: Any) -> T:
+        """Raise a cancellation at the generator's `yield`, and return the item that comes instead."""
+        error, self._thrown = self._thrown, None
+        if not hasattr(iterator, "athrow"):
+            assert error is not None  # noqa: S101 - asked by the caller
+            raise error
+        item: T = await iterator.athrow(error)
         return item
-
-    def is_ahead(self) -> bool:
-        """Return whether an item is there, or in the making, that a cancelled reader had asked for."""
-        in_a_step = self._task is not None and self._parked is None and not self._closing
-        return self._reader is None and (bool(self._items) or in_a_step)
-
-    def lacks(self, verb: str) -> str:
-        """Say why the stream cannot do this."""
-        return f"stream {self._name!r} has no {verb}(): it does not read an async generator"
 
     def _uncancel(self) -> None:
         """Take back the cancellation of a step: it has been delivered, and was our own."""
@@ -458,7 +458,7 @@ class Pump(Described, Generic[T]):
 
     def _expects_services(self) -> bool:
         """Return whether who has read it last may come back."""
-        task = self._last_reader()
+        task = None if self._last_reader is None else self._last_reader()
         if task is None:
             return self._anonymous
         return not (self._backend.ended(task) or self._node._awaited_by(task))

@@ -5,7 +5,19 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from quiesce.core.threads import ThreadCall
 from quiesce.errors import ArgumentError
+
+# The coroutines that tasks are made for that read a single item, as `asyncio.wait_for` on 3.11 makes them;
+# `stream` adds its own.
+SINGLE_READS: set[object] = {ThreadCall._finish.__code__}
+
+
+def reads_only(task: object) -> bool:
+    """Return whether a task was made for a single read: which task reads on is not known then."""
+    get_coro = getattr(task, "get_coro", None)
+    coro = get_coro() if get_coro is not None else getattr(task, "coro", None)
+    return getattr(coro, "cr_code", None) in SINGLE_READS
 
 
 def is_async_iterable(source: object) -> bool:

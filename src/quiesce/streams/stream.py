@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from quiesce.channels.readers import SINGLE_READS
 from quiesce.core import arguments
 from quiesce.core.owner import owner_of
-from quiesce.errors import ArgumentError, UsageError
+from quiesce.errors import ArgumentError
 from quiesce.streams.pump import Pump
-from quiesce.streams.sources import is_async_iterable
+from quiesce.streams.sources import SINGLE_READS, is_async_iterable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -149,43 +148,6 @@ class Stream(Generic[T]):
             pump.wake()
         return items.popleft()
 
-    async def asend(self, value: Any) -> T:
-        """Send a value into the generator, and wait for the next item. Not with a buffer.
-
-        *Cancel safety*: as `anext()`; the value may have been sent.
-
-        *Raises*: as `anext()`; `UsageError` with a buffer, for what is not a generator, or if the
-        item that a cancelled reader has asked for was not taken yet.
-        """
-        pump = self._pump
-        if value is None:
-            return await self.__anext__()
-        self._check_command("asend")
-        if pump._job is None and not pump._over:
-            message = "can't send non-None value to a just-started async generator"
-            raise TypeError(message)
-        return await self._command(("asend", value))
-
-    async def athrow(self, error: BaseException | type[BaseException], /) -> T:
-        """Raise an error inside the generator, and wait for the next item. Not with a buffer.
-
-        *Cancel safety*: as `anext()`; the error may have been raised.
-
-        *Raises*: as `asend()`.
-        """
-        if isinstance(error, type):
-            error = error()
-        self._check_command("athrow")
-        return await self._command(("athrow", error))
-
-    async def _command(self, ask: tuple[str, Any]) -> T:
-        try:
-            await self._pump.read(ask)
-        except self._pump._backend.cancelled:
-            await self._abandoned()
-            raise
-        return self._pump._items.popleft()
-
     async def _abandoned(self) -> None:
         """Close the stream, as its reader was cancelled; here, and not when the stream is collected.
 
@@ -194,24 +156,6 @@ class Stream(Generic[T]):
         """
         if not self._resumable:
             self._pump.close()
-
-    def _check_command(self, verb: str) -> None:
-        pump = self._pump
-        pump.check_here()
-        if pump._limit:
-            message = (
-                f"{verb}() does not work on stream {pump.name!r}: with a buffer, the generator is "
-                "ahead of its reader"
-            )
-            raise UsageError(message)
-        if pump._iterator is not None and not hasattr(pump._iterator, verb):
-            raise UsageError(pump.lacks(verb))
-        if pump.is_ahead():
-            message = (
-                f"stream {pump.name!r} has an item for a cancelled reader: take it with anext() "
-                f"before {verb}()"
-            )
-            raise UsageError(message)
 
     async def aclose(self) -> None:
         """End the generator, and wait until its `finally` blocks have run, in its own task.
@@ -246,19 +190,12 @@ class Stream(Generic[T]):
         It may be collected in any thread, and in the middle of anything, so this only posts.
         """
         pump: Pump[T] | None = getattr(self, "_pump", None)
-        if pump is not None and pump._job is not None and not (pump._over and pump._error is None):
-            pump._backend.post(pump.close)
+        if pump is not None:
+            pump.was_dropped()
 
     def __repr__(self) -> str:
         """Name the stream and how it stands."""
-        pump = self._pump
-        if pump._job is None:
-            state = "closed" if pump._over else "not begun"
-        elif pump._over:
-            state = "ended"
-        else:
-            state = "closing" if pump._closing else "open"
-        return f"<Stream {pump.name!r} {state}>"
+        return f"<Stream {self._pump.name!r} {self._pump.state}>"
 
 
-SINGLE_READS.update(fn.__code__ for fn in (Stream.__anext__, Stream.asend, Stream.athrow))
+SINGLE_READS.add(Stream.__anext__.__code__)

@@ -50,7 +50,7 @@ async def leases() -> None:
     """A lease gives the runner, as what it is."""
     async with quiesce.RunnerPool(quiesce.Program(["runner"])).lease(("any", 1)) as shared:
         assert_type(shared, quiesce.Process)
-    async with quiesce.RunnerPool(program, max=3).lease("a") as made:
+    async with quiesce.RunnerPool(program, runners_max=3).lease("a") as made:
         assert_type(made, quiesce.Process)
     async with quiesce.RunnerPool(process).lease("a") as started:
         assert_type(started, quiesce.Process)

@@ -95,9 +95,9 @@ def started(
     launch = Launch([sys.executable, "-S", "-E", str(PROGRAMS), *argv], dict(os.environ))
     probe: Ready = ready_of(ready)
     try:
-        probe.prepare(launch)
         if listener is not None:
             listener.prepare(launch)
+        probe.prepare(launch)
         with subprocess.Popen(
             launch.argv,
             env=launch.env,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from quiesce import Channel, ChannelClosed, ChannelFull, Scope, pipe
+from quiesce import Channel, ChannelFull, Scope, pipe
 from tests.stress import turns
 from tests.sweeping import Plan, sweep
 
@@ -57,7 +57,7 @@ class Ledger:
         """See that everything that was sent is accounted for, exactly once."""
         assert sorted([*self.got, *self.channel.undelivered]) == sorted(self.sent)
         assert sorted([*self.tapped, *self.tap.undelivered]) == sorted(self.sent)
-        numbers = self.channel.statistics
+        numbers = self.channel.stats
         assert (numbers.sent, numbers.received) == (len(self.sent), len(self.got))
         assert (numbers.depth, numbers.readers_waiting, numbers.senders_waiting) == (0, 0, 0)
         assert scope.report is not None
@@ -137,14 +137,16 @@ async def tapping() -> None:
 
 
 async def closing() -> None:
-    """Await a graceful close, with a reader that takes its time."""
+    """Await a reader that takes its time, and whose end closes the channel."""
 
     async def body(scope: Scope, ledger: Ledger) -> None:
-        ledger.channel.read_by(scope.spawn(ledger.read, "async for"))
+        reader = scope.spawn(ledger.read, "async for")
+        ledger.channel.read_by(reader)
         scope.spawn(ledger.read_tap)
         scope.spawn(ledger.send)
         await turns(2)
-        await ledger.channel.close()
+        ledger.channel.close()
+        await reader
 
     await audited(body)
 
@@ -238,7 +240,7 @@ async def test_a_cancelled_reader_is_passed_over() -> None:
         channel.send_nowait(1)
         await turns()
         assert got == [1]
-        assert channel.statistics.readers_waiting == 1
+        assert channel.stats.readers_waiting == 1
         channel.send_nowait(2)
         await turns()
         assert got == [1, 2]
@@ -295,7 +297,7 @@ async def test_a_cancelled_sender_leaves_its_room_to_the_next(*, cancel_first: b
             got.append(await channel.receive())
             await turns()
         assert got in ([2, 3], [1, 2, 3])  # trio lets it finish what it was woken for
-        assert channel.statistics.senders_waiting == 0
+        assert channel.stats.senders_waiting == 0
 
 
 async def test_all_readers_cancelled_while_items_come() -> None:
@@ -314,30 +316,3 @@ async def test_all_readers_cancelled_while_items_come() -> None:
         outcomes = [reader.outcome for reader in readers]
         taken = [o.value for o in outcomes if o is not None and o.status == "completed"]
         assert sorted([*left, *(item for item in taken if item is not None)]) == list(range(10))
-
-
-async def test_cancelled_close_leaves_the_channel_closed_and_delivering() -> None:
-    """Who gives up waiting for a close does not undo it, nor lose what is still in the channel."""
-    got: list[int] = []
-    go = anyio.Event()
-
-    async def read() -> None:
-        got.append(await channel.receive())
-        await go.wait()
-        got.extend([item async for item in channel])
-
-    async with Scope("a") as scope:
-        channel = Channel[int]()
-        for item in range(3):
-            channel.send_nowait(item)
-        scope.spawn(read)
-        await turns()
-        with anyio.CancelScope() as cancel:
-            cancel.cancel()
-            await channel.close()
-        assert cancel.cancelled_caught
-        assert channel.closed
-        with pytest.raises(ChannelClosed):
-            channel.send_nowait(4)
-        go.set()
-    assert got == [0, 1, 2]

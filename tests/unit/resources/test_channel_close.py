@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -11,13 +11,12 @@ import pytest
 from quiesce import Channel, ChannelClosed, Scope
 from tests.stress import failing, turns
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
-
-def filled(count: int = 3, maxsize: int | None = 100) -> Channel[int]:
+def filled(
+    count: int = 3, maxsize: int | None = 100, *, scope: Scope | None = None
+) -> Channel[int]:
     """Make a channel with some items in it."""
-    channel = Channel[int](maxsize)
+    channel = Channel[int](maxsize, scope=scope)
     for item in range(count):
         channel.send_nowait(item)
     return channel
@@ -33,14 +32,14 @@ async def test_a_graceful_close_delivers_what_is_there_then_ends_the_readers() -
     got: list[int] = []
     async with Scope("a") as scope:
         channel = filled()
-        closing = channel.close()
+        channel.close()
         assert channel.closed
         with pytest.raises(ChannelClosed, match="closed: it takes nothing more"):
             channel.send_nowait(9)
         with pytest.raises(ChannelClosed):
             await channel.send(9)
         got.extend([item async for item in channel])
-        assert await closing == []
+        assert channel.undelivered == ()
     assert got == [0, 1, 2]
     assert scope.report is not None
     assert scope.report.ok
@@ -62,16 +61,18 @@ async def test_blocked_senders_are_thrown_out(*, immediate: bool) -> None:
         scope.spawn(send, 7)
         scope.spawn(send, 8)
         await turns()
-        assert await channel.close(immediate=immediate) == [0]
-        await scope.idle()
-    assert sorted(raised) == [7, 8]
+        channel.close(immediate=immediate)
+        await turns()
+        assert sorted(raised) == [7, 8]
+        assert channel.undelivered == ((0,) if immediate else ())
+        assert [item async for item in channel] == ([] if immediate else [0])
 
 
-async def test_an_immediate_close_ends_the_readers_and_gives_the_items() -> None:
-    """Nothing more is delivered; the items are returned, in order, and kept for the asking."""
+async def test_an_immediate_close_ends_the_readers_and_keeps_the_items() -> None:
+    """Nothing more is delivered; the items are kept, in order."""
     async with Scope("a") as scope:
         channel = filled()
-        assert await channel.close(immediate=True) == [0, 1, 2]
+        channel.close(immediate=True)
         assert channel.undelivered == (0, 1, 2)
         with pytest.raises(ChannelClosed):
             await channel.receive()
@@ -86,7 +87,8 @@ async def test_an_immediate_close_reaches_a_reader_that_was_just_woken() -> None
         reader = scope.spawn(ended_by_the_close, channel)
         await turns()
         channel.send_nowait(1)
-        assert await channel.close(immediate=True) == [1]
+        channel.close(immediate=True)
+        assert channel.undelivered == (1,)
         assert await reader
 
 
@@ -99,13 +101,14 @@ async def ended_by_the_close(channel: Channel[int]) -> bool:
     return False
 
 
-async def test_close_does_not_hang_when_nobody_ever_read() -> None:
-    """Seed 003's trap: with no reader, a graceful close returns, and the items are undelivered."""
-    async with Scope("a"):
-        channel = filled()
-        with anyio.fail_after(0.5):
-            assert await channel.close() == [0, 1, 2]
-        assert channel.undelivered == (0, 1, 2)
+async def test_what_nobody_reads_after_a_close_is_reported() -> None:
+    """Seed 003's trap: with no reader, the end of the scope does not hang; the items are undelivered."""
+    scope = await Scope.open("a")
+    channel = filled(scope=scope)
+    channel.close()
+    report = await scope.drain(None)
+    assert channel.undelivered == (0, 1, 2)
+    assert len(report.undelivered) == 3
 
 
 DEATHS = ["returns", "raises", "is cancelled"]
@@ -122,69 +125,63 @@ async def dying(channel: Channel[int], how: str, go: anyio.Event) -> None:
 
 
 @pytest.mark.parametrize("how", DEATHS)
-@pytest.mark.parametrize("late", [False, True])
-async def test_close_does_not_hang_on_a_dead_reader(*, late: bool, how: str) -> None:
-    """The last reader dies before the close, or during it: it returns, with what was not read."""
+@pytest.mark.parametrize("closed", [False, True])
+async def test_no_reader_is_left_when_the_last_that_was_named_has_ended(
+    *, closed: bool, how: str
+) -> None:
+    """The channel is closed in that step, and nothing in it keeps the scope busy."""
     go = anyio.Event()
     async with Scope("a", on_error=lambda *_: None) as scope:
         channel = filled()
         reader = scope.spawn(dying, channel, how, go)
+        channel.read_by(reader)
         await turns()
-
-        def kill() -> None:
-            go.set()
-            if how == "is cancelled":
-                reader.cancel()
-
-        if late:
-            closer = scope.spawn(wait_for_the_close, channel)
-            await turns()
-            assert not closer.done()
-            kill()
-            assert await closer == [1, 2]
-        else:
-            kill()
-            await turns()
-            with anyio.fail_after(0.5):
-                assert await channel.close() == [1, 2]
+        if closed:
+            channel.close()
+        assert not channel.undelivered
+        go.set()
+        if how == "is cancelled":
+            reader.cancel()
+        await scope.idle()
+        assert channel.undelivered == (1, 2)
+        assert channel.closed
 
 
-async def wait_for_the_close(channel: Channel[int]) -> list[int]:
-    """Close gracefully, in a job of its own."""
-    return await channel.close()
+async def test_senders_are_thrown_out_when_the_last_reader_has_ended() -> None:
+    """A task that waits for room would wait for ever."""
+    async with Scope("a", on_error=lambda *_: None) as scope:
+        channel = filled(1, maxsize=1)
+        go = anyio.Event()
+        channel.read_by(scope.spawn(dying, channel, "raises", go))
+        await turns()
+        await channel.send(1)
+        sender = scope.spawn(channel.send, 2)
+        await turns()
+        go.set()
+        with pytest.raises(ChannelClosed):
+            await sender
+        assert channel.undelivered == (1,)
 
 
-@pytest.mark.parametrize("loop", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-async def test_close_does_not_hang_on_a_dead_reader_that_is_no_job(
-    *, fails: bool, loop: bool
-) -> None:
-    """The end of a task in somebody else's task group is noticed as well, on every backend."""
-
-    async def read() -> None:
-        if loop:
-            async for _ in channel:
-                break
-        else:
-            await channel.receive()
-        if fails:
-            raise KeyError
-
-    kept = None
-    async with Scope("a"):
+async def test_a_channel_is_open_while_one_of_its_readers_runs() -> None:
+    """The first reader that ends leaves the rest to the others."""
+    go = anyio.Event()
+    async with Scope("a") as scope:
         channel = filled()
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(read)
-        except ExceptionGroup as error:
-            kept = error  # and with it the frames
-        with anyio.fail_after(0.5):
-            assert await channel.close() == [1, 2]
-    assert (kept is not None) == fails
+        first, second = scope.spawn(take_one, channel), scope.spawn(dying, channel, "returns", go)
+        channel.read_by(first, second)
+        assert await first in {0, 1}  # trio starts them in any order
+        await turns()
+        assert not channel.closed
+        channel.send_nowait(3)
+        go.set()
+        await second
+        await turns()
+        assert channel.undelivered == (2, 3)
 
 
-async def test_a_reader_that_begins_late_is_waited_for_if_it_was_announced() -> None:
-    """`read_by` counts a job that has not begun to read."""
+async def test_a_reader_that_was_named_may_begin_late() -> None:
+    """Nothing is given up while it has not begun, although it is not in the channel's scope."""
     got = []
     go = anyio.Event()
 
@@ -192,30 +189,67 @@ async def test_a_reader_that_begins_late_is_waited_for_if_it_was_announced() -> 
         await go.wait()
         got.extend([item async for item in channel])
 
-    async with Scope("a") as scope:
-        channel = filled()
-        channel.read_by(scope.spawn(read))
-        closer = scope.spawn(wait_for_the_close, channel)
-        await turns(20)
-        assert not closer.done()
-        go.set()
-        assert await closer == []
+    async with Scope("b") as other:
+        scope = await Scope.open("a")
+        channel = filled(scope=scope)
+        channel.read_by(other.spawn(read))
+        channel.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(scope.drain, None)
+            await turns(20)
+            go.set()
+        assert scope.report is not None
+        assert scope.report.ok
     assert got == [0, 1, 2]
 
 
-async def test_read_by_a_job_that_has_ended_is_no_reader() -> None:
-    """Announcing a reader that is gone does not make the close wait."""
+async def test_naming_a_reader_that_has_ended_closes_the_channel() -> None:
+    """No reader is left, as a fact."""
     async with Scope("a") as scope:
         channel = filled(1)
         job = scope.spawn(turns, 1)
         await job
         channel.read_by(job)
-        with anyio.fail_after(0.5):
-            assert await channel.close() == [0]
+        assert channel.closed
+        assert channel.undelivered == (0,)
 
 
-async def test_a_reader_that_was_just_spawned_is_waited_for() -> None:
-    """A job that was started before the close, and begins at once, gets everything."""
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_drain_does_not_hang_on_a_dead_reader_that_is_no_job(
+    *, fails: bool, loop: bool
+) -> None:
+    """A task of another task group has ended: it holds no item, although its frames are kept."""
+
+    async def read() -> None:
+        if not loop:
+            await channel.receive()
+        else:
+            async for _ in channel:
+                break
+        if fails:
+            raise KeyError
+
+    async def read_in_loop() -> None:
+        reader = aiter(channel)
+        async for _ in reader:
+            raise KeyError
+
+    kept = None
+    scope = await Scope.open("a")
+    channel = filled(scope=scope)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(read_in_loop if fails and loop else read)
+    except ExceptionGroup as error:
+        kept = error  # and with it the frames
+    await scope.drain(None)
+    assert channel.undelivered == (1, 2)
+    assert (kept is not None) == fails
+
+
+async def test_a_reader_that_was_just_spawned_gets_everything() -> None:
+    """A close gives nothing up: a reader may begin after it."""
     got = []
 
     async def read() -> None:
@@ -223,102 +257,45 @@ async def test_a_reader_that_was_just_spawned_is_waited_for() -> None:
 
     async with Scope("a") as scope:
         channel = filled()
-        scope.spawn(read)
-        assert await channel.close() == []
+        reader = scope.spawn(read)
+        channel.close()
+        await reader
     assert got == [0, 1, 2]
 
 
-@pytest.mark.parametrize("first", ["receive", "batch"])
-async def test_a_reader_may_close_what_it_reads(first: str) -> None:
-    """Who awaits the close does not read meanwhile: it must not wait for itself."""
+async def test_a_reader_may_close_inside_its_loop() -> None:
+    """It takes nothing more; the loop ends after what was there."""
+    got = []
+    async with Scope("a") as scope:
+        channel = filled()
+        async for item in channel:
+            got.append(item)
+            channel.close(immediate=item == 1)
+        assert not scope.frontier()
+    assert got == [0, 1]
+    assert channel.undelivered == (2,)
+
+
+async def test_a_close_that_nobody_reads_on_keeps_the_items() -> None:
+    """A plain `close()` discards nothing, however long no reader comes."""
     async with Scope("a"):
         channel = filled()
-        await (channel.receive() if first == "receive" else channel.batch(1))
-        with anyio.fail_after(0.5):
-            assert await channel.close() == [1, 2]
-
-
-async def test_a_reader_may_close_inside_its_loop() -> None:
-    """The same from the body of an `async for`, which then ends."""
-    got = []
-    async with Scope("a") as scope:
-        channel = filled()
-        with anyio.fail_after(0.5):
-            async for item in channel:
-                got.append(item)
-                assert await channel.close() == [1, 2]
-        assert not scope.frontier()
-    assert got == [0]
-
-
-async def test_a_reader_closes_in_its_finally() -> None:
-    """A reader that fails, and closes on its way out, gets out."""
-
-    async def read() -> list[int]:
-        try:
-            await channel.receive()
-            raise KeyError
-        except KeyError:
-            return await channel.close()
-
-    async with Scope("a") as scope:
-        channel = filled()
-        job = scope.spawn(read)
-        channel.read_by(job)
-        with anyio.fail_after(0.5):
-            assert await job == [1, 2]
-
-
-async def test_while_one_reader_closes_the_other_reads_on() -> None:
-    """Only the closing task is left out: what the other reads is delivered."""
-    got = []
-    go = anyio.Event()
-
-    async def read() -> None:
-        got.append(await channel.receive())
-        await go.wait()
-        got.extend([item async for item in channel])
-
-    async with Scope("a") as scope:
-        channel = filled()
-        scope.spawn(read)
-        await turns()
-        assert await channel.receive() == 1
-        closer = scope.spawn(wait_for_the_close, channel)
-        await turns()
-        go.set()
-        assert await closer == []
-    assert got == [0, 2]
-
-
-async def test_a_close_that_nobody_awaits_gives_up_with_the_last_reader() -> None:
-    """After a plain `close()`, a reader's end leaves nothing that keeps the scope busy."""
-    go = anyio.Event()
-    async with Scope("a") as scope:
-        channel = filled()
-        scope.spawn(dying, channel, "returns", go)
-        await turns()
         channel.close()
-        go.set()
-        with anyio.fail_after(0.5):
-            await scope.idle()
-        assert channel.undelivered == (1, 2)
+        await turns(20)
+        assert channel.undelivered == ()
+        assert await channel.batch() == [0, 1, 2]
 
 
-async def test_immediate_ends_what_a_graceful_close_waits_for() -> None:
-    """A second, immediate close lets the first one go, and both give the items."""
-    go = anyio.Event()
-    async with Scope("a") as scope:
+async def test_immediate_ends_what_a_graceful_close_still_delivers() -> None:
+    """A second, immediate close gives up the rest."""
+    async with Scope("a"):
         channel = filled()
-        scope.spawn(dying, channel, "returns", go)
-        await turns()
-        closer = scope.spawn(wait_for_the_close, channel)
-        await turns()
-        assert not closer.done()
-        assert await channel.close(immediate=True) == [1, 2]
-        assert await closer == [1, 2]
-        assert await channel.close() == [1, 2]
-        go.set()
+        channel.close()
+        assert await channel.receive() == 0
+        channel.close(immediate=True)
+        assert channel.undelivered == (1, 2)
+        channel.close()
+        assert channel.undelivered == (1, 2)
 
 
 @pytest.mark.parametrize("how", ["a callback of the loop", "a job's end"])
@@ -345,31 +322,19 @@ async def test_closing_twice_is_harmless() -> None:
     """A second close changes nothing."""
     async with Scope("a"):
         channel = Channel[int]()
-        assert await channel.close() == []
-        assert await channel.close() == []
-        assert await channel.close(immediate=True) == []
-
-
-READS: list[Callable[[Channel[int]], Coroutine[Any, Any, object]]] = [
-    Channel.receive,
-    lambda channel: channel.batch(1),
-    lambda channel: anext(aiter(channel)),
-]
+        channel.close()
+        channel.close()
+        channel.close(immediate=True)
+        assert channel.closed
+        assert channel.undelivered == ()
 
 
 @pytest.mark.backends("asyncio", "uvloop")
-@pytest.mark.parametrize("read", READS)
-async def test_a_task_made_for_one_read_is_not_taken_for_the_reader(
-    read: Callable[[Channel[int]], Coroutine[Any, Any, object]],
-) -> None:
-    """Its end says nothing of who made it, so the channel is not given up."""
-    got: list[object] = []
-    async with Scope("a") as scope:
+async def test_tasks_made_for_one_read_may_follow_each_other() -> None:
+    """The end of such a task, as `asyncio.wait_for` makes them on 3.11, gives nothing up."""
+    async with Scope("a"):
         channel = filled()
-        await asyncio.create_task(read(channel))
-        closer = scope.spawn(wait_for_the_close, channel)
+        assert await asyncio.create_task(channel.receive()) == 0
+        channel.close()
         await turns(20)
-        assert not closer.done()
-        got.extend([await asyncio.wait_for(channel.receive(), 1) for _ in range(2)])
-        assert await closer == []
-    assert got == [1, 2]
+        assert [await asyncio.wait_for(channel.receive(), 1) for _ in range(2)] == [1, 2]

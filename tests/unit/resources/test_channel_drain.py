@@ -175,16 +175,49 @@ async def test_jobs_that_read_one_item_each_are_not_given_up_on_between_them() -
     assert got == [0, 1, 2]
 
 
-@pytest.mark.parametrize("services", [0, 1])
-async def test_the_body_of_the_block_does_not_come_back(services: int) -> None:
+async def test_the_body_of_the_block_does_not_come_back() -> None:
     """It has read, and now it waits for the end of the block: the rest is given up, not waited for."""
     with pytest.RaisesGroup(WorkLost):
         async with Scope("a") as scope:
-            for _ in range(services):
-                scope.spawn(anyio.sleep_forever, service=True)
             channel = filled(scope, 3)
             async for _ in channel:
                 break
+    assert items(scope.report) == [1, 2]
+
+
+async def test_a_loop_that_drains_its_own_scope_is_not_waited_for() -> None:
+    """It has an item in hand, and waits for the end of the scope: the rest is given up."""
+    scope = await Scope.open("a")
+    channel = filled(scope, 3)
+    async for _ in channel:
+        with anyio.fail_after(60):
+            await scope.drain(within=None)
+        break
+    assert items(scope.report) == [1, 2]
+
+
+async def test_with_a_service_that_may_read_the_drain_waits() -> None:
+    """Readers that were not named may be services: only the deadline gives the items up."""
+    scope = await Scope.open("a")
+    channel = filled(scope, 3)
+    scope.spawn(anyio.sleep_forever, service=True)
+    await turns()
+    begin = anyio.current_time()
+    report = await scope.drain(within=2)
+    assert anyio.current_time() - begin >= 2
+    assert items(report) == [0, 1, 2]
+    assert channel.closed
+
+
+async def test_a_service_that_was_named_and_has_ended_is_not_waited_for() -> None:
+    """The other service cannot be the reader."""
+    async with Scope("a") as scope:
+        scope.spawn(anyio.sleep_forever, service=True)
+        channel = filled(scope, 3)
+        channel.read_by(scope.spawn(take, channel, service=True))
+        await turns()
+        with pytest.raises(ChannelClosed):
+            await channel.send(3)
     assert items(scope.report) == [1, 2]
 
 

@@ -66,9 +66,10 @@ async def test_a_task_that_reads_many_channels_keeps_none(
             channel = Channel[int]()
             channel.send_nowait(1)
             await way(channel)
-            await channel.close()
+            channel.close()
             refs.append(weakref.ref(channel))
             counts.append(callbacks(job))
+            await turns(1)  # a reader that is dropped lets go in the event loop
 
     async with Scope("a") as scope:
         job = scope.spawn(read)
@@ -88,7 +89,7 @@ async def test_a_reader_that_was_announced_keeps_no_closed_channel() -> None:
         for _ in range(100):
             channel = Channel[int]()
             channel.read_by(job)
-            await channel.close()
+            channel.close()
             refs.append(weakref.ref(channel))
         del channel
         gc.collect()
@@ -123,18 +124,16 @@ async def test_a_channel_with_items_is_kept_by_its_scope() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_dropped_iterator_has_nothing_in_hand(*, begun: bool) -> None:
-    """Its task may come back, and is a reader until it ends; but no item is being handled."""
+    """No item is being handled any more."""
     async with Scope("a") as scope:
         channel = Channel[int]()
         reader = aiter(channel)
         if begun:
             channel.send_nowait(1)
             assert await anext(reader) == 1
-            assert channel.statistics.readers == 1
             assert scope.frontier()
         del reader
         await turns()
-        assert channel.statistics.readers == int(begun)
         assert not scope.frontier()
 
 
@@ -164,8 +163,7 @@ async def test_cancelled_waits_leave_nothing() -> None:
         for job in jobs:
             job.cancel()
         await turns()
-        assert empty.statistics.readers_waiting == full.statistics.senders_waiting == 0
-        assert empty.statistics.readers == 0
+        assert empty.stats.readers_waiting == full.stats.senders_waiting == 0
         assert await full.receive() == 0
 
 
@@ -176,9 +174,9 @@ async def test_no_instrument_is_left_on_trio() -> None:
         channel = Channel[int]()
         channel.send_nowait(1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(by_receive, channel)
+            nursery.start_soon(by_loop, channel)
         await turns()
-        assert channel.statistics.readers == 0
+        assert not channel.stats.depth
     assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
 
 

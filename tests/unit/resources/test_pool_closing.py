@@ -106,7 +106,7 @@ async def test_a_drain_ends_stubborn_runners_in_parallel(backend: str) -> None:
         pool = world.pool(grace=GRACE)
         await fill(pool)
         begun = anyio.current_time()
-        report = await pool.drain(within=10)
+        report = await pool.drain(grace=10)
         assert GRACE - ROUNDING <= anyio.current_time() - begun < GRACE + SCHEDULING[backend]
         assert report.ok
         assert world.total() == 0
@@ -160,7 +160,7 @@ async def test_a_drain_cuts_leases_short_at_its_deadline(backend: str) -> None:
         scope.spawn(user)
         await turns(10)
         begun = anyio.current_time()
-        report = await pool.drain(within=GRACE)
+        report = await pool.drain(grace=GRACE)
         seconds = anyio.current_time() - begun
         assert 2 * GRACE - ROUNDING <= seconds < 2 * GRACE + SCHEDULING[backend]
         assert [(item.kind, item.name) for item in report.cancelled] == [("lease", "a")]
@@ -174,7 +174,7 @@ async def test_a_drain_does_not_wait_for_the_leases_of_its_caller() -> None:
     async with Scope("a"):
         pool = world.pool()
         async with pool.lease("a") as runner:
-            report = await pool.drain(within=None)
+            report = await pool.drain(grace=None)
             assert report.ok
             assert runner.returncode == 0
 
@@ -236,7 +236,7 @@ async def test_closing_the_scope_ends_everything() -> None:
     world = World()
     scope = await Scope.open("a")
     outside = await Scope.open("users", on_error=lambda _job, _error: None)
-    pool = world.pool(scope=scope, max=2)
+    pool = world.pool(scope=scope, runners_max=2)
     users = [User(pool, key) for key in "aabc"]
     for user in users[:2]:
         outside.spawn(user)

@@ -209,7 +209,7 @@ async def test_a_key_in_its_back_off_takes_no_room_and_can_be_released() -> None
     """Others are served meanwhile; a release ends the wait."""
     world = World()
     async with Scope("a") as scope:
-        pool = world.pool(max=1, restart=Backoff(first_seconds=1000, longest_seconds=1000))
+        pool = world.pool(runners_max=1, restart=Backoff(first_seconds=1000, longest_seconds=1000))
         for _ in range(2):
             (await use(pool)).exit(1)
         user = User(pool)
@@ -243,7 +243,7 @@ async def test_no_more_runners_than_the_maximum() -> None:
     world = World()
     order: list[str] = []
     async with Scope("a") as scope:
-        pool = world.pool(max=2)
+        pool = world.pool(runners_max=2)
 
         async def work(key: str) -> None:
             async with pool.lease(key):
@@ -262,7 +262,7 @@ async def test_the_runner_that_was_idle_longest_makes_room() -> None:
     """A leased one does not, and no more go than are wanted."""
     world = World()
     async with Scope("a"):
-        pool = world.pool(max=3)
+        pool = world.pool(runners_max=3)
         async with pool.lease("leased") as leased:
             old, new = await use(pool, "old"), await use(pool, "new")
             await use(pool, "fourth")
@@ -274,7 +274,7 @@ async def test_a_key_that_is_wanted_again_goes_to_the_end_of_the_queue() -> None
     world = World()
     order: list[str] = []
     async with Scope("a") as scope:
-        pool = world.pool(max=1)
+        pool = world.pool(runners_max=1)
 
         async def work(key: str) -> None:
             async with pool.lease(key):
@@ -297,7 +297,7 @@ async def test_one_who_leaves_the_queue_is_passed_over() -> None:
     """A cancelled lease keeps no place, and no room."""
     world = World()
     async with Scope("a") as scope:
-        pool = world.pool(max=1)
+        pool = world.pool(runners_max=1)
         holder, leaver, third = User(pool, "a"), User(pool, "b"), User(pool, "c")
         scope.spawn(holder)
         await turns(10)
@@ -317,7 +317,7 @@ async def test_the_stop_of_a_runner_keeps_its_room() -> None:
     """What is being stopped still exists, so nothing starts in its place before it is gone."""
     world = World()
     async with Scope("a") as scope:
-        pool = world.pool(max=1)
+        pool = world.pool(runners_max=1)
         await use(pool)
         world.stop_turns = 15
         scope.spawn(pool.release, "a")

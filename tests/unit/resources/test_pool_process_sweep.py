@@ -83,7 +83,7 @@ async def draining(pool: Pool, scope: Scope, census: Census) -> None:
         try:
             await turns(2)
             asked = True
-            await pool.drain(within=GRACE)
+            await pool.drain(grace=GRACE)
         finally:
             assert not asked or not census.left()
             await surely(lambda: joined([job]))

@@ -111,7 +111,7 @@ async def test_no_factory_is_called_once_the_close_has_begun(early: int) -> None
 
     outside = await Scope.open("users")
     scope = await Scope.open("a")
-    pool = RunnerPool(start, scope=scope, max=2)
+    pool = RunnerPool(start, scope=scope, runners_max=2)
     users = [User(pool, key) for key in "abcd"]
     for user in users:
         outside.spawn(user)
@@ -167,7 +167,7 @@ async def test_a_drain_does_not_wait_for_its_callers_lease_of_a_runner_that_is_g
             else:
                 await pool.release("a")
             with anyio.fail_after(2):
-                report = await pool.drain(within=None)
+                report = await pool.drain(grace=None)
         assert report.ok
 
 

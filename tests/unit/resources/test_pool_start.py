@@ -290,7 +290,7 @@ async def test_a_lease_is_used_once() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"max": 0}, "max must be"),
+        ({"runners_max": 0}, "runners_max must be"),
         ({"idle_seconds": -1}, "idle_seconds must be"),
         ({"grace": "5"}, "grace must be"),
         ({"grace": float("inf")}, "grace must have an end"),

@@ -155,7 +155,7 @@ async def draining(pool: RunnerPool[str, FakeRunner], world: World) -> None:
     try:
         await turns(2)
         begun = True
-        await pool.drain(within=GRACE)
+        await pool.drain(grace=GRACE)
     finally:
         assert world.total() == 0 or not begun
         for user in users:
@@ -184,7 +184,7 @@ async def crashing(pool: RunnerPool[str, FakeRunner], world: World) -> None:
 SUBJECTS = {
     "lease": swept(leasing),
     "lease beside others": swept(leasing_beside_others),
-    "lease in a queue": swept(leasing_in_a_queue, max=1),
+    "lease in a queue": swept(leasing_in_a_queue, runners_max=1),
     "release": swept(releasing),
     "release, stubborn": swept(releasing, stubborn=True),
     "release, cold": swept(releasing_cold),

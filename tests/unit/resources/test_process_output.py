@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,6 +13,8 @@ from quiesce import Scope, UsageError
 from quiesce.errors import ProcessLost
 from quiesce.processes import output, output_pipe
 from quiesce.processes.process import Process, start_process
+from quiesce.processes.raw_stdio import Input
+from tests.stress import turns
 from tests.unit.resources.processes import GRACE, counted
 
 if TYPE_CHECKING:
@@ -211,21 +214,49 @@ async def test_sending_to_one_that_does_not_read_ends_with_it() -> None:
             await process.send(b"x")
 
 
-async def test_a_sender_is_told_that_the_input_was_closed() -> None:
-    """Whoever waits for room does not wait for ever when another has closed it."""
+async def test_what_was_posted_is_written_before_the_input_is_closed() -> None:
+    """More than a pipe holds is in line when it is closed: all of it comes, then the end."""
+    async with Scope("a"):
+        process = await start_process(["cat"], stdin="pipe", stdout="bytes", grace=GRACE)
+        process.post(b"x" * 999_999 + b"\n")
+        process.close_stdin()
+        assert not process.reads
+        with pytest.raises(UsageError, match="no open standard input"):
+            process.post(b"y\n")
+        assert len(await process.raw.line()) == 999_999
+        with pytest.raises(anyio.EndOfStream):
+            await process.raw.line()
+        assert await process.wait() == 0
+
+
+async def test_a_sender_does_not_wait_for_an_input_that_is_gone() -> None:
+    """The input was closed with much in line, and the process ends without reading it."""
     async with Scope("a") as scope:
         process = await start_process(["sleep", "60"], stdin="pipe", grace=GRACE)
 
         async def send() -> None:
-            with pytest.raises(UsageError, match="no open standard input"):
+            with pytest.raises(ProcessLost, match=r"has ended|does not read"):
                 await process.send(b"x" * 1_000_000)
 
         job = scope.spawn(send)
         while process._input._unwatch is None:
             await anyio.lowlevel.checkpoint()
         process.close_stdin()
-        await job
         await process.stop()
+        await job
+
+
+async def test_a_sender_is_told_when_the_owner_closes_the_input() -> None:
+    """Another process may have the other end of the pipe, so that it does not break."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    async with Scope("a") as scope:
+        pipe = Input(scope._backend, ours)
+        waiting = scope.spawn(pipe.written, pipe.post(b"x" * 1_000_000))
+        await turns()
+        pipe.close()
+        assert await waiting is False
+    os.close(theirs)
 
 
 async def test_what_a_cancelled_sender_has_sent_is_written_whole() -> None:

@@ -14,7 +14,6 @@ from quiesce.errors import ArgumentError
 from quiesce.processes.readiness.addresses import PATH_BYTES_MAX
 from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
 from quiesce.processes.readiness.listener import Listener
-from quiesce.processes.readiness.notify import Notify
 from quiesce.processes.readiness.probe import Fd, Line, Probe, ready_of
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "pattern of bytes": (lambda: Line(untyped(re.compile(b"x"))), "must be a string, not b'x'"),
     "bad variable": (lambda: Fd("A=B"), "cannot be called 'A=B'"),
     "empty placeholder": (lambda: Fd(placeholder=""), "must not be empty"),
-    "class": (lambda: ready_of(Notify), r"write Notify\(…\)"),
+    "class": (lambda: ready_of(Fd), r"write Fd\(…\)"),
     "not callable": (lambda: ready_of(5), "5 is not a function"),
     "name to listen at": (lambda: Listener.tcp("example.test"), "an IP address or 'localhost'"),
     "bad port to listen at": (lambda: Listener.tcp(port=-1), "from 0 to 65535"),
@@ -95,7 +94,6 @@ def test_what_is_just_right_is_taken() -> None:
     assert Http("http://x", range(200, 300)).status[-1] == 299
     assert repr(Line("a")) == "Line('a')"
     assert repr(Fd()) == "Fd('READY_FD')"
-    assert repr(Notify()) == "Notify()"
     assert repr(UnixSocket("a")) == "UnixSocket('a')"
     assert repr(Http("http://x")) == "Http('http://x')"
 

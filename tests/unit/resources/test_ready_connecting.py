@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from quiesce.processes.descriptors import readable
-from quiesce.processes.readiness import connect
+from quiesce.processes.readiness import addresses, connect
 from quiesce.processes.readiness.connect import Http, Tcp, UnixSocket
 from quiesce.processes.readiness.probe import Launch
 from tests.unit.resources.ready_children import (
@@ -127,18 +127,18 @@ def test_a_socket_that_reached_itself_is_nobody() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        assert connect.connected_to_itself(sock)
+        assert addresses.connected_to_itself(sock)
         port = sock.getsockname()[1]
     with socket.socket() as next_one:
         next_one.bind(("127.0.0.1", port))  # nothing lingers on it
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as sock:
         sock.connect(server.getsockname())
-        assert not connect.connected_to_itself(sock)
+        assert not addresses.connected_to_itself(sock)
 
 
 async def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that reached nobody but itself goes on to the next address, and then fails."""
-    monkeypatch.setattr(connect, "connected_to_itself", lambda sock: True)
+    monkeypatch.setattr(addresses, "connected_to_itself", lambda sock: True)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(ConnectionRefusedError),
@@ -156,7 +156,7 @@ async def test_a_connection_that_is_reset_at_once_is_closed(
     async def then_reset(*args: Any) -> socket.socket:
         made.append(await connected(*args))
         taken, _ = server.accept()
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, connect.RESET)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, addresses.RESET)
         taken.close()
         return made[0]
 

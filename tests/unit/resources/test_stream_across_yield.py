@@ -1,4 +1,4 @@
-"""Generators that keep cancel scopes and task groups open across a `yield`, and asend, athrow."""
+"""Generators that keep cancel scopes and task groups open across a `yield`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import anyio
 import pytest
 import trio
 
-from quiesce import Scope, UsageError
+from quiesce import Scope
 from quiesce.streams.stream import stream
 from tests.stress import turns
-from tests.unit.resources.stream_sources import Counter, begin_to_read, cancelled_read
+from tests.unit.resources.stream_sources import begin_to_read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -191,107 +191,6 @@ async def test_the_readers_cancel_scope_does_not_reach_the_generator() -> None:
                 cancel_scope.cancel()
         await source.aclose()
     assert diary == ["left"]
-
-
-# asend and athrow.
-
-
-async def echo() -> AsyncGenerator[object, object]:
-    """Return what is sent, and the errors that are thrown."""
-    answer: object = "ready"
-    while True:
-        try:
-            answer = yield answer
-        except ValueError as error:
-            answer = error
-
-
-async def test_values_can_be_sent_and_errors_thrown() -> None:
-    """Both reach the generator in its own task, and the next item comes back."""
-    error = ValueError("thrown")
-    async with Scope("a"), stream(echo) as source:
-        assert await source.asend(None) == "ready"
-        assert await source.asend(1) == 1
-        assert await source.athrow(error) is error
-        assert isinstance(await source.athrow(ValueError), ValueError)
-        assert await anext(source) is None
-        with pytest.raises(KeyError):
-            await source.athrow(KeyError)
-        for call in (source.__anext__(), source.asend(1), source.athrow(KeyError)):
-            with pytest.raises(StopAsyncIteration):
-                await call
-
-
-async def test_before_the_first_item_it_is_as_in_python() -> None:
-    """A value cannot be sent to a generator that has not begun; an error ends it."""
-    async with Scope("a"):
-        source = stream(echo)
-        with pytest.raises(TypeError, match="just-started"):
-            await source.asend(1)
-        assert await anext(source) == "ready"
-        await source.aclose()
-        source = stream(echo)
-        with pytest.raises(ValueError, match="thrown"):
-            await source.athrow(ValueError("thrown"))
-        with pytest.raises(StopAsyncIteration):
-            await anext(source)
-
-
-async def test_with_a_buffer_they_are_refused() -> None:
-    """What is sent would answer an item that the reader has not seen."""
-    async with Scope("a"), stream(echo, buffer=1) as source:
-        for call in (source.asend(1), source.athrow(KeyError())):
-            with pytest.raises(UsageError, match="with a buffer"):
-                await call
-
-
-async def test_what_is_no_generator_refuses_them_and_can_be_read_on() -> None:
-    """The refusal says so, and nothing of the stream is lost."""
-
-    class Numbers:
-        number = 0
-
-        def __aiter__(self) -> Numbers:
-            return self
-
-        async def __anext__(self) -> int:
-            self.number += 1
-            return self.number
-
-    async with Scope("a"), stream(Numbers()) as source:
-        assert await anext(source) == 1
-        for call in (source.asend(1), source.athrow(KeyError())):
-            with pytest.raises(UsageError, match="does not read an async generator"):
-                await call
-        assert await anext(source) == 2
-
-
-async def test_an_item_that_was_not_taken_comes_first() -> None:
-    """In a resumable stream, nothing is sent before a cancelled reader's item was made and read."""
-    counter = Counter()
-    counter.slow_from = 0
-    async with Scope("a"), stream(counter, resumable=True) as source:
-        await cancelled_read(source)
-        for _ in ("in the making", "made"):
-            with pytest.raises(UsageError, match="cancelled reader"):
-                await source.asend("x")
-            counter.hold_up.set()
-            await turns()
-        assert await anext(source) == 0
-        assert await source.asend("x") == 1
-
-
-async def test_a_cancelled_sender_has_sent_it_once_or_not_at_all() -> None:
-    """In a resumable stream, the answer is the next reader's, and the value does not come up again."""
-    async with Scope("a"), stream(echo, resumable=True) as source:
-        assert await anext(source) == "ready"
-        with anyio.CancelScope() as cancel_scope:
-            cancel_scope.cancel()
-            await source.asend("withdrawn")
-        assert cancel_scope.cancelled_caught
-        await turns()
-        assert await anext(source) in {"withdrawn", None}
-        assert await source.asend("sent") == "sent"
 
 
 async def test_an_error_beside_the_close_is_told_without_it() -> None:

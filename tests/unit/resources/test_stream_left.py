@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -78,29 +77,6 @@ async def test_the_cancellation_does_not_wait_for_the_generator() -> None:
         assert "cleaned up" not in counter.diary
         assert [entry.kind for entry in scope.frontier().in_flight] == ["stream"]
     assert counter.cleaned_up
-
-
-@pytest.mark.parametrize("verb", ["asend", "athrow"])
-async def test_a_cancelled_sender_ends_the_stream(verb: str) -> None:
-    """What waits for the answer to a value or an error is a reader, too."""
-
-    async def deaf() -> Any:
-        with suppress(KeyError):
-            yield 0
-        try:
-            await anyio.sleep_forever()
-        finally:
-            diary.append("ended")
-
-    diary: list[str] = []
-    async with Scope("a") as scope:
-        source = stream(deaf)
-        assert await anext(source) == 0
-        with anyio.move_on_after(0.1):
-            await getattr(source, verb)(KeyError())
-        with anyio.fail_after(30):
-            await scope.idle()
-        assert diary == ["ended"]
 
 
 async def test_what_the_generator_raises_then_is_in_the_report() -> None:

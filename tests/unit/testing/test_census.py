@@ -293,12 +293,12 @@ def test_processes_are_found_where_the_kernel_lists_no_children(
 
 
 def test_the_table_of_the_lifeline_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lifeline's table is kept for all; of its two descriptors one is known to nobody."""
+    """The lifeline's table is kept for all."""
     with guard():
         table = watchdog.Table()
         monkeypatch.setattr(watchdog.watcher, "table", table)
     monkeypatch.undo()
-    table.close()
+    os.close(table.fd)
 
 
 async def use_a_stream() -> None:

@@ -200,7 +200,7 @@ async def pool_leased() -> None:
             for _ in range(2):
                 async with pool.lease("a"):
                     await turns(1)
-            await pool.drain(within=0.002)
+            await pool.drain(grace=0.002)
     finally:
         assert world.total() == 0
 
@@ -215,7 +215,7 @@ async def pool_of_processes() -> None:
         pool = RunnerPool(start)
         async with pool.lease("a"):
             await turns(1)
-        await pool.drain(within=GRACE)
+        await pool.drain(grace=GRACE)
 
 
 PURE: list[Scenario] = [

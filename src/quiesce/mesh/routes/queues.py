@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from quiesce.channels.channel import Channel
-from quiesce.channels.readers import SINGLE_READS, BatchReader, Reader
+from quiesce.channels.readers import BatchReader, Reader
 from quiesce.core.libraries import add_getter
 from quiesce.core.tree import TreeNode, current
 from quiesce.mesh.routes.belts import Belt
@@ -305,7 +305,6 @@ def _scope_of(getter: Any) -> tuple[Any] | None:
     return (taker.outer,)
 
 
-SINGLE_READS.add(_for_asker.__code__)
 add_getter(_for_asker.__code__, _scope_of)
 
 

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import stat
+import struct
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 from quiesce.errors import ArgumentError
 
 __all__ = [
+    "Address",
     "Identity",
     "SocketFile",
     "abandoned",
+    "connected_to_itself",
     "family_of",
     "identity",
     "ip_of",
+    "is_taken",
     "port_of",
     "socket_path",
 ]
@@ -27,6 +31,12 @@ __all__ = [
 # The size of sun_path, with the byte that ends it. Abstract names need no such byte.
 PATH_BYTES_MAX = 108 if sys.platform == "linux" else 104
 PORT_MAX = 65535
+LOOK_SECONDS = (
+    0.05  # on this machine an answer comes at once, unless the queue of the listener is full
+)
+RESET = struct.pack("ii", 1, 0)  # close without a TIME_WAIT that keeps the port
+
+Address = str | tuple[str, int]
 
 
 def socket_path(what: str, path: object) -> str:
@@ -127,3 +137,28 @@ def abandoned(path: str) -> bool:
         except OSError:
             return False
     return False
+
+
+def is_taken(family: socket.AddressFamily, address: Address) -> bool:
+    """Return whether a process of this machine listens at an address, also if its queue is full."""
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(LOOK_SECONDS if family != socket.AF_UNIX else 0)
+        try:
+            sock.connect(address)
+            return family == socket.AF_UNIX or not connected_to_itself(sock)
+        except (BlockingIOError, TimeoutError):
+            return True
+        except OSError:
+            return False
+
+
+def connected_to_itself(sock: socket.socket) -> bool:
+    """Return whether a TCP socket has reached nobody but itself, and see that it goes at once.
+
+    Nobody listens on the port, the system picks a port for our end, and picks that very one: then
+    TCP connects the socket to itself. It would also keep the child from binding the port.
+    """
+    if sock.getsockname() != sock.getpeername():
+        return False
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    return True

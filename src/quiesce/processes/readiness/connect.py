@@ -12,7 +12,6 @@ import ipaddress
 import os
 import re
 import socket
-import struct
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,7 +22,8 @@ import anyio.lowlevel
 from quiesce.core import arguments
 from quiesce.errors import ArgumentError
 from quiesce.processes.descriptors import readable, writable
-from quiesce.processes.readiness import addresses, peer_identity
+from quiesce.processes.readiness import addresses
+from quiesce.processes.readiness.listener import VARIABLE
 from quiesce.processes.readiness.probe import (
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
@@ -38,52 +38,59 @@ if TYPE_CHECKING:
 __all__ = ["Http", "Tcp", "UnixSocket"]
 
 ATTEMPT_SECONDS = 1.0
-STRANGER_PAUSE_SECONDS = 0.25  # looking for who it is costs more than an attempt
 HEAD_BYTES_MAX = 65536
 STATUS_MIN, STATUS_MAX = 200, 599  # below, the answer proper is still to come
 STATUSES_SHOWN_MAX = 4
 STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?:[ \r\n]|$)")
-RESET = struct.pack("ii", 1, 0)  # close without a TIME_WAIT that keeps the port
 LOCALHOST = ("127.0.0.1", "::1")
-CALL_IT_OFF = "if it is meant, say check_peer=False"
 
 
 class NotYetError(Exception):
     """This attempt did not find the child ready; the text says why."""
 
 
-class StrangerError(NotYetError):
-    """Somebody else answers."""
-
-
 class Connecting(Probe):
     """The base of the probes that try until it works."""
 
-    async def wait(self, process: ProbedChild) -> None:
+    def __init__(self, *, check_peer: bool) -> None:
+        self._check_peer = check_peer
+
+    def prepare(self, launch: Launch) -> None:
+        """Refuse an address at which a process listens before the child has begun."""
+        listeners = self._places() if self._check_peer and VARIABLE not in launch.env else []
+        for family, address in listeners:
+            if addresses.is_taken(family, address):
+                message = (
+                    f"a process listens at {address!r} already: end it, use another address, "
+                    "or say check_peer=False"
+                )
+                raise OSError(errno.EADDRINUSE, message)
+
+    def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
+        """Return the addresses that can be looked at in one step: those of this machine."""
+        raise NotImplementedError
+
+    async def wait(self, process: ProbedChild) -> None:  # noqa: ARG002 - the contract of all probes
         """Return when an attempt succeeds."""
         self.obstacle = f"{self!r} has given no answer so far"
         await anyio.lowlevel.checkpoint()  # a unix socket may be connected without any wait
         pause, patience = PAUSE_SECONDS_MIN, ATTEMPT_SECONDS
         while True:
-            rest = pause
             try:
                 with anyio.move_on_after(patience):
-                    await self._attempt(process)
+                    await self._attempt()
                     self.obstacle = None
                     return
                 self.obstacle = f"{self!r} gave no answer within {patience:g} s"
                 patience *= 2
-            except StrangerError as stranger:
-                self.obstacle = str(stranger)
-                rest = STRANGER_PAUSE_SECONDS
             except NotYetError as reason:
                 self.obstacle = str(reason)
             except OSError as error:
                 self.obstacle = f"{self!r}: {error.strerror or error}"
-            await anyio.sleep(rest)
+            await anyio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
-    async def _attempt(self, process: ProbedChild) -> None:
+    async def _attempt(self) -> None:
         """Return if the child is ready.
 
         *Raises*: `NotYetError` or an `OSError` if not.
@@ -97,22 +104,18 @@ class UnixSocket(Connecting):
     The child sees a connection that is closed at once. When the process is gone, the socket file
     goes too, if it is the child's and nobody listens there.
 
-    On Linux the process that listens is known: it has to be the child, or one that descends from
-    it, or is in its session. On macOS that is not checked; the system could tell
-    (`LOCAL_PEERPID`), this library does not ask.
-
     Args:
         path: As the child binds it; a relative one is relative to our own working folder. On Linux
             a NUL in front makes it an abstract one.
-        check_peer: Whether to refuse other processes. False for a server that leaves the child's
-            session and lets its parent end, and for one in a container that a daemon runs.
+        check_peer: Whether to refuse the start with `SpawnFailed` if a process listens there already: an old
+            server would be taken for the child. A `listen=` of the same start is not refused.
 
     *Raises*: `ArgumentError` if the path is longer than the system allows for a socket.
     """
 
     def __init__(self, path: str | PathLike[str], *, check_peer: bool = True) -> None:
+        super().__init__(check_peer=check_peer)
         self.path: str = addresses.socket_path("UnixSocket", path)
-        self._check_peer = check_peer
 
     def __repr__(self) -> str:
         """Show the path."""
@@ -120,12 +123,14 @@ class UnixSocket(Connecting):
 
     def prepare(self, launch: Launch) -> None:
         """See to it that the socket file goes with the child."""
+        super().prepare(launch)
         launch.cleanup.append(addresses.SocketFile(self.path).remove)
 
-    async def _attempt(self, process: ProbedChild) -> None:
-        with await connected(socket.AF_UNIX, self.path) as sock:
-            if self._check_peer:
-                check_unix(sock, self.path, process)
+    def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
+        return [(socket.AF_UNIX, self.path)]
+
+    async def _attempt(self) -> None:
+        (await connected(socket.AF_UNIX, self.path)).close()
 
 
 class Tcp(Connecting):
@@ -133,30 +138,27 @@ class Tcp(Connecting):
 
     The child sees a connection that is closed at once.
 
-    On Linux, if the address is this machine's, it has to be the child that listens, or one that
-    descends from it, or is in its session: the one who has taken the port before it is not ready
-    in its place. Elsewhere that is not checked.
-
     Args:
         host: An IP address, `localhost` (IPv4, then IPv6), or a name, which is looked up in a
             thread: that may outlast a deadline, the wait for it does not.
         port: From 1 to 65535.
-        check_peer: As for `UnixSocket`.
+        check_peer: As for `UnixSocket`, for `localhost` and the addresses of the loopback interface.
     """
 
     def __init__(self, host: str, port: int, *, check_peer: bool = True) -> None:
+        super().__init__(check_peer=check_peer)
         self.host: str = _host("Tcp", host)
         self.port: int = addresses.port_of("Tcp", port)
-        self._check_peer = check_peer
 
     def __repr__(self) -> str:
         """Show the address."""
         return f"Tcp({self.host!r}, {self.port})"
 
-    async def _attempt(self, process: ProbedChild) -> None:
-        with await dialled(self.host, self.port) as sock:
-            if self._check_peer:
-                check_tcp(sock, process)
+    def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
+        return _loopback(self.host, self.port)
+
+    async def _attempt(self) -> None:
+        (await dialled(self.host, self.port)).close()
 
 
 class Http(Connecting):
@@ -180,13 +182,13 @@ class Http(Connecting):
         unix: str | PathLike[str] | None = None,
         check_peer: bool = True,
     ) -> None:
+        super().__init__(check_peer=check_peer)
         self.url: str = arguments.check_text("the URL of Http", url)
         self.host: str
         self.port: int
         self.host, self.port, self._request = _parsed(url)
         self.status: tuple[int, ...] = _statuses(status)
         self.unix: str | None = None if unix is None else addresses.socket_path("Http", unix)
-        self._check_peer = check_peer
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -194,19 +196,21 @@ class Http(Connecting):
 
     def prepare(self, launch: Launch) -> None:
         """See to it that the socket file goes with the child, if there is to be one."""
+        super().prepare(launch)
         if self.unix is not None:
             launch.cleanup.append(addresses.SocketFile(self.unix).remove)
 
-    async def _attempt(self, process: ProbedChild) -> None:
+    def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
+        if self.unix is not None:
+            return [(socket.AF_UNIX, self.unix)]
+        return _loopback(self.host, self.port)
+
+    async def _attempt(self) -> None:
         if self.unix is not None:
             connecting = connected(socket.AF_UNIX, self.unix)
         else:
             connecting = dialled(self.host, self.port)
         with await connecting as sock:
-            if self._check_peer and self.unix is not None:
-                check_unix(sock, self.unix, process)
-            elif self._check_peer:
-                check_tcp(sock, process)
             self.obstacle: str | None = f"{self!r} takes the connection, and does not answer"
             await _send(sock, self._request)
             status = await _status(sock)
@@ -216,31 +220,16 @@ class Http(Connecting):
             raise NotYetError(f"{self.url} answers {status}, not {wanted}")
 
 
-def check_unix(sock: socket.socket, path: str, process: ProbedChild) -> None:
-    """Refuse a unix socket that is not the child's."""
-    pid = peer_identity.peer_of(sock)
-    known = None if pid is None else peer_identity.descends(pid, process.pid)
-    if known:
-        return
-    # Who called listen() need not be who accepts: it may have handed the socket down, and ended.
-    held = peer_identity.holds(process.pid, peer_identity.listeners_at(path))
-    if held or (held is None and known is None):
-        return
-    message = f"process {pid} listens at {path!r}, not the child {process.pid}; {CALL_IT_OFF}"
-    raise StrangerError(message)
+def _loopback(host: str, port: int) -> list[tuple[socket.AddressFamily, addresses.Address]]:
+    known = LOCALHOST if host == "localhost" else (addresses.ip_of(host) or "",)
+    return [
+        (addresses.family_of(address), (address, port))
+        for address in known
+        if address and ipaddress.ip_address(address).is_loopback
+    ]
 
 
-def check_tcp(sock: socket.socket, process: ProbedChild) -> None:
-    """Refuse a TCP port of this machine that is not the child's."""
-    host, port = sock.getpeername()[:2]
-    if host != sock.getsockname()[0] and not ipaddress.ip_address(host).is_loopback:
-        return  # another machine's, or a container's: our tables do not know it
-    if peer_identity.holds(process.pid, peer_identity.listeners_on(host, port)) is False:
-        message = f"another process has port {port} of {host}, not {process.pid}; {CALL_IT_OFF}"
-        raise StrangerError(message)
-
-
-async def connected(family: socket.AddressFamily, address: str | tuple[str, int]) -> socket.socket:
+async def connected(family: socket.AddressFamily, address: addresses.Address) -> socket.socket:
     """Connect a socket, once.
 
     *Cancel safety*: the socket is closed. *Raises*: `OSError`.
@@ -274,25 +263,13 @@ async def dialled(host: str, port: int) -> socket.socket:
             failure = error
             continue
         try:
-            if not connected_to_itself(sock):
+            if not addresses.connected_to_itself(sock):
                 return sock
             failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         except OSError as error:  # it was taken, and reset in the same moment
             failure = error
         sock.close()
     raise failure
-
-
-def connected_to_itself(sock: socket.socket) -> bool:
-    """Return whether a TCP socket has reached nobody but itself, and see that it goes at once.
-
-    Nobody listens on the port, the system picks a port for our end, and picks that very one: then
-    TCP connects the socket to itself. It would also keep the child from binding the port.
-    """
-    if sock.getsockname() != sock.getpeername():
-        return False
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    return True
 
 
 async def _addresses(host: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 It can be connected to before the child has even begun, so nobody has to find out when: the system
 keeps the connections until the child takes them. That a child *works* is another matter, and still
-needs a probe that hears from it: `Http`, `Line`, `Notify` or `Fd`.
+needs a probe that hears from it: `Http`, `Line` or `Fd`.
 """
 
 from __future__ import annotations

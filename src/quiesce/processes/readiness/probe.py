@@ -13,8 +13,8 @@ add variables, descriptors and work to be done in the end), and `await wait(chil
   `launch.cleanup`. They may be called at any time, more than once, also if there was no fork:
   they leave alone what a `wait` still uses.
 
-The probes with sockets are in `connecting` (`UnixSocket`, `Tcp`, `Http`) and `notify` (`Notify`);
-`listening` has the listener that is handed down.
+The probes with sockets are in `connect` (`UnixSocket`, `Tcp`, `Http`); `listener` has the listener that is
+handed down.
 """
 
 from __future__ import annotations
@@ -65,14 +65,6 @@ class LineSource(Protocol):
 
 class ProbedChild(Protocol):
     """What a probe needs to know of a process."""
-
-    @property
-    def pid(self) -> int:
-        """Its id, which is also that of its session and of its process group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, when it has one."""
 
     @property
     def lines(self) -> LineSource:

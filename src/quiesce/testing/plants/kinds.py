@@ -358,7 +358,7 @@ class PlantedItem(Planted):
         """Take it out again, if it is still in the scope's channel."""
         if self._channel is not None and len(self._channel):
             await self._channel.receive()
-            await self._channel.close()
+            self._channel.close()
 
 
 class PlantedDelegation(Planted):
