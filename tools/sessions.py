@@ -20,7 +20,7 @@ import re
 import secrets
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +41,8 @@ USUAL = (
     "integration/test_mesh_demo.py", "integration/test_examples.py", "integration/test_guard_packages.py",
     "integration/test_pytest_plugin_settings.py", "integration/test_claude_stream.py",
 )  # fmt: skip
-MANY = {"a2a", "acp", "mcp", "claude", "clients"}  # folders that more than one process is worth
+# Folders that take long, those that take longest first: they begin first, with more than one process.
+LONG = ("a2a", "mcp", "acp", "claude", "clients")
 
 
 @dataclass
@@ -99,12 +100,23 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def side_by_side(number: int) -> str:
+    """Return the number of workers that pytest-xdist starts: none for one, it is pytest itself."""
+    return str(number if number > 1 else 0)
+
+
 def general(paths: list[str], options: list[str], mode: str) -> list[Session]:
     """Return the run of the tests that need no SDK."""
     inside = [path for path in paths if not path.startswith(ADAPTERS)]
     if mode == "--versions" or (paths and not inside):
         return []
-    arguments = [*(inside or ["tests"]), f"--ignore={ADAPTERS}", "-n", str(processors()), *options]
+    arguments = [
+        *(inside or ["tests"]),
+        f"--ignore={ADAPTERS}",
+        "-n",
+        side_by_side(processors()),
+        *options,
+    ]
     if mode == "--light":
         arguments += [f"--ignore=tests/{path}" for path in USUAL]
     return [Session("tests", arguments)]
@@ -113,7 +125,7 @@ def general(paths: list[str], options: list[str], mode: str) -> list[Session]:
 def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
     """Return the runs of the adapters' folders."""
     sessions = []
-    for folder in FOLDERS.values():
+    for folder in sorted(FOLDERS.values(), key=lambda one: (*LONG, one.name).index(one.name)):
         place = f"{ADAPTERS}/{folder.name}"
         inside = [path for path in paths if f"{path}/".startswith((f"{place}/", f"{place}::"))]
         if paths and not inside and ADAPTERS not in paths:
@@ -129,7 +141,7 @@ def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
         versions = {"--versions": folder.versions, "--full": folder.ends}.get(
             mode, folder.ends[-1:]
         )
-        jobs = str(min(processors(), 2) if folder.name in MANY else 1)
+        jobs = side_by_side(min(processors(), 2) if folder.name in LONG else 1)
         for version in versions if inside else ():
             if mode == "--versions" and version not in folder.ends:
                 inside = [f"{place}/test_known_faults.py"]
@@ -157,14 +169,13 @@ def main(arguments: list[str]) -> int:
     say(f"The seed is {seed}; the same again: {again}")
 
     first, others = general(paths, options, mode), adapters(paths, options, mode)
-    # Beside each other: the tests of the adapters wait for processes, most of the time.
-    beside = threading.Thread(target=lambda: [each.run(is_shown=not first) for each in others])
-    beside.start()
-    for each in first:
-        each.run(is_shown=True)
-    beside.join()
-
     sessions = [*first, *others]
+    # Beside each other: the tests of the adapters wait for processes, most of the time.
+    with ThreadPoolExecutor(len(first) + processors()) as pool:
+        shown = {id(each) for each in first or others[:1]}
+        runs = [pool.submit(each.run, is_shown=id(each) in shown) for each in sessions]
+    for run in runs:
+        run.result()
     failed = [line for each in sessions for line in each.failed]
     say("", *(each.summary() for each in sessions))
     say(*failed, *([f"The same again: {again}"] if failed else []))
