@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     sampling.add_option(parser)
 
 
+@pytest.hookimpl(trylast=True)  # when pytest-randomly has made its seed
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and choose the samples before test modules are imported."""
     sampling.choose(config)

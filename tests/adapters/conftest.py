@@ -32,16 +32,18 @@ def _folder(path: Path) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the newest SDK on the path, if all that is asked for needs the same, and nobody has chosen."""
-    where = config.invocation_params.dir
-    asked = {_folder(where / argument.partition("::")[0]) for argument in config.args}
-    if subjects.CHOSEN in os.environ or len(asked) != 1:
-        return
-    (name,) = asked
-    if name is not None:
-        subject = FOLDERS[name].newest
-        sys.path[:0] = subjects.folders(subject)
-        os.environ.update(subjects.environment(subject))  # what the tests start needs it as well
+    """Put the chosen SDK on the path; the newest, if all that is asked for needs the same one."""
+    chosen = os.environ.get(subjects.CHOSEN)
+    if chosen is None:
+        where = config.invocation_params.dir
+        asked = {_folder(where / argument.partition("::")[0]) for argument in config.args}
+        name = asked.pop() if len(asked) == 1 else None
+        if name is None:
+            return
+        chosen = FOLDERS[name].newest
+        os.environ.update(subjects.environment(chosen))  # what the tests start needs it as well
+    # pytest-xdist gives its workers the path that this process had at its start.
+    sys.path[:0] = [path for path in subjects.folders(chosen) if path not in sys.path]
 
 
 class NotOnThePath(pytest.Directory):

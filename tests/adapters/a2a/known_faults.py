@@ -1,6 +1,6 @@
 """What goes wrong with A2A servers, each a program: with the SDK alone, and with the adapter.
 
-KnownFaults 2, 3, 4 and those after 9 have a server in a process of its own, HTTP, and a webhook that is
+Faults 2, 3, 4 and those after 9 have a server in a process of its own, HTTP, and a webhook that is
 told; the others have the handler in this process, where tasks can be counted.
 """
 
