@@ -63,12 +63,20 @@ demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with 
 	@PYTHONPATH=src $(VENV_LOSSES)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: $(READY) $(TESTED) ## The whole test suite (ARGS="-k idle" goes to pytest)
-	$(PY) -m pytest $(ARGS)
+test: $(READY) $(TESTED) ## Every test, sweeps and models sampled (ARGS="-k idle" goes to pytest)
+	@$(PY) tools/sessions.py $(ARGS)
+
+.PHONY: test-full
+test-full: $(READY) $(TESTED) ## Every test, with all points and examples, and the oldest SDKs
+	@$(PY) tools/sessions.py --full $(ARGS)
 
 .PHONY: test-versions
 test-versions: $(READY) $(SUBJECTS) ## The adapters with every version of their SDKs (some minutes)
-	$(PY) -m pytest tests/integration/test_adapters.py -m every_version $(ARGS)
+	@$(PY) tools/sessions.py --versions $(ARGS)
+
+.PHONY: test-light
+test-light: $(READY) $(NEWEST)
+	@$(PY) tools/sessions.py --light $(ARGS)
 
 .PHONY: subjects
 subjects: $(READY) $(TESTED)
@@ -83,7 +91,7 @@ example: $(READY) $(SUBJECTS) ## Run one of examples/, with the SDK it needs (NA
 # --- the gates ----------------------------------------------------------------------------------
 
 .PHONY: check
-check: gates test ## All gates, and the tests
+check: gates test test-full ## All gates, and the tests
 	@echo "make check: all gates passed"
 
 .PHONY: gates

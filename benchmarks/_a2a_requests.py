@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks._a2a_serving import DURABLE, MEMORY, Connection, body, handling, served
 from benchmarks._harness import BARE, Result, Samples, compare, interleave, run_fresh
 from benchmarks._subjects import wall
-from tests.adapters import a2a_kit as kit
-from tests.adapters.a2a_server import webhook
+from tests.adapters.a2a import kit
+from tests.adapters.a2a.server import webhook
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator

@@ -37,8 +37,8 @@ from quiesce.integrations.a2a import (
     quiesce_app,
 )
 from quiesce.integrations.a2a.server.app import _routes as sdk_routes
-from tests.adapters import a2a_kit as kit
-from tests.adapters.a2a_server import METHODS
+from tests.adapters.a2a import kit
+from tests.adapters.a2a.server import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

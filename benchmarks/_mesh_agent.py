@@ -111,7 +111,7 @@ def plain(node: Node | None, after: str) -> Any:  # noqa: ANN401 - an ASGI app
 def a2a(node: Node | None) -> Any:  # noqa: ANN401 - an ASGI app
     """Return an A2A server that takes part if there is a node."""
     from quiesce.integrations.a2a import MemoryOutbox, quiesce_app  # noqa: PLC0415 - of this way alone
-    from tests.adapters import a2a_kit  # noqa: PLC0415 - the same
+    from tests.adapters.a2a import kit as a2a_kit  # noqa: PLC0415 - the same
 
     logging.disable(logging.CRITICAL)
     cpu = Route("/cpu", Agent(None, "").cpu, methods=["GET"])

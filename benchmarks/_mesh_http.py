@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._harness import BARE, OURS, Result, Samples, compare, interleave, progress, row
 from quiesce.mesh.protocol import codec
-from tests.adapters.runs import ROOT
+from tests.adapters.catalogue import ROOT
 from tests.integration import subjects
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks._command import Suite, run
 from benchmarks._harness import BARE, OURS, Result, compare, interleave
-from tests.adapters.runs import ADAPTERS, ROOT
+from tests.adapters.catalogue import ADAPTERS, ROOT
 from tests.integration import subjects
 
 if TYPE_CHECKING:

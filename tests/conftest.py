@@ -13,15 +13,16 @@ import hypothesis  # it looks for referrers of trio's random, so it is imported 
 import pytest
 
 from quiesce.core import process_exit
-from tests import loops
+from tests import loops, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)
-# With it, each run tries other examples; else always the same.
+# With it, each run tries other examples, as one that is sampled does; else always the same.
 EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))
+SAMPLED_EXAMPLES = 15
 # How long an example takes is up to the machine, and decides nothing. The guard against hangs is pytest's.
 hypothesis.settings.register_profile(
     "quiesce",
@@ -31,15 +32,31 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("quiesce")
+hypothesis.settings.register_profile(
+    "sampled",
+    hypothesis.settings.get_profile("quiesce"),
+    derandomize=False,
+    database=None,  # what is tried is up to the seed alone
+    max_examples=SAMPLED_EXAMPLES,
+)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run try samples."""
+    sampling.add_option(parser)
+
+
+@pytest.hookimpl(trylast=True)  # when pytest-randomly has made its seed
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers."""
+    """Declare the markers, and choose the samples before test modules are imported."""
+    sampling.choose(config)
+    if sampling.is_sampled():
+        hypothesis.settings.load_profile("sampled")
+        hypothesis.core.global_force_seed = sampling.Sample.seed  # type: ignore[assignment]  # typed by its default
     config.addinivalue_line("markers", "backends(*names): run this async test on these only")
     config.addinivalue_line(
         "markers", "usual: the same with every interpreter, CI runs it with one"
     )
-    config.addinivalue_line("markers", "every_version: of an SDK; left out unless it is asked for")
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
 
 

@@ -13,6 +13,7 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import trio
 import trio.testing
 import uvloop
@@ -49,6 +50,12 @@ def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time:
     finally:
         left = what_is_left() + orphans(before)
     assert not left, "the test left: " + "; ".join(left)
+
+
+async def let_others_run() -> None:
+    """Let all other tasks run some steps."""
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
 
 
 def what_is_left() -> list[str]:

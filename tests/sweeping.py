@@ -22,6 +22,7 @@ from quiesce.core.backends.asyncio.backend import owners
 from quiesce.core.graveyard import graveyards
 from quiesce.core.roots import roots
 from quiesce.testing.sweeps.driver import Points, drive
+from tests import sampling
 from tests.loops import VirtualLoop, children, orphans
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     Subject = Callable[[], Coroutine[Any, Any, Any]]
 
+SAMPLE = 5  # points of a sweep, and later points of each, where samples are tried
 RUNS_MAX = 400  # of one sweep: a subject that is longer than that is no unit test's
 
 
@@ -193,10 +195,12 @@ def run_once(
 
 
 def sweep(backend: str, subject: Subject, plan: Plan, *, real_time: bool = False) -> list[str]:
-    """Cancel the subject at every step; gives a line for each run that went wrong."""
+    """Cancel the subject at every step, or at a sample; gives a line for each run that went wrong."""
     base = run_once(backend, subject, plan, (), real_time=real_time)
     faults = [] if base.fault() is None else [f"undisturbed: {base.fault()}"]
-    points: list[tuple[int, ...]] = [(step,) for step in range(1, base.steps + 1)]
+    name = (backend, plan)
+    steps = sampling.at_most(SAMPLE, range(1, base.steps + 1), name)
+    points: list[tuple[int, ...]] = [(step,) for step in steps]
     for runs, point in enumerate(points):
         assert runs < RUNS_MAX, "the subject has too many steps"
         at = range(point[0], point[0] + 12) if plan.times == "on" else point
@@ -204,7 +208,8 @@ def sweep(backend: str, subject: Subject, plan: Plan, *, real_time: bool = False
         if run.fault() is not None:
             faults.append(f"cancelled at {at}: {run.fault()}")
         if plan.times == "twice" and len(point) == 1:
-            points += [(point[0], later) for later in range(point[0] + 1, run.steps + 1)]
+            later = range(point[0] + 1, run.steps + 1)
+            points += [(point[0], step) for step in sampling.at_most(SAMPLE, later, (*name, point))]
     assert points, "the subject has no steps to cancel it at"
     return faults
 

@@ -27,11 +27,11 @@ MODULES_ALLOWED: dict[str, int] = {}
 FUNCTIONS_ALLOWED: dict[str, int] = {}
 # Programs that stand for slow ones, and waits for what other processes write.
 SLEEPS_ALLOWED: dict[str, int] = {
-    "tests/adapters/a2a_kit.py": 1,
-    "tests/adapters/a2a_server.py": 2,
-    "tests/adapters/claude_host.py": 1,
-    "tests/adapters/claude_rows.py": 1,
-    "tests/adapters/fake_claude.py": 1,
+    "tests/adapters/a2a/kit.py": 1,
+    "tests/adapters/a2a/server.py": 2,
+    "tests/adapters/claude/host.py": 1,
+    "tests/adapters/claude/known_faults.py": 1,
+    "tests/adapters/claude/fake_cli.py": 1,
 }
 
 # What is public of these is exported by quiesce itself.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the soak of the A2A adapter (tests/adapters/a2a_soak.py) with a version of the SDK: `make soak`.
+"""Run the soak of the A2A adapter (tests/adapters/a2a/soak.py) with a version of the SDK: `make soak`.
 
 `--sdk 0.3.26` chooses the version, the newest by default; all else goes to the soak (`--help`).
 """
@@ -34,7 +34,7 @@ def main() -> None:
     paths = [str(ROOT / "src"), environment["PYTHONPATH"]]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     os.chdir(ROOT)
-    command = [sys.executable, "-m", "tests.adapters.a2a_soak", *arguments]
+    command = [sys.executable, "-m", "tests.adapters.a2a.soak", *arguments]
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own
 
 

@@ -2,7 +2,7 @@
 """Print whether memory stays flat over 1,000 queries and 1,000 clients of the Claude adapter.
 
 With the oldest and the newest claude-agent-sdk, on asyncio and trio: some 15 minutes. The tests have a
-small run of the same (tests/adapters/claude_closing_cases.py).
+small run of the same (tests/adapters/claude/test_closing.py).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.adapters import runs  # noqa: E402 - the path first
+from tests.adapters import catalogue  # noqa: E402 - the path first
 from tests.integration import subjects  # noqa: E402 - likewise
 
 
 def main() -> int:
     """Run all; arguments go to each run, such as `--uses 100 --every 10`."""
-    claude, failed = runs.ADAPTERS["claude"], 0
+    claude, failed = catalogue.ADAPTERS["claude"], 0
     for version, backend, way in product(claude.ends, ("asyncio", "trio"), ("query", "client")):
         sys.stdout.write(f"claude-agent-sdk {version}, {backend}, {way}\n")
         sys.stdout.flush()
-        words = ["-m", "tests.adapters.claude_memory", "--backend", backend, "--way", way]
+        words = ["-m", "tests.adapters.claude.memory", "--backend", backend, "--way", way]
         env = subjects.environment(claude.subject(version), CLAUDE_AGENT_SDK_SKIP_VERSION_CHECK="1")
         command = [sys.executable, *words, *sys.argv[1:]]
         done = subprocess.run(command, cwd=ROOT, env=env, check=False)  # noqa: S603 - our own

@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.adapters import runs  # noqa: E402 - the path first
-from tests.adapters.rows import ABSENT, CLEAN  # noqa: E402 - the same
+from tests.adapters import catalogue  # noqa: E402 - the path first
+from tests.adapters.known_faults import ABSENT, CLEAN  # noqa: E402 - the same
 
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 _HEAD = """\
@@ -38,27 +38,27 @@ is the event loop; the others are asyncio's.
 """
 
 
-def record(only: str | None) -> runs.Record:
+def record(only: str | None) -> catalogue.Record:
     """Run everything; the adapters that are left out keep what was recorded."""
-    found = runs.recorded() if runs.RECORD.exists() else {}
-    for adapter in runs.ADAPTERS.values():
+    found = catalogue.recorded() if catalogue.RECORD.exists() else {}
+    for adapter in catalogue.ADAPTERS.values():
         if only not in {None, adapter.name}:
             continue
         rows: dict[str, dict[str, dict[str, str]]] = {}
         for version in adapter.versions:
-            for way in runs.WAYS:
+            for way in catalogue.WAYS:
                 say(f"{adapter.package} {version}, {way}")
-                for row, outcome in runs.outcomes(adapter.name, version, way).items():
+                for row, outcome in catalogue.outcomes(adapter.name, version, way).items():
                     rows.setdefault(row, {}).setdefault(version, {})[way] = outcome["outcome"]
         found[adapter.name] = dict(sorted(rows.items()))
     return found
 
 
-def page(found: runs.Record) -> str:
+def page(found: catalogue.Record) -> str:
     """Write the tables."""
     parts = [_HEAD]
     for name, rows in found.items():
-        adapter = runs.ADAPTERS[name]
+        adapter = catalogue.ADAPTERS[name]
         head = ["", *adapter.versions, "with quiesce"]
         lines = [head, ["---"] * len(head)]
         for row, versions in rows.items():
@@ -82,12 +82,14 @@ def say(text: str) -> None:
 def main() -> int:
     """Record, write, and tell what is not clean with its adapter."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=list(runs.ADAPTERS), help="run this adapter's rows alone")
+    parser.add_argument(
+        "--only", choices=list(catalogue.ADAPTERS), help="run this adapter's rows alone"
+    )
     parser.add_argument("--page", action="store_true", help="only write the page again")
     options = parser.parse_args()
-    found = runs.recorded() if options.page else record(options.only)
+    found = catalogue.recorded() if options.page else record(options.only)
     if not options.page:
-        runs.RECORD.write_text(
+        catalogue.RECORD.write_text(
             json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
     PAGE.write_text(page(found), encoding="utf-8")

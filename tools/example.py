@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def environment(file: str) -> dict[str, str]:
-    """Return the environment in which an example runs."""
+    """Return the environment in which an example catalogue."""
     if file in SUBJECTS:
         return subjects.environment(SUBJECTS[file])
     return dict(os.environ)

@@ -99,6 +99,7 @@ def run_tests(
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
+        **({subjects.CHOSEN: subject} if subject else {}),
         "PYTHONDONTWRITEBYTECODE": "1",
         # What fails here must not be replayed by the next honest run.
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+CHOSEN = "QUIESCE_SUBJECT"
+"""The variable that names the subject on the path, for tests/adapters/conftest.py."""
 _REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
 
@@ -22,7 +24,8 @@ def environment(name: str, **variables: str) -> dict[str, str]:
     them behind it on the path.
     """
     paths = [*folders(name), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+    chosen = {"PYTHONPATH": os.pathsep.join(paths), CHOSEN: name}
+    return os.environ | chosen | variables
 
 
 def folders(name: str) -> list[str]:

@@ -21,7 +21,7 @@ from quiesce import Job, Scope, ScopeClosed
 from quiesce.errors import RunnerReleased, StartFailed
 from quiesce.pool.backoff import Backoff
 from quiesce.pool.pool import RunnerPool
-from tests.unit.resources.pool_runners import FakeRunner, World
+from tests.unit.pool.pool_runners import FakeRunner, World
 
 PROGRAMS = 200  # a part
 PARTS = 5

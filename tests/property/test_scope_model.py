@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiesce import Hold, Job, Report, Scope, ScopeClosed, detached
-from tests import loops
+from tests import loops, sampling
 
 SETTLE_TURNS = 12  # of the loop: enough for a cancelled job to end and be seen
 JOINING_SECONDS = {"asyncio": 1.0, "trio": 1.0, "uvloop": 0.005}
@@ -400,7 +400,7 @@ def test_scopes_do_what_the_model_says(backend: str, monkeypatch: pytest.MonkeyP
     act = st.tuples(st.sampled_from(ACTS), st.integers(0, 5), st.integers(0, 5))
     seed = st.integers(0, 2**16) if backend == "trio" else st.just(0)
 
-    @settings(max_examples=PROGRAMS[backend], deadline=None, print_blob=True)
+    @settings(max_examples=sampling.fewer(PROGRAMS[backend], 20), deadline=None, print_blob=True)
     @given(acts=st.lists(act, max_size=40), seed=seed)
     def run(acts: list[tuple[str, int, int]], seed: int) -> None:
         run_on(backend, acts, seed)

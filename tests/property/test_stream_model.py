@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quiesce import Scope, ScopeClosed
 from quiesce.streams.stream import Stream, stream
-from tests import loops
+from tests import loops, sampling
 from tests.stress import CANCELLED, turns
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ lives = st.builds(
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=sampling.fewer(150, 15))
 @given(life=lives)
 def test_every_life_of_a_stream_adds_up(backend: str, life: Life) -> None:
     """Items are seen once and in order, the generator ends in its task, its error has one taker."""

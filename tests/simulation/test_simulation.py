@@ -9,12 +9,14 @@ from statistics import mean
 
 import pytest
 
+from tests import sampling
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import KINDS, failures, simulate
 from tests.simulation.world import Sizes
 
-# CI runs this many; `python tools/simulate.py --runs 100000` is for the night.
+# A full run tries this many, others a sample; `python tools/simulate.py --runs 100000` is for the night.
 RUNS = int(os.environ.get("QUIESCE_SIMULATION_RUNS", "5000"))
+SAMPLED_RUNS = 500
 MUTANT_RUNS = 2600
 # Where one shows that shows seldom elsewhere.
 WHERE = {
@@ -36,7 +38,8 @@ pytestmark = pytest.mark.usual
 
 def test_no_verdict_is_wrong() -> None:
     """Nothing is in flight when a cascade has settled; and it settles, where that can be known."""
-    assert list(failures(RUNS)) == []
+    first = 0 if sampling.Sample.seed is None else sampling.Sample.seed % 10**9
+    assert list(failures(sampling.fewer(RUNS, SAMPLED_RUNS), first=first)) == []
 
 
 # What was wrong: the root died after its journal was compacted, and before anybody was told; a copy of

@@ -21,7 +21,7 @@ from a2a.types import Task, TaskState, TaskStatus
 from quiesce import Backoff
 from quiesce.integrations.a2a import DurablePushSender, quiesce_app, quiesce_client
 from quiesce.mesh import Node
-from tests.adapters import a2a_kit as kit
+from tests.adapters.a2a import kit
 from tests.integration.mesh.plans import Plan
 
 if TYPE_CHECKING:

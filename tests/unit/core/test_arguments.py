@@ -156,7 +156,7 @@ async def test_what_was_not_entered_cannot_be_left() -> None:
 # Deadlines.
 
 
-@pytest.mark.parametrize("seconds", BAD_SECONDS, ids=repr)
+@pytest.mark.parametrize("seconds", BAD_SECONDS, ids=lambda one: repr(one).partition(" at ")[0])
 async def test_a_deadline_must_be_a_number_of_seconds(seconds: Any) -> None:
     """A bad deadline is refused, by name and with what was given, before anything closes."""
     scope = await open_scope()

@@ -15,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import FrontierEntry, Scope, UsageError
+from tests.loops import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -37,12 +38,6 @@ def entry_of(scope: Scope, name: str) -> FrontierEntry:
     """Find the one entry of a name among the scope's own."""
     (entry,) = [entry for entry in scope.frontier() if entry.name == name]
     return entry
-
-
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def wait(gate: anyio.Event) -> None:
@@ -140,7 +135,7 @@ async def test_the_innermost_await_is_exact() -> None:
         gate = anyio.Event()
         for fn in (wait, call):
             scope.spawn(fn, gate, name=fn.__name__)
-        await steps()
+        await let_others_run()
         for fn in (wait, call):
             waiting_on = entry_of(scope, fn.__name__).waiting_on
             assert waiting_on == f"{waiting_line(wait)}, in anyio Event.wait"
@@ -152,7 +147,7 @@ async def test_an_await_inside_an_async_generator_is_found() -> None:
     async with Scope("frontier") as scope:
         gate = anyio.Event()
         scope.spawn(consume, gate, name="consume")
-        await steps()
+        await let_others_run()
         waiting_on = entry_of(scope, "consume").waiting_on
         assert waiting_on == f"{waiting_line(numbers)}, in anyio Event.wait"
         gate.set()
@@ -316,7 +311,7 @@ async def test_a_context_that_is_being_entered_is_work() -> None:
             await scope.enter(Slow())
 
         scope.spawn(enter)
-        await steps()
+        await let_others_run()
         assert {entry.kind for entry in scope.frontier().in_flight} == {"job", "entering"}
         assert waiting_line(Slow.__aenter__) in str(scope.frontier())
         gate.set()
@@ -386,7 +381,7 @@ async def test_the_json_has_everything() -> None:
         started = next_line()
         child.spawn(wait, gate, name="work")
         hold = scope.hold("request", "one", peer=("host", 80), tries=2)
-        await steps()
+        await let_others_run()
         data = json.loads(scope.frontier().to_json())
         assert json.loads(scope.frontier().to_json(indent=2)).keys() == data.keys()
         assert {key: data[key] for key in ("scope", "state", "in_flight")} == {

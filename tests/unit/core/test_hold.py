@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import ArgumentError, Scope
+from tests.loops import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +21,6 @@ def in_a_thread(fn: Callable[[], object]) -> None:
     thread = threading.Thread(target=fn)
     thread.start()
     thread.join()
-
-
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def test_a_hold_describes_itself() -> None:
@@ -79,7 +74,7 @@ async def test_a_hold_may_be_released_by_another_thread() -> None:
     async with Scope("hold") as scope:
         waiter = scope.spawn(scope.idle, service=True)
         hold = scope.hold("request", "one")
-        await steps()
+        await let_others_run()
         assert not waiter.done()
         in_a_thread(hold.release)
         await waiter
@@ -119,7 +114,7 @@ async def test_a_release_on_its_way_survives_a_change_of_owner() -> None:
         await above.spawn(release_elsewhere)
         report = await closer
         assert report.handed_over + report.completed <= 1
-        await steps()
+        await let_others_run()
         assert hold.released
         assert not above.frontier()
         hold.release()
@@ -135,7 +130,7 @@ async def test_a_hold_of_a_closed_scope_may_still_be_released() -> None:
     hold.release()
     assert hold.released
     in_a_thread(hold.release)
-    await steps()
+    await let_others_run()
     assert [item.name for item in report.undelivered] == ["late"]
 
 

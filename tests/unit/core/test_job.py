@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import Job, JobCancelled, Outcome, Scope, UsageError
+from tests.loops import let_others_run
 
 on_asyncio = pytest.mark.backends("asyncio", "uvloop")
 
@@ -25,12 +26,6 @@ async def fail() -> None:
     await anyio.lowlevel.checkpoint()
     message = "on purpose"
     raise LookupError(message)
-
-
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def test_many_may_await_a_job() -> None:
@@ -82,7 +77,7 @@ async def test_the_outcome_of_a_cancellation(begun: bool) -> None:  # noqa: FBT0
     async with Scope("job") as scope:
         job = scope.spawn(anyio.sleep_forever, name="sleeper")
         if begun:
-            await steps()
+            await let_others_run()
         assert job.cancel() is True
         for _ in range(3):
             with pytest.raises(JobCancelled, match=r"job 'sleeper' was cancelled"):
@@ -97,7 +92,7 @@ async def test_cancelling_twice_is_harmless() -> None:
     """A second request to stop, before the job has ended, changes nothing."""
     async with Scope("job") as scope:
         job = scope.spawn(anyio.sleep_forever)
-        await steps()
+        await let_others_run()
         assert job.cancel() is True
         assert job.cancel() is True
         with pytest.raises(JobCancelled):
@@ -116,7 +111,7 @@ async def test_a_job_that_was_asked_to_stop_may_still_complete() -> None:
 
     async with Scope("job") as scope:
         job = scope.spawn(work)
-        await steps()
+        await let_others_run()
         job.cancel()
         assert await job == "completed"
         assert job.outcome == Outcome("completed", "completed")
@@ -135,12 +130,12 @@ async def test_a_cancelled_waiter_leaves_the_job_alone() -> None:
     async with Scope("job") as scope:
         job = scope.spawn(work)
         waiters = [scope.spawn(wait_for, job) for _ in range(3)]
-        await steps()
+        await let_others_run()
         for waiter in waiters[:2]:
             waiter.cancel()
         with anyio.move_on_after(0):
             await job
-        await steps()
+        await let_others_run()
         assert not job.done()
         gate.set()
         assert await waiters[2] == 42
@@ -155,7 +150,7 @@ async def test_a_cancelled_waiter_leaves_nothing_at_the_job() -> None:
     """Someone who asks a long job again and again, with a timeout, does not make it grow."""
     async with Scope("job") as scope:
         job = scope.spawn(anyio.sleep_forever)
-        await steps()
+        await let_others_run()
         gc.collect()
         before = len(gc.get_objects())
         for _ in range(300):
@@ -207,7 +202,7 @@ async def test_a_failure_that_nobody_awaits_makes_no_noise() -> None:
     scope.spawn(fail)
     await scope.idle()
     gc.collect()
-    await steps()
+    await let_others_run()
     assert len((await scope.aclose()).failed) == 1
 
 

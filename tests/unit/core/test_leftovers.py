@@ -9,15 +9,10 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import JobCancelled, Report, Scope, ScopeClosed, UsageError, current_scope
+from tests.loops import let_others_run
 
 SHORT_SECONDS = 0.05
 LONG_SECONDS = 20.0  # nothing waits that long unless it is broken
-
-
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def fail() -> None:
@@ -39,7 +34,7 @@ async def test_what_is_left_goes_on_under_the_parent() -> None:
         job = child.spawn(gate.wait, name="job")
         hold = child.hold("request", "hold")
         child.spawn(anyio.sleep_forever, name="service", service=True)
-        await steps()
+        await let_others_run()
         report = await child.aclose()
         assert child.state == "closed"
         assert (report.handed_over, report.ok, report.services) == (3, True, 0)
@@ -59,7 +54,7 @@ async def test_a_block_hands_over_at_its_deadline_and_raises_nothing() -> None:
     async with Scope("parent") as parent:
         gate = anyio.Event()
         async with Scope("child", leftovers="parent", within=SHORT_SECONDS) as child:
-            child.spawn(steps)
+            child.spawn(let_others_run)
             child.spawn(gate.wait)
         assert (report_of(child).completed, report_of(child).handed_over) == (1, 1)
         assert len(parent.frontier()) == 1
@@ -70,7 +65,7 @@ async def test_a_drain_hands_over_only_what_is_left() -> None:
     """The grace is waited out first; an idle scope has nothing to hand over."""
     async with Scope("parent") as parent:
         child = parent.child("child", leftovers="parent")
-        child.spawn(steps)
+        child.spawn(let_others_run)
         report = await child.drain()
         assert (report.completed, report.handed_over) == (1, 0)
 
@@ -80,7 +75,7 @@ async def test_what_was_handed_over_is_in_one_report() -> None:
     parent = await Scope.open("parent")
     child = parent.child("child", leftovers="parent")
     child.spawn(anyio.sleep_forever)
-    await steps()
+    await let_others_run()
     report = await parent.aclose()
     assert len(report.cancelled) == 1
     assert report.handed_over == 0
@@ -96,13 +91,13 @@ async def test_work_that_was_handed_over_is_the_parents() -> None:
     async def work() -> None:
         await gate.wait()
         seen.append(current_scope())
-        parent.spawn(steps)
+        parent.spawn(let_others_run)
         with pytest.raises(ScopeClosed):
-            child.spawn(steps)
+            child.spawn(let_others_run)
         await fail()
 
     child.spawn(work)
-    await steps()
+    await let_others_run()
     await child.aclose()
     gate.set()
     await parent.idle()
@@ -120,22 +115,22 @@ async def test_a_child_scope_that_was_handed_over_goes_on() -> None:
 
         async def work() -> None:
             await gate.wait()
-            await grandchild.spawn(steps)
+            await grandchild.spawn(let_others_run)
 
         job = grandchild.spawn(work)
-        await steps()
+        await let_others_run()
         report = await child.aclose()
         assert (report.handed_over, len(report.cancelled)) == (1, 0)
         assert [entry.name for entry in parent.frontier()] == ["grandchild"]
         assert len(parent.frontier()) == 1
         waiter = parent.spawn(parent.idle, service=True)
-        await steps()
+        await let_others_run()
         assert not waiter.done()
         gate.set()
         await job
         await waiter
         assert grandchild.state == "open"
-        await grandchild.spawn(steps)
+        await grandchild.spawn(let_others_run)
         await grandchild.aclose()
 
 
@@ -159,7 +154,7 @@ async def test_what_is_handed_to_a_closing_parent_has_time_to_clean_up(
             await gate.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await steps()
+                await let_others_run()
             cleaned.set()
 
     async def wait_for_it() -> None:
@@ -179,14 +174,14 @@ async def test_what_is_handed_to_a_closing_parent_has_time_to_clean_up(
             await wait_for_it()
 
     job = below.spawn(work)
-    await steps()
+    await let_others_run()
     grace = SHORT_SECONDS if end == "drain" else 0
     async with anyio.create_task_group() as tasks:
         if other == "hold":
             tasks.start_soon(hold)
         else:
             parent.spawn(clean_up)
-        await steps()
+        await let_others_run()
         report = await parent.drain(grace, cleanup=LONG_SECONDS)
     with suppress(JobCancelled):
         await job
@@ -211,7 +206,7 @@ async def test_keys_of_work_that_was_handed_over_are_free() -> None:
     async with Scope("parent") as parent:
         child = parent.child("child", leftovers="parent")
         job = child.spawn(anyio.sleep_forever, key="k")
-        await steps()
+        await let_others_run()
         await child.aclose()
         assert child.cancel("k") is False
         own = parent.spawn(anyio.sleep_forever, key="k")

@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import DrainTimeout, Report, ReportEntry, Scope, WorkLost
+from tests.loops import let_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +34,6 @@ async def fail(message: str) -> None:
     raise LookupError(message)
 
 
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
-
-
 async def everything() -> Report:
     """Make a real report that has some of everything but stuck."""
     scope = await Scope.open("all")
@@ -50,7 +45,7 @@ async def everything() -> Report:
         where.spawn(anyio.sleep_forever, name="withdrawn").cancel()
         where.spawn(anyio.sleep_forever, service=True)
     holds = [where.hold("request", f"lost in {where.name}", size=1) for where in (scope, child)]
-    await steps()
+    await let_others_run()
     report = await scope.aclose(within=0.01)
     for hold in holds:
         hold.release()
@@ -265,7 +260,7 @@ async def test_a_report_does_not_change_after_it_was_given() -> None:
 
     scope.spawn(anyio.sleep_forever)
     job = scope.spawn(close_and_linger)
-    await steps()
+    await let_others_run()
     final = await scope.aclose()
     assert job.done()
     ((report, before),) = given

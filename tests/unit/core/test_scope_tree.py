@@ -17,14 +17,9 @@ from quiesce import (
     current_scope,
     detached,
 )
+from tests.loops import let_others_run
 
 SHORT_SECONDS = 0.05
-
-
-async def steps() -> None:
-    """Let others run."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
 
 
 async def fail(message: str = "on purpose") -> None:
@@ -126,7 +121,7 @@ async def test_another_event_loop_has_its_own_tree(inner: str) -> None:
     async def main() -> str | None:
         async with Scope("there") as there:
             assert current_scope() is there
-            await there.spawn(steps)
+            await there.spawn(let_others_run)
         found = current_scope()
         return None if found is None else found.name
 
@@ -154,7 +149,7 @@ async def test_the_state_goes_one_way() -> None:
             seen.append(scope.state)
 
     scope.spawn(work)
-    await steps()
+    await let_others_run()
     await scope.drain(SHORT_SECONDS)
     seen.append(scope.state)
     assert seen == ["new", "open", "draining", "closing", "closed"]
@@ -165,7 +160,7 @@ async def test_closing_waits_for_the_begin_of_the_end() -> None:
     for end in ("drain", "aclose"):
         scope = await Scope.open("tree")
         waiter = scope.spawn(scope.closing)
-        await steps()
+        await let_others_run()
         assert not waiter.done()
         if end == "drain":
             assert (await scope.drain()).completed == 1
@@ -180,7 +175,7 @@ async def test_closing_is_told_to_child_scopes() -> None:
     scope = await Scope.open("tree")
     below = scope.child("child").child("grandchild")
     waiter = below.spawn(below.closing)
-    await steps()
+    await let_others_run()
     assert not waiter.done()
     assert (await scope.drain()).completed == 1
 
@@ -219,7 +214,7 @@ async def test_the_end_of_a_block_waits_for_its_work() -> None:
     log = []
 
     async def work() -> None:
-        await steps()
+        await let_others_run()
         log.append("done")
 
     async with Scope("tree") as scope:
@@ -232,7 +227,7 @@ async def test_the_end_of_a_block_waits_for_its_work() -> None:
 async def test_a_deadline_on_the_block_that_is_kept() -> None:
     """Work that ends within the block's deadline is not lost, and nothing is raised."""
     async with Scope("tree", within=60) as scope:
-        scope.spawn(steps)
+        scope.spawn(let_others_run)
     assert report_of(scope).ok
 
 
@@ -322,7 +317,7 @@ async def test_child_scopes_are_closed_with_their_parent() -> None:
     grandchild = child.child("grandchild")
     for scope in (parent, child, grandchild):
         scope.spawn(anyio.sleep_forever, name=scope.name)
-    await steps()
+    await let_others_run()
     report = await parent.aclose()
     assert {scope.state for scope in (parent, child, grandchild)} == {"closed"}
     assert sorted(item.name for item in report.cancelled) == ["child", "grandchild", "parent"]
@@ -334,6 +329,6 @@ async def test_a_child_that_closed_itself_has_its_own_report() -> None:
     parent = await Scope.open("parent")
     child = parent.child("child")
     child.spawn(anyio.sleep_forever)
-    await steps()
+    await let_others_run()
     assert len((await child.aclose()).cancelled) == 1
     assert (await parent.aclose()).ok

@@ -49,6 +49,7 @@ from quiesce.mesh.protocol.receipt import (
 )
 from quiesce.mesh.store import record_format as forms
 from quiesce.mesh.store.journal import Journal
+from tests import sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -130,7 +131,7 @@ def any_records() -> st.SearchStrategy[Record]:
     )  # fmt: skip
 
 
-@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=300)
+@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=sampling.fewer(300, 20))
 @given(records=st.lists(any_records(), max_size=4))
 def test_any_record_is_there_again(journal: Journal, records: list[Record]) -> None:
     """Whatever is in its texts; and a line has what it would have on the wire."""
@@ -300,7 +301,7 @@ def test_what_is_no_journal_is_left_alone(journal: Journal, data: bytes) -> None
     assert journal.path.read_bytes() == data
 
 
-@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=200)
+@settings(suppress_health_check=SLOW_AND_SHARED, max_examples=sampling.fewer(200, 20))
 @given(data=st.data())
 def test_what_was_changed_is_refused_or_was_the_end(journal: Journal, data: st.DataObject) -> None:
     """A byte is another, or gone: nobody takes it for what was written, and the line is named."""

@@ -17,8 +17,8 @@ from quiesce import Channel, Process, RunnerPool, Scope, pipe, start_process, st
 from quiesce.ready import Line
 from quiesce.testing import sweep
 from tests.stress import turns
-from tests.unit.resources import processes
-from tests.unit.resources.pool_runners import World
+from tests.unit.pool.pool_runners import World
+from tests.unit.processes import small_programs as processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

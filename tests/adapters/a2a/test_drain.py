@@ -1,0 +1,158 @@
+"""The one drain of an A2A server: its times, its report, its exit code, and what it refuses to be made of."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quiesce.errors import ArgumentError
+from quiesce.integrations.a2a import (
+    DurablePushSender,
+    MemoryOutbox,
+    QuiescentRequestHandler,
+    quiesce_app,
+)
+from tests.adapters.a2a import kit
+from tests.adapters.a2a.server import serving
+from tests.stress import turns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.backends("asyncio"),
+    pytest.mark.real_time,  # 0.3 polls
+    pytest.mark.quiesce(allow=kit.LEFT_TO_THE_COLLECTOR),
+]
+
+
+class Leaving(kit.Agent):
+    """Leaves a task running, which takes some turns of the loop to clean up."""
+
+    def __init__(self) -> None:
+        """Start with nothing left running."""
+        super().__init__()
+        self.left: asyncio.Task[None] | None = None
+        self.cleaned = False
+
+    async def execute(self, context: Any, event_queue: Any) -> None:
+        """Leave it, and complete the task."""
+        self.left = asyncio.create_task(self._work())
+        await super().execute(context, event_queue)
+
+    async def _work(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cleaned = await _some_turns()
+
+
+async def _some_turns(count: int = 3) -> bool:
+    await turns(count)
+    return True
+
+
+async def handler_of(agent: Any) -> QuiescentRequestHandler:
+    """Open a handler without pushes."""
+    from a2a.server.tasks import InMemoryTaskStore  # noqa: PLC0415 - of the SDK
+
+    more = {"agent_card": kit.card()} if kit.FIRST else {}
+    made = QuiescentRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), **more)
+    return await made.open()
+
+
+async def test_what_an_executor_has_left_is_cut_at_the_deadline() -> None:
+    """Not when the time for cleaning up is over: it has that time, and is in the report."""
+    agent = Leaving()
+    handler = await handler_of(agent)
+    task = await handler.on_message_send(kit.request("complete"), kit.call_context())
+    assert kit.state_of(task) == "completed"
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    report = await handler.drain(within=0.0, cleanup=1000.0)
+    assert loop.time() - began < 100  # it would have waited for the half of it
+    assert [item.name for item in report.cancelled] == ["Leaving._work"]
+    assert agent.cleaned
+    assert agent.left is not None
+    assert agent.left.cancelled()
+
+
+async def test_what_an_executor_starts_to_clean_up_is_not_cut_under_it() -> None:
+    """It was told to stop, and has its time to do so."""
+    cleaned: list[bool] = []
+
+    class Tidy(Leaving):
+        async def execute(self, context: Any, event_queue: Any) -> None:
+            try:
+                await super().execute(context, event_queue)
+            finally:
+                tasks = [asyncio.create_task(_some_turns(50)) for _ in range(2)]
+                cleaned.extend(await asyncio.gather(*tasks))
+
+    agent = Tidy()
+    handler = await handler_of(agent)
+    params = kit.request("wait k complete")
+    sending = asyncio.ensure_future(handler.on_message_send(params, kit.call_context()))
+    await agent.waits("k")
+    report = await handler.drain(within=0.0, cleanup=10.0)
+    assert cleaned == [True, True]
+    assert [item.kind for item in report.undelivered] == ["a2a task"]
+    assert kit.state_of(await sending) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "code"), [("complete", "5", 0), ("wait k complete", "0.1", 1)]
+)
+async def test_the_exit_code_tells_whether_a_task_was_cut(
+    tmp_path: Path, text: str, seconds: str, code: int
+) -> None:
+    """With a stock uvicorn, which would die of the signal in any case."""
+    async with serving("quiesce", tmp_path, f"grace={seconds}") as server:
+        await server.send(text, blocking=False)
+        if code:
+            await server.waits("k")
+        assert await server.stop(signal.SIGTERM) == code
+
+
+async def test_an_interrupt_begins_the_drain_at_once(tmp_path: Path) -> None:
+    """It is not held back: the server waits for its requests, and this one for its task."""
+    async with serving("quiesce", tmp_path, "grace=0.2") as server:
+        sending = asyncio.ensure_future(server.send("wait k complete"))
+        await server.waits("k")
+        await server.stop(signal.SIGINT)
+        assert kit.state_of(await sending) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "text"),
+    [
+        (kit.Agent, {}, "not the class Agent: make one"),
+        (None, {}, "must be an executor"),
+        ("agent", {}, "must be an executor"),
+        (kit.Agent(), {"node": "hotel"}, "node must be a Node"),
+        (kit.Agent(), {"grace": "30"}, "grace must be a number of seconds"),
+        (kit.Agent(), {"cleanup": -1}, "cleanup must be a number of seconds"),
+        (kit.Agent(), {"allow_private": True}, "give an outbox"),
+        (
+            kit.Agent(),
+            {"allow_private": True, "outbox": DurablePushSender(MemoryOutbox())},
+            "give it to the DurablePushSender",
+        ),
+    ],
+)
+async def test_what_cannot_be_served_is_refused(agent: Any, options: Any, text: str) -> None:
+    """Before anything is opened, and by the name of the option."""
+    with pytest.raises(ArgumentError, match=text):
+        quiesce_app(agent, card=kit.card(), **options)
+
+
+@pytest.mark.filterwarnings("ignore:'HTTP_4")  # the SDK's own, of 0.3
+async def test_pushes_to_private_addresses_may_be_allowed() -> None:
+    """By an option of the app: its own sender need not be made for that."""
+    app = quiesce_app(kit.Agent(), card=kit.card(), outbox=MemoryOutbox(), allow_private=True)
+    sender = app.state.push_sender
+    assert isinstance(sender, DurablePushSender)
+    assert sender._poster._policy._all is True

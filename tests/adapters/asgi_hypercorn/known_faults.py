@@ -1,0 +1,5 @@
+"""What SIGTERM does to an ASGI app under hypercorn."""
+
+from tests.adapters.asgi.known_faults import build
+
+known_fault = build("hypercorn")

@@ -1,0 +1,110 @@
+"""Plain HTTP clients inside of hops: what they send to peers is noticed, or a message.
+
+Not collected by itself: tests/integration/test_clients.py runs it with the newest of each client.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from quiesce.mesh import Settled, Unknown
+from tests.adapters.clients import kit
+from tests.unit.mesh.clients.peering import peer, sender
+
+pytestmark = pytest.mark.real_time
+
+
+every_way = pytest.mark.parametrize("send", list(kit.WAYS.values()), ids=list(kit.WAYS))
+
+
+@every_way
+async def test_a_plain_request_to_a_peer_is_noticed(send: kit.Send) -> None:
+    """Once, by the name of the client that was called."""
+    with peer() as b:
+        async with sender(b) as node:
+            async with node.cascade("c") as cascade:
+                assert await send(f"{b.url}/run") == 200
+            found = await cascade.settled(5, require="participants")
+    assert b.edges == [None]
+    assert isinstance(found, Unknown)
+    (missing,) = found.missing
+    client = send.__name__.removeprefix("by_")
+    assert f"plain {client}, " in missing
+    assert "kit.py" in missing
+
+
+@every_way
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_an_instrumented_request_to_a_peer_is_one_message(
+    send: kit.Send, method: str
+) -> None:
+    """However many libraries it goes through."""
+    with peer() as b:
+        async with sender(b) as node:
+            with node.instrument():
+                async with node.cascade("c") as cascade:
+                    assert await send(f"{b.url}/run", method) == 200
+            found = await cascade.settled(5, require="participants")
+    assert isinstance(found, Settled), str(found)
+    assert found.receipt.hops == 2
+    (request,) = b.requests
+    assert request.edge is not None
+    assert [name.lower() for name in request.headers].count("cascade") == 1
+
+
+@every_way
+async def test_no_other_server_is_sent_an_edge(send: kit.Send) -> None:
+    """Nor one that a peer leads to."""
+    with peer() as b, peer() as other:
+        async with sender(b) as node:
+            with node.instrument():
+                async with node.cascade("c") as cascade:
+                    await send(f"{other.url}/run")
+                    await send(f"{b.url}/redirect/{other.url}/run")
+            found = await cascade.settled(5, require="participants")
+    assert other.edges == [None, None]
+    assert isinstance(found, Settled), str(found)
+    assert found.receipt.hops == 2
+
+
+@every_way
+async def test_a_peer_that_is_not_there_was_sent_nothing(send: kit.Send) -> None:
+    """The connection was never made: nothing is in doubt."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with sender(peers=[url]) as node:
+        with node.instrument():
+            async with node.cascade("c") as cascade:
+                with pytest.raises(Exception, match=r"(?i)connect|refused"):
+                    await send(f"{url}/run")
+        found = await cascade.settled(5, require="participants")
+    assert isinstance(found, Settled), str(found)
+    assert found.receipt.hops == 1
+
+
+@every_way
+async def test_a_request_without_an_answer_is_in_doubt(send: kit.Send) -> None:
+    """It has left, and nobody knows more."""
+    with peer() as b:
+        async with sender(b) as node:
+            with node.instrument():
+                async with node.cascade("c") as cascade:
+                    with pytest.raises(Exception, match=r"(?i)disconnect|closed|reset|abort"):
+                        await send(f"{b.url}/drop")
+            found = await cascade.settled(5, require="participants")
+    assert None not in b.edges
+    assert isinstance(found, Unknown)
+    assert found.receipt.untracked == 0
+
+
+@every_way
+async def test_a_peer_that_says_nothing_has_the_message(send: kit.Send) -> None:
+    """It is asked, and cannot be reached here: its part is not known."""
+    with peer() as b:
+        async with sender(b) as node:
+            with node.instrument():
+                async with node.cascade("c") as cascade:
+                    assert await send(f"{b.url}/silent") == 200
+            assert isinstance(await cascade.settled(5, require="participants"), Unknown)

@@ -1,0 +1,59 @@
+"""Tools that are called over HTTP inside of hops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quiesce
+from quiesce.integrations.mcp import connect_http
+from quiesce.mesh import Node, Settled
+from tests.adapters.mcp.mesh_kit import listening
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # 2.x deprecates what servers still use
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.mark.quiesce(allow=["generator:*"])  # the SDK reads no stream to its end
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("has_address", [False, True])
+async def test_over_http_as_well(tmp_path: Path, has_address: bool) -> None:  # noqa: FBT001 - a parameter
+    """Receipts are asked for over the session, or of the server's own node."""
+    with listening(str(tmp_path / "tools")) as url:
+        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+            session = await connect_http(
+                scope, f"{url}/mcp", node=node, address=url if has_address else None
+            )
+            async with node.cascade("work") as cascade:
+                await session.call_tool("later", {"path": str(tmp_path / "done")})
+            settled = await cascade.settled(within=10)
+            assert isinstance(settled, Settled), settled
+            assert settled.receipt.hops == 2
+            await session.aclose()
+
+
+@pytest.mark.quiesce(allow=["generator:*"])  # the SDK reads no stream to its end
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("is_instrumented", [False, True])
+async def test_over_http_a_call_has_one_edge(tmp_path: Path, is_instrumented: bool) -> None:  # noqa: FBT001 - a parameter
+    """Also to a peer, in a session that the hop itself has opened: the requests below it are no messages."""
+    with listening(str(tmp_path / "tools")) as url:
+        made = Node("host", journal=tmp_path / "host", peers=[url])
+        async with made as node, quiesce.Scope("test") as scope:
+            undo = node.instrument() if is_instrumented else None
+            async with node.cascade("work") as cascade:
+                session = await connect_http(scope, f"{url}/mcp", node=node, address=url)
+                await session.call_tool("later", {"path": str(tmp_path / "done")})
+                await session.aclose()
+            settled = await cascade.settled(within=10)
+            if undo is not None:
+                undo.undo()
+            assert isinstance(settled, Settled), settled
+            assert settled.receipt.hops == 2
