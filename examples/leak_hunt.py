@@ -16,7 +16,6 @@ W = TypeVar("W")
 Work = Callable[[], Coroutine[Any, Any, None]]
 Start = Callable[[], Awaitable[W]]
 Close = Callable[[W], Awaitable[object]]
-KINDS = ["task", "stubborn task", "late start"]
 
 
 async def listen() -> None:
@@ -109,7 +108,7 @@ def sweep_through(use: Work) -> None:
 async def try_gate(start: Start[W], close: Close[W], put: Callable[[W, Work], None]) -> None:
     """Put something into a worker, and close it."""
     try:
-        gate = await assert_gate(start, close, kinds=KINDS, by={"task": put})
+        gate = await assert_gate(start, close, by=put)
     except GateFailed as error:
         gate = error.gate
     for row in gate.rows:

@@ -52,7 +52,6 @@ def swept(scenario: Scenario, replay: str | None = None) -> Sweep:
         cancel="native",
         settle_seconds=SHUTDOWN_SECONDS,
         replay=replay,
-        progress=False,
     )
 
 

@@ -55,7 +55,7 @@ covered: task at escapes.py:66 in Shop.order
 """,
     "leak_hunt.py": """\
 Careless:
-  guard: a task is left, listen, started at leak_hunt.py:41, gone moments later
+  guard: a task is left, listen, started at leak_hunt.py:40, gone moments later
   sweep: 2 runs, 2 failed
     asyncio:task:undisturbed: late:task:listen
     asyncio:task:native:1: leak:task:listen

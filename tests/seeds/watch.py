@@ -55,7 +55,7 @@ def run(case: Case, program: Program) -> Found:
 def swept(case: Case, version: str) -> Found:
     """Sweep a scenario, and list the faults of the runs that failed, with what they name."""
     program = case.program(f"swept_{version}")
-    result = sweep(program, backend=case.backend, hang_seconds=1.0, progress=False)  # type: ignore[arg-type]  # a name of one
+    result = sweep(program, backend=case.backend, hang_seconds=1.0)  # type: ignore[arg-type]  # a name of one
     return [
         {
             "kind": fault.kind,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.errors import UsageError
-from quiesce.integrations.acp import REQUEST_CANCELLED, agent_binding
+from quiesce.integrations.acp import REQUEST_CANCELLED, sdk_connection
 from tests.adapters.acp.agents import (
     Agent,
     busy,
@@ -336,7 +336,7 @@ class Memory:
 @known_fault("one handler's send fails during the close", seconds=SECONDS)
 async def failing_send(way: Way) -> str | None:
     """Cancel it, with a transport that refuses what is sent after its close."""
-    if not agent_binding.HAS_TRANSPORTS:
+    if not sdk_connection.TAKES_MESSAGES:
         raise Absent
     begun: list[int] = []
     both = asyncio.Event()

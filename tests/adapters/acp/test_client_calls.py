@@ -9,16 +9,15 @@ from typing import Any
 
 import acp
 import pytest
-from acp.connection import Connection
 
 import quiesce
 from quiesce.errors import SdkUnknown, UsageError
 from quiesce.integrations.acp import (
     AgentLost,
     ConnectionClosed,
-    client_binding,
     connect_to_agent,
     scope_of,
+    sdk_connection,
 )
 from tests.adapters.acp.agents import stays_flat
 from tests.adapters.acp.fake_agent import (
@@ -323,42 +322,11 @@ async def test_what_an_observer_starts_ends_with_the_connection() -> None:
     assert ended.is_set()
 
 
-async def test_a_store_of_ones_own_keeps_the_requests() -> None:
-    """Before 0.12 the SDK takes one: it makes the futures, and is told how they end."""
-    if "state_store" not in inspect.signature(Connection.__init__).parameters:
-        pytest.skip("this version of the SDK has none")
-    from acp.task import InMemoryMessageStateStore  # noqa: PLC0415 - gone in 0.12
-
-    told: list[tuple[Any, ...]] = []
-
-    class Store(InMemoryMessageStateStore):  # type: ignore[misc,unused-ignore]  # not in 0.12
-        def register_outgoing(self, request_id: int, method: str) -> Any:
-            told.append((request_id, method))
-            return super().register_outgoing(request_id, method)
-
-        def resolve_outgoing(self, request_id: int, result: Any) -> None:
-            told.append((request_id, result))
-            super().resolve_outgoing(request_id, result)
-
-        def reject_outgoing(self, request_id: int, error: Any) -> None:
-            told.append((request_id, str(error)))
-            super().reject_outgoing(request_id, error)
-
-    async with connected(state_store=Store()) as (agent, connection):
-        good, bad = ask(connection, "request"), ask(connection, "request")
-        await agent.say(id=(await agent.hear())["id"], result={"a": 1})
-        await agent.say(id=(await agent.hear())["id"], error={"code": 1, "message": "no"})
-        assert await good == {"a": 1}
-        with pytest.raises(acp.RequestError, match="no"):
-            await bad
-    assert told == [(0, "_it"), (1, "_it"), (0, {"a": 1}), (1, "no")]
-
-
 async def test_an_sdk_that_sends_by_something_else_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is known of its private parts is checked, not assumed; nothing is left open."""
-    monkeypatch.setattr(client_binding, "Connection", FakeAgent)
+    monkeypatch.setattr(sdk_connection, "Connection", FakeAgent)
     async with quiesce.Scope("program", within=0) as scope:
         with pytest.raises(SdkUnknown, match="_conn"):
             connect_to_agent(Client(), Memory())

@@ -14,6 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from quiesce import Scope
 from quiesce.integrations.acp import (
     REFUSED,
     REQUEST_CANCELLED,
@@ -21,6 +22,7 @@ from quiesce.integrations.acp import (
     open_websocket_server,
 )
 from quiesce.integrations.acp.agent_process import open_agent_process
+from quiesce.integrations.acp.send_buffer import SendBuffer
 from quiesce.mesh import (
     Node,
     Settled,
@@ -385,3 +387,29 @@ async def test_an_agent_that_is_killed_is_never_taken_for_done(
         assert isinstance(settled, SettledWithLosses), settled
         assert settled.receipt.lost == 1
         await agent.aclose()
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_an_answer_to_a_call_that_is_not_sent_is_no_loss(*, quiet: bool) -> None:
+    """Only messages of the agent are missed, whether they are being sent or wait for their turn."""
+
+    class Stuck:
+        decoded = False
+        receive = None
+        sending = asyncio.Event()
+
+        async def send(self, _: object) -> None:
+            self.sending.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None: ...
+
+    transport: Any = Stuck()
+    scope = await Scope.open("session")
+    outbox = SendBuffer(scope, transport, lambda _: None, flush_seconds=0.01)
+    scope.spawn(outbox.pump, service=True)
+    outbox.post({"id": 1, "result": None}, quiet=quiet)
+    await transport.sending.wait()
+    outbox.post({"id": 2, "result": None}, quiet=True)
+    report = await scope.aclose()
+    assert [dict(entry.details) for entry in report.undelivered] == [{"messages": 1}] * (not quiet)

@@ -122,7 +122,7 @@ def test_cancelled_at_every_await_it_leaves_nothing(
 
     clock: Literal["real", "mock"] = "real" if backend_name == "uvloop" else "mock"
     found = sweep(
-        run, backend=backend_name, clock=clock, where=where, depth=depth, runs_max=600, progress=False
+        run, backend=backend_name, clock=clock, where=where, depth=depth, runs_max=600
     )  # fmt: skip
     assert found.ok, found
     assert found.points > 3

@@ -176,24 +176,6 @@ def test_a_scenario_that_never_suspends_is_not_covered() -> None:
     assert "never suspends" in result.not_covered[0]
 
 
-def test_progress_is_told() -> None:
-    """A function is called after each run with runs done, runs known of, and failures."""
-    told: list[tuple[int, int, int]] = []
-    result = sweep(swallowing_thrice, progress=lambda *now: told.append(now))
-    assert [done for done, _, _ in told] == list(range(1, result.runs + 1))
-    assert told[-1] == (result.runs, result.runs, len(result.failures))
-
-
-def test_a_bar_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    """The bar is one line on stderr, and none is drawn where that is no terminal."""
-    sweep(three_steps, progress=True)
-    text = capsys.readouterr().err
-    assert text.endswith("7 of 7 runs, 0 failed \n")
-    assert text.count("\n") == 1
-    sweep(three_steps)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_failed_sweep_can_be_raised() -> None:
     """The error has the result, and tells each way to fail once, with the ids of all."""
     result = sweep(swallowing_thrice)

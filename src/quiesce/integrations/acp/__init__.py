@@ -9,7 +9,9 @@ The modules, in reading order:
 - `requests`: each request that an agent handles is a task, and a hold.
 - `agent_transport`: what an agent is served over: streams, or standard input and output.
 - `send_buffer`: messages that are to be sent to a peer that may not read.
-- `agent_binding`: how the SDK is made to speak through us.
+- `json_lines`: a stream of bytes is cut into lines, and a line is parsed.
+- `agent_calls`: what an agent asks of its client.
+- `sdk_connection`: the SDK's own connection objects, made to send through ours.
 - `witness`: observers of every message, as the SDK offers them.
 - `handler_children`: processes that handlers start and do not end.
 - `websocket_server`: a WebSocket bridge: one agent a connection, with limits and a drain.
@@ -19,7 +21,6 @@ The modules, in reading order:
 - `client_wire`: a client's messages to one agent, and its open requests.
 - `client_calls`: one request of a client, while it waits for the answer.
 - `client_streams`: what carries a client's messages: streams, pipes, or a transport.
-- `client_binding`: the SDK's connection object over our wire.
 - `agent_process`: agents that are child processes.
 - `request_edges`: what a client asks of an agent inside of a hop is an edge.
 - `request_hops`: a request that carries an edge is handled as its hop.

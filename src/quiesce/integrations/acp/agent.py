@@ -12,9 +12,8 @@ What holds:
 from __future__ import annotations
 
 import asyncio
-import json
-from asyncio.events import _get_running_loop
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import acp
@@ -22,13 +21,11 @@ import acp
 from quiesce.core import arguments
 from quiesce.core.scope import Scope
 from quiesce.core.tree import logger
-from quiesce.errors import ArgumentError, UsageError
-from quiesce.integrations.acp import agent_binding, handler_children
-from quiesce.integrations.acp.agent_transport import (
-    MESSAGE_BYTES_MAX,
-    StreamTransport,
-    stdio_transport,
-)
+from quiesce.errors import ArgumentError
+from quiesce.integrations.acp import handler_children, sdk_connection
+from quiesce.integrations.acp.agent_calls import AgentCalls
+from quiesce.integrations.acp.agent_transport import StreamTransport, stdio_transport
+from quiesce.integrations.acp.json_lines import MESSAGE_BYTES_MAX, parsed
 from quiesce.integrations.acp.request_hops import MeshRequests
 from quiesce.integrations.acp.requests import Requests
 from quiesce.integrations.acp.send_buffer import SendBuffer
@@ -70,8 +67,8 @@ async def run_agent(
 
     Args:
         agent: The agent, or a function that is given the connection and makes it.
-        input_stream: Where to write to: an `asyncio.StreamWriter`, or, from 0.12 of the SDK on, a
-            transport; the standard output by default.
+        input_stream: Where to write to: an `asyncio.StreamWriter`, or a transport as the SDK has it from
+            0.12 on (`send`, `receive`, `close`); the standard output by default.
         output_stream: Where to read from: an `asyncio.StreamReader`; the standard input by default.
         use_unstable_protocol: Whether to offer what the protocol calls unstable.
         stdio_buffer_limit_bytes: How long a message may be.
@@ -92,8 +89,8 @@ async def run_agent(
     `UsageError` if the event loop is not asyncio's or uvloop's; `ScopeClosed` if the scope around
     is closing; what the SDK raises if it cannot go on.
     """
-    _check_loop()
-    agent_binding.check_agent_options(connection_kwargs)
+    sdk_connection.check_asyncio()
+    sdk_connection.check_options("run_agent", connection_kwargs)
     arguments.seconds("grace", grace)
     arguments.seconds("cleanup", cleanup)
     arguments.check_text("name", name)
@@ -109,22 +106,16 @@ async def run_agent(
     )  # fmt: skip
 
 
-def _check_loop() -> None:
-    if _get_running_loop() is None:
-        message = "the ACP SDK needs asyncio or uvloop: run_agent() does not work on trio"
-        raise UsageError(message)
-
-
 def _transport_of(writer: Any, reader: Any, message_bytes_max: int) -> AgentTransport:
     if isinstance(writer, asyncio.StreamWriter) and isinstance(reader, asyncio.StreamReader):
         return StreamTransport(reader, writer, message_bytes_max=message_bytes_max)
     has_all = all(hasattr(writer, method) for method in ("send", "receive", "close"))
-    if agent_binding.HAS_TRANSPORTS and reader is None and has_all:
+    if reader is None and has_all:
         return Decoded(writer)
-    wanted = "an asyncio.StreamWriter and an asyncio.StreamReader"
-    if agent_binding.HAS_TRANSPORTS:
-        wanted += ", or one transport"
-    message = f"run_agent() needs {wanted}, in this order, not {writer!r} and {reader!r}"
+    message = (
+        "run_agent() needs an asyncio.StreamWriter and an asyncio.StreamReader, in this order, or one"
+        f" transport, not {writer!r} and {reader!r}"
+    )
     raise ArgumentError(message)
 
 
@@ -158,56 +149,30 @@ async def serve_agent(
     cleanup: float = _CLEANUP_SECONDS,
     scope: Scope | None = None,
     node: Node | None = None,
-    use_unstable_protocol: bool = False,
-    **connection_kwargs: Any,
+    **options: Any,
 ) -> Report:
     """Run one agent over one transport, which is closed at the end; see `run_agent`."""
-    options = {"use_unstable_protocol": use_unstable_protocol, **connection_kwargs}
-    session = AgentSession(
-        agent, transport, options, name=name, grace=grace, cleanup=cleanup, node=node
-    )
+    if node is not None:
+        from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
+
+        check_node(node)
+    session = AgentSession(agent, transport, options, name, grace, cleanup, node)
     return await session.run(scope)
 
 
-def _decoded(data: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        message = None
-    if isinstance(message, dict):
-        return message
-    logger.warning("what came is no JSON-RPC message: %.80r", data)
-    return None
-
-
+@dataclass(eq=False)
 class AgentSession:
-    """One agent and its one peer."""
+    """One agent and its one peer; `run()` opens it, runs it, and closes it."""
 
-    def __init__(
-        self,
-        agent: Any,
-        transport: AgentTransport,
-        options: dict[str, Any],
-        *,
-        name: str = "agent",
-        grace: float = _GRACE_SECONDS,
-        cleanup: float = _CLEANUP_SECONDS,
-        node: Node | None = None,
-    ) -> None:
-        """Describe a session; `run()` opens it, runs it, and closes it."""
-        self._agent = agent
-        self._transport = transport
-        self._options = options
-        self._name = name
-        self._grace = grace
-        self._cleanup = cleanup
-        if node is not None:
-            from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
-
-            check_node(node)
-        self._mesh = node
-        self._scope: Scope | None = None
-        self._error: BaseException | None = None
+    _agent: Any
+    _transport: AgentTransport
+    _options: dict[str, Any]
+    _name: str
+    _grace: float
+    _cleanup: float
+    _mesh: Node | None
+    _scope: Scope = field(init=False)
+    _error: BaseException | None = None
 
     async def run(self, parent: Scope | None = None) -> Report:
         """Run to the end; see `run_agent`."""
@@ -240,43 +205,31 @@ class AgentSession:
     def _start(self, scope: Scope) -> None:
         """Start the loops, which the scope owns."""
         outbox = SendBuffer(scope, self._transport, self._lost, flush_seconds=self._cleanup / 2)
-        peer = agent_binding.AgentPeer(outbox)
-        observers, store = self._options.get("observers"), self._options.get("state_store")
-        witness = Witness(observers or (), store) if observers or store is not None else None
+        observers = self._options.get("observers")
+        witness = Witness(observers) if observers else None
+        calls = AgentCalls(outbox, witness)
         if self._mesh is None:
             requests = Requests(scope, outbox, witness)
         else:
             requests = MeshRequests(scope, outbox, witness, self._mesh)
         scope.spawn(outbox.pump, name="acp output", service=True)
-        scope.spawn(self._serve, peer, requests, name="acp input", service=True)
+        scope.spawn(self._serve, calls, requests, name="acp input", service=True)
 
-    async def _serve(self, peer: agent_binding.AgentPeer, requests: Requests) -> None:
+    async def _serve(self, calls: AgentCalls, requests: Requests) -> None:
         """Connect the agent, then read until the end of the input, or of the session."""
-        assert self._scope is not None  # noqa: S101 - run() has opened it
+        unstable = self._options.get("use_unstable_protocol", False)
         try:
-            connection, router = agent_binding.connect_agent_side(self._agent, peer, self._options)
+            connection, router = sdk_connection.bind_agent(self._agent, calls, unstable=unstable)
             connection.close = self.close  # or it would wait for the task that calls it
-            self._scope.spawn(self._respond, connection, name="acp responses", service=True)
             requests.serve(router)
-            await self._read(peer, requests)
-            peer.hung_up()
-        except BaseException as error:
-            peer.end()
-            if not isinstance(error, Exception):
-                raise
-            self._error = error  # which run() raises
-        finally:
-            self._end()
-
-    async def _respond(self, connection: Any) -> None:
-        """Pass the responses to the SDK."""
-        try:
-            await connection.listen()
-        except Exception as error:  # noqa: BLE001 - it is raised by run()
+            await self._read(calls, requests)
+        except Exception as error:  # noqa: BLE001 - run() raises it
             self._error = error
+        finally:
+            calls.end()
             self._end()
 
-    async def _read(self, peer: agent_binding.AgentPeer, requests: Requests) -> None:
+    async def _read(self, calls: AgentCalls, requests: Requests) -> None:
         receive, decode, take = self._transport.receive, not self._transport.decoded, requests.take
         timeout = self._options.get("receive_timeout")
         while True:
@@ -293,9 +246,9 @@ class AgentSession:
                 return
             if data is None:
                 return
-            message = _decoded(data) if decode else data
+            message = parsed(data) if decode else data
             if message is not None and not take(message):
-                peer.respond(message)
+                calls.take_answer(message)
 
     def _lost(self, error: Exception) -> None:
         logger.debug("session %s ends: %r", self._name, error)
@@ -303,7 +256,6 @@ class AgentSession:
 
     def _end(self) -> None:
         """Begin to end, in this step: the peer is gone."""
-        assert self._scope is not None  # noqa: S101 - likewise
         self._scope._close(grace=self._grace, cleanup=self._cleanup)
 
     async def close(self) -> None:
@@ -311,5 +263,4 @@ class AgentSession:
 
         A handler may call it, too: it goes on when all others have ended, and has no answer.
         """
-        assert self._scope is not None  # noqa: S101 - likewise
         await self._scope.aclose(within=self._cleanup)

@@ -19,15 +19,17 @@ from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.scope import Scope
 from quiesce.core.tree import current
-from quiesce.errors import ArgumentError, UsageError
-from quiesce.integrations import sdk
-
-VERSION = sdk.require("agent-client-protocol", extra="acp", oldest="0.8.1")
-
-from quiesce.integrations.acp import client_binding  # noqa: E402 - imports the SDK
-from quiesce.integrations.acp.client_streams import StreamPeer  # noqa: E402 - likewise
-from quiesce.integrations.acp.client_wire import ClientWire  # noqa: E402 - likewise
-from quiesce.integrations.acp.request_edges import MeshWire  # noqa: E402 - likewise
+from quiesce.errors import ArgumentError
+from quiesce.integrations.acp.client_streams import StreamPeer
+from quiesce.integrations.acp.client_wire import ClientWire
+from quiesce.integrations.acp.json_lines import MESSAGE_BYTES_MAX
+from quiesce.integrations.acp.request_edges import MeshWire
+from quiesce.integrations.acp.sdk_connection import (
+    LOOPS,
+    bind_client,
+    check_asyncio,
+    check_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["connect_agent", "connect_to_agent", "scope_of"]
 
-_LOOPS = ("acp.Connection.receive", "acp.Sender.loop", "acp.Dispatcher.loop")
 _SCOPE = "_quiesce_scope"
-MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # as the SDK's own limit for agents
 
 
 def connect_to_agent(
@@ -133,16 +133,18 @@ def connect_client_side(
     """Connect a client over what carries its messages; what `connect_to_agent` does."""
     seconds = arguments.seconds("close_seconds", close_seconds)
     node, address = options.pop("node", None), options.pop("address", None)
-    scope = Scope(name, adopt=True, services=_LOOPS, cleanup=seconds)
+    options = {key: value for key, value in options.items() if value is not None}
+    check_options("connect_to_agent", options.keys() - {"use_unstable_protocol"})
+    scope = Scope(name, adopt=True, services=LOOPS, cleanup=seconds)
     scope._open(current_scope(), frame)
     make = ClientWire if node is None else partial(MeshWire, node=node, address=address)
     try:
         wire = make(
             scope, peer, cancel_session=cancel_session, why_lost=why_lost,
-            observers=options.get("observers") or (), store=options.get("state_store"),
+            observers=options.get("observers") or (),
         )  # fmt: skip
         with _inside(scope):
-            connection = client_binding.bind(client, wire, options)
+            connection = bind_client(client, wire, options)
             scope.spawn(_close_at_end, peer, name="transport", service=True)
             if isinstance(wire, MeshWire):
                 scope.spawn(wire.until_the_end, name="mesh", service=True)
@@ -166,19 +168,6 @@ def scope_of(connection: ClientSideConnection) -> Scope:
         )
         raise ArgumentError(message)
     return scope
-
-
-def check_asyncio() -> None:
-    """Refuse to start where the SDK cannot run.
-
-    Raises:
-        UsageError: There is no asyncio event loop.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        message = "agent-client-protocol is made for asyncio: no asyncio event loop is running here"
-        raise UsageError(message) from None
 
 
 def _message_peer(transport: Any) -> ClientPeer:

@@ -20,12 +20,10 @@ from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
-from quiesce.integrations.acp.agent_client import (
-    MESSAGE_BYTES_MAX,
-    check_asyncio,
-    connect_client_side,
-)
+from quiesce.integrations.acp.agent_client import connect_client_side
 from quiesce.integrations.acp.client_streams import ProcessPeer
+from quiesce.integrations.acp.json_lines import MESSAGE_BYTES_MAX
+from quiesce.integrations.acp.sdk_connection import check_asyncio
 from quiesce.processes.process import Process, start_process
 from quiesce.processes.process_spawn import exit_text
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from quiesce.core.tree import logger
 from quiesce.errors import ArgumentError
+from quiesce.integrations.acp.json_lines import MESSAGE_BYTES_MAX, StreamLines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__: list[str] = []
 
-MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # as the SDK has it for stdin
-_CHUNK_BYTES = 1 << 18
 _CLOSE_SECONDS = 1.0  # that an aborted or flushed stream may take to be closed
 
 
@@ -69,44 +66,11 @@ class StreamTransport:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         """Own the streams; what is written waits with us, not in the writer's buffer."""
-        self._reader = reader
         self._writer = writer
-        self._lines: deque[bytes] = deque()
-        self._partial: list[bytes] = []
-        self._partial_bytes = 0
-        self._message_bytes_max = message_bytes_max
+        self.receive: Any = StreamLines(reader, message_bytes_max).next_line
         self._sending = False
         with suppress(AttributeError, NotImplementedError):  # a stand-in for a transport
             writer.transport.set_write_buffer_limits(high=0)
-
-    async def receive(self) -> bytes | None:
-        """Return the next line that has a message; see `AgentTransport`."""
-        while not self._lines:
-            chunk = await self._reader.read(_CHUNK_BYTES)
-            if not chunk:
-                last, self._partial, self._partial_bytes = b"".join(self._partial), [], 0
-                return last if last.strip() else None
-            self._take(chunk)
-        return self._lines.popleft()
-
-    def _take(self, chunk: bytes) -> None:
-        """Cut what has come into lines; one that is not complete waits for its rest."""
-        head, newline, rest = chunk.partition(b"\n")
-        self._partial.append(head)
-        self._partial_bytes += len(head)
-        if self._partial_bytes > self._message_bytes_max:
-            message = f"a message of more than {self._message_bytes_max} bytes"
-            raise ConnectionError(message)
-        if not newline:
-            return
-        first = b"".join(self._partial)
-        *others, last = rest.split(b"\n")
-        self._partial, self._partial_bytes = [last], len(last)
-        for line in (first, *others):
-            if line.lstrip()[:1] == b"{":
-                self._lines.append(line)
-            elif line.strip():
-                logger.warning("what came is no JSON-RPC message: %.80r", line)
 
     async def send(self, messages: Sequence[bytes]) -> None:
         """Write lines; see `AgentTransport`."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from quiesce.core.hold import Fate
     from quiesce.core.tree import TreeNode
-    from quiesce.integrations.acp.client_streams import Message
     from quiesce.integrations.acp.client_wire import ClientWire
+    from quiesce.integrations.acp.json_lines import Message
 
 __all__ = ["AgentLost", "ConnectionClosed"]
 
@@ -32,6 +32,18 @@ class AgentLost(PeerLost, ConnectionError):  # noqa: N818 - named as its base is
 
 class ConnectionClosed(ScopeClosed, ConnectionError):  # noqa: N818 - likewise
     """The connection was closed at this end."""
+
+
+def settle_answer(answer: asyncio.Future[Any], message: Message) -> None:
+    """Set what a response says, unless the caller gives up in this very step."""
+    if answer.done():
+        return
+    if "result" in message or "error" not in message:
+        answer.set_result(message.get("result"))
+        return
+    given = message["error"] if isinstance(message["error"], dict) else {}
+    code, text = given.get("code", -32603), given.get("message", "Error")
+    answer.set_exception(acp.RequestError(code, text, given.get("data")))
 
 
 class AgentCall(Described):

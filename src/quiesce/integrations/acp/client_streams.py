@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from quiesce.core.tree import logger
 from quiesce.errors import LineTooLong, ProcessLost, UsageError
+from quiesce.integrations.acp.json_lines import StreamLines, parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from quiesce.integrations.acp.json_lines import Message
     from quiesce.processes.process import Process
 
 __all__: list[str] = []
-
-_CHUNK_BYTES = 1 << 18
-
-Message = dict[str, Any]
 
 
 class ClientPeer(Protocol):
@@ -92,16 +90,13 @@ class LinePeer:
                     line = await self._next_line()
             if line is None:
                 return None
-            message = _parsed(line)
+            message = parsed(line)
             if message is not None:
                 self.line = line
                 return message
 
     async def close(self) -> None:
         """Do nothing: whoever has opened it closes it."""
-
-    def _too_long(self) -> ValueError:
-        return ValueError(f"it has sent a message of more than {self._message_bytes_max} bytes")
 
 
 class StreamPeer(LinePeer):
@@ -113,9 +108,7 @@ class StreamPeer(LinePeer):
         """Use streams that somebody else opens and closes; the limits are those of any."""
         super().__init__(**limits)
         self._writer = writer
-        self._reader = reader
-        self._lines: deque[bytes] = deque()
-        self._part = bytearray()  # of a line that has not ended
+        self._lines = StreamLines(reader, self._message_bytes_max)
 
     @property
     def has_room(self) -> bool:
@@ -133,28 +126,8 @@ class StreamPeer(LinePeer):
         self._writer.write(data)
         return not self._writer.transport.is_closing()
 
-    async def _next_line(self) -> bytes | None:
-        while not self._lines:
-            if not await self._read():
-                return None
-        return self._lines.popleft()
-
-    async def _read(self) -> bool:
-        """Read some lines; False at the end."""
-        data = await self._reader.read(_CHUNK_BYTES)
-        if not data:
-            last, self._part = bytes(self._part), bytearray()
-            self._lines.append(last)
-            return bool(last)
-        head, newline, rest = data.partition(b"\n")
-        self._part += head
-        if len(self._part) > self._message_bytes_max:
-            raise self._too_long()
-        if newline:
-            *lines, last = rest.split(b"\n")
-            self._lines += [bytes(self._part), *lines]
-            self._part = bytearray(last)
-        return True
+    def _next_line(self) -> Coroutine[Any, Any, bytes | None]:
+        return self._lines.next_line()
 
 
 class ProcessPeer(LinePeer):
@@ -189,7 +162,8 @@ class ProcessPeer(LinePeer):
         try:
             return await self._process.raw.line(self._message_bytes_max)
         except LineTooLong as error:
-            raise self._too_long() from error
+            message = f"it has sent a message of more than {self._message_bytes_max} bytes"
+            raise ConnectionError(message) from error
         except anyio.EndOfStream:
             with anyio.move_on_after(self._exit_seconds):
                 await self._process.wait()
@@ -203,17 +177,3 @@ class ProcessPeer(LinePeer):
                 await self._process.send(b"")
             self._process.close_stdin()
             await self._process.wait()
-
-
-def _parsed(line: bytes) -> Message | None:
-    if not line.strip():
-        return None
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        logger.warning("an agent has sent what is no JSON, which is ignored: %.200r", line)
-        return None
-    if not isinstance(message, dict):
-        logger.warning("an agent has sent what is no message, which is ignored: %.200r", line)
-        return None
-    return message

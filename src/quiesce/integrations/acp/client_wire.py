@@ -23,7 +23,6 @@ from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-import acp
 import anyio
 
 from quiesce.core.tree import ScopeState, current, logger
@@ -32,6 +31,7 @@ from quiesce.integrations.acp.client_calls import (
     AgentCall,
     AgentLost,
     ConnectionClosed,
+    settle_answer,
 )
 from quiesce.integrations.acp.client_streams import LinePeer
 from quiesce.integrations.acp.witness import INCOMING, OUTGOING, Witness
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from acp.connection import StreamDirection
 
     from quiesce.core.scope import Scope
-    from quiesce.integrations.acp.client_streams import ClientPeer, Message
+    from quiesce.integrations.acp.client_streams import ClientPeer
+    from quiesce.integrations.acp.json_lines import Message
 
 __all__: list[str] = []
 
@@ -63,7 +64,6 @@ class ClientWire:
         cancel_session: bool,
         why_lost: Callable[[], str],
         observers: Sequence[Callable[[Any], Any]] = (),
-        store: Any = None,
     ) -> None:
         """Wrap what carries the messages.
 
@@ -73,7 +73,6 @@ class ClientWire:
             cancel_session: whether an abandoned prompt also cancels its session's turn.
             why_lost: gives what is known about the end of an agent that is gone.
             observers: those who want to see every message.
-            store: what keeps the requests (before 0.12 of the SDK), if that is the user's own.
         """
         self._scope = scope
         self._holds = scope._holds  # where the requests are found by their ids
@@ -85,8 +84,7 @@ class ClientWire:
         self._stream = peer if isinstance(peer, LinePeer) else None
         self._cancel_session = cancel_session
         self._why_lost = why_lost
-        self._witness = Witness(observers, None) if observers else None
-        self._store = store
+        self._witness = Witness(observers) if observers else None
         self._next_id = 0
         self._interrupted: set[AgentCall] = set()  # by us, which is a cancellation too many
         self._lost: BaseException | None = None
@@ -112,8 +110,6 @@ class ClientWire:
         else:
             key, message = call, {"jsonrpc": "2.0", "method": method, "params": params}
         answer = loop.create_future()
-        if self._store is not None and answered:
-            answer = self._store.register_outgoing(key, method)
         call.wire = self
         call.message = message
         call.answer = answer
@@ -286,28 +282,8 @@ class ClientWire:
                 continue
             if not holds:
                 self._scope._turned_idle()
-            answer = call.answer
-            if "result" in message and self._store is None and not answer.done():
-                answer.set_result(message["result"])
-            else:
-                self._answer(call, message)
+            settle_answer(call.answer, message)
         return message
-
-    def _answer(self, call: AgentCall, message: Message) -> None:
-        """Return an answer to the one who waits for it, unless that one gives up in this very step."""
-        answer, store = call.answer, self._store
-        if "error" in message and "result" not in message:
-            given = message["error"] if isinstance(message["error"], dict) else {}
-            code, text = given.get("code", -32603), given.get("message", "Error")
-            error = acp.RequestError(code, text, given.get("data"))
-            if store is not None:
-                store.reject_outgoing(message["id"], error)
-            elif not answer.done():
-                answer.set_exception(error)
-        elif store is not None:
-            store.resolve_outgoing(message["id"], message.get("result"))
-        elif not answer.done():
-            answer.set_result(message.get("result"))
 
     async def receive_line(self) -> bytes:
         """Wait for a message that is the SDK's to handle, as a line; nothing when the agent is gone."""

@@ -24,7 +24,8 @@ from quiesce.mesh.transport import links
 
 if TYPE_CHECKING:
     from quiesce.core.scope import Scope
-    from quiesce.integrations.acp.client_streams import ClientPeer, Message
+    from quiesce.integrations.acp.client_streams import ClientPeer
+    from quiesce.integrations.acp.json_lines import Message
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.node import Node
 

@@ -170,7 +170,7 @@ class MeshRequests(Requests):
     async def _call(self, number: str | int, method: str, params: Any) -> None:
         try:
             result = await links.serve_link(self._mesh, method, params)
-            self._outbox.post({"jsonrpc": "2.0", "id": number, "result": result})
+            self._outbox.post({"jsonrpc": "2.0", "id": number, "result": result}, quiet=True)
         except (PeerLost, RemoteProtocolError) as error:
             self._refuse_call(number, error)
         except Exception as error:  # noqa: BLE001 - of the journal, perhaps
@@ -185,7 +185,8 @@ class MeshRequests(Requests):
         refusal = (RequestError.invalid_params if is_theirs else RequestError.internal_error)(
             details
         )
-        self._outbox.post({"jsonrpc": "2.0", "id": number, "error": refusal.to_error_obj()})
+        answer = {"jsonrpc": "2.0", "id": number, "error": refusal.to_error_obj()}
+        self._outbox.post(answer, quiet=True)
 
     def _cancel_call(self, params: Any) -> None:
         number = params.get("requestId") if isinstance(params, dict) else None

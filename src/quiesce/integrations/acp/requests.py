@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from quiesce.core.backends.asyncio.tasks import TaskJob, _task_done
 from quiesce.core.hold import NOTHING
 from quiesce.core.tree import ScopeState, logger
+from quiesce.integrations.acp.witness import INCOMING, OUTGOING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -99,7 +100,7 @@ class Requests:
         if method is None:
             return False
         if self._witness is not None:
-            self._witness.incoming(message)
+            self._witness.tell(INCOMING, message)
         if "id" in message:
             self._take_request(message, method)
         elif method == _CANCEL_METHOD:
@@ -189,7 +190,7 @@ class Requests:
         self._outbox.post(answer)
         self._by_id.pop(number, None)
         if self._witness is not None:
-            self._witness.outgoing(answer)
+            self._witness.tell(OUTGOING, answer)
 
     def _answer(self, number: object, error: RequestError) -> None:
         """Answer with an error; one that cannot be sent goes without its data."""

@@ -67,6 +67,7 @@ class SendBuffer(Described):
         self._queue: list[Any] = []
         self.size: int = 0  # in bytes, or messages
         self._sending: list[Any] = []
+        self._quiet = [0, 0]  # how many in each of the two are not work
         self._batches = 0  # sent so far
         self._seen = -1  # of these, at the last look at a peer that may take nothing
         self._timer: asyncio.TimerHandle | None = None
@@ -93,14 +94,15 @@ class SendBuffer(Described):
                 with suppress(ValueError):
                     self._rooms.remove(room)
 
-    def post(self, message: dict[str, Any]) -> None:
-        """Send a message, in its turn, without ever waiting.
+    def post(self, message: dict[str, Any], *, quiet: bool = False) -> None:
+        """Send a message, in its turn, without ever waiting; one that is `quiet` is not missed if it is lost.
 
         *Raises*: `ConnectionError` for a request that nobody will ever answer; what encoding
         raises.
         """
         if self._over:
-            self._refuse(message)
+            if not quiet:
+                self._refuse(message)
             return
         data: Any = message if self._decoded else _encode(message).encode()
         if not self._queue:
@@ -110,6 +112,7 @@ class SendBuffer(Described):
             if self._wanted is not None and not self._wanted.done():
                 self._wanted.set_result(None)
         self._queue.append(data)
+        self._quiet[0] += quiet
         self.size += 1 if self._decoded else len(data)
 
     def _refuse(self, message: dict[str, Any]) -> None:
@@ -136,6 +139,7 @@ class SendBuffer(Described):
 
     async def _send_batch(self) -> None:
         self._sending, self._queue, self.size = self._queue, [], 0
+        self._quiet = [0, self._quiet[0]]
         self._make_room()
         try:
             await self._transport.send(self._sending)
@@ -145,7 +149,7 @@ class SendBuffer(Described):
             self._on_lost(error)
             return
         self._batches += 1
-        self._sending = []
+        self._sending, self._quiet[1] = [], 0
         if not self._queue:
             self._node._discard(self)
 
@@ -158,7 +162,7 @@ class SendBuffer(Described):
         """Drop what is unsent, and whatever comes: the peer does not take it."""
         if not self._over:
             self._over = True
-            self._lost += len(self._sending) + len(self._queue)
+            self._lost += len(self._sending) + len(self._queue) - sum(self._quiet)
             if self._lost:
                 self._since = self._since or self._node._backend.clock()
                 ended = reports.report_entry(self, self._node.name, self._node._backend.clock())

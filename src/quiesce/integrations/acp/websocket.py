@@ -6,12 +6,10 @@ Only this module knows the `websockets` library (13 or newer). A message is a te
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core.current import detached
-from quiesce.core.tree import logger
 from quiesce.integrations import sdk
 
 sdk.require("websockets", extra="acp", oldest="13.0")
@@ -62,20 +60,17 @@ class WebSocketTransport:
         self.last: float = clock()
         """When something was received or sent for the last time."""
 
-    async def receive(self) -> bytes | None:
+    async def receive(self) -> str | None:
         """Return the next text frame; None when the peer has closed, or is gone."""
-        while True:
-            try:
-                frame = await self._socket.recv()
-            except ConnectionClosed:
-                return None
-            self.last = self._clock()
-            if isinstance(frame, bytes):
-                self.code, self.reason = UNSUPPORTED, "messages are text frames"
-                return None
-            text = _one_line(frame)
-            if text is not None:
-                return text
+        try:
+            frame = await self._socket.recv()
+        except ConnectionClosed:
+            return None
+        self.last = self._clock()
+        if isinstance(frame, bytes):
+            self.code, self.reason = UNSUPPORTED, "messages are text frames"
+            return None
+        return frame
 
     async def send(self, messages: Sequence[bytes]) -> None:
         """Send each message as a text frame."""
@@ -93,22 +88,6 @@ class WebSocketTransport:
                     await self._socket.close(self.code, self.reason)
         finally:
             self._socket.transport.abort()
-
-
-def _one_line(frame: str) -> bytes | None:
-    """Return a message as bytes without newlines; None if the text is not a message."""
-    text = frame.strip()
-    if not text.startswith("{"):
-        logger.warning(
-            "a WebSocket client has sent what is no message, which is ignored: %.80r", text
-        )
-        return None
-    if "\n" in text:
-        try:
-            text = json.dumps(json.loads(text), separators=(",", ":"))
-        except (ValueError, RecursionError):
-            text = text.replace("\n", " ")  # the SDK complains of it
-    return text.encode()
 
 
 class ListenerSockets:

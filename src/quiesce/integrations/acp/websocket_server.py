@@ -24,7 +24,7 @@ from quiesce.core.scope import Scope
 from quiesce.core.tree import logger
 from quiesce.errors import JobCancelled, ScopeClosed
 from quiesce.integrations.acp import agent
-from quiesce.integrations.acp.agent_client import check_asyncio
+from quiesce.integrations.acp.sdk_connection import check_asyncio
 from quiesce.integrations.acp.websocket_settings import (
     WebSocketOptions,
     factory_of,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from quiesce.core import arguments
 from quiesce.errors import ArgumentError
+from quiesce.integrations.acp.sdk_connection import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["WebSocketOptions"]
 
 _MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+_SESSION_OPTIONS = {"name", "node", "use_unstable_protocol"}
 
 
 class WebSocketOptions(TypedDict, total=False):
@@ -88,6 +90,8 @@ def settings_of(
         known = ", ".join(WebSocketOptions.__annotations__)
         message = f"there is no option {', '.join(sorted(unknown))}: there are {known}"
         raise ArgumentError(message)
+    agent_options = options.get("agent_options", {})
+    check_options("run_agent", agent_options.keys() - _SESSION_OPTIONS)
     idle = options.get("idle_seconds", 300.0)
     bytes_max = options.get("message_bytes_max", _MESSAGE_BYTES_MAX)
     return WebSocketSettings(
@@ -98,7 +102,7 @@ def settings_of(
         idle_seconds=None if idle is None else arguments.seconds("idle_seconds", idle),
         grace=arguments.seconds("grace", options.get("grace", 1.0)),
         cleanup=arguments.seconds("cleanup", options.get("cleanup", 5.0)),
-        agent_options=options.get("agent_options", {}),
+        agent_options=agent_options,
         listener_options={
             "host": host,
             "port": port,

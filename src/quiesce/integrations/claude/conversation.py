@@ -250,7 +250,7 @@ class CliConnection:
         self._connect = connect
         self._close = close
         self._scope: Scope | None = None
-        self._readings: list[CliReading] = []
+        self._readings: list[Any] = []
         self.processes: list[cli_process.CliProcess] = []
 
     async def enter(self) -> None:
@@ -328,41 +328,17 @@ class CliConnection:
                     raise
                 logger.debug("closing a transport that did not connect failed", exc_info=True)
             for reading in self._readings:
-                with suppress(Exception):  # it runs still, or complains of the end of the process
-                    await reading.aclose()
+                if hasattr(reading, "aclose"):
+                    with suppress(Exception):  # it runs still, or complains of the process's end
+                        await reading.aclose()
         if bound.cancelled_caught:
             conversation.give_up(self._name, seconds)
 
-    def reading(self, messages: Any) -> CliReading:
+    def reading(self, messages: Any) -> Any:
         """Return an iterator whose generator is closed here, and not by the garbage collector."""
-        reading = CliReading(messages)
+        reading: Any = aiter(messages)
         self._readings.append(reading)
         return reading
-
-
-class CliReading:
-    """The messages of a transport; it may be dropped half-read, as the SDK does."""
-
-    __slots__ = ("_messages",)
-
-    def __init__(self, messages: Any) -> None:
-        """Read an async iterator."""
-        self._messages = aiter(messages)
-
-    def __aiter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __anext__(self) -> Awaitable[Any]:
-        """Wait for the next message."""
-        step: Awaitable[Any] = self._messages.__anext__()
-        return step
-
-    async def aclose(self) -> None:
-        """Close it, if it can be closed."""
-        close = getattr(self._messages, "aclose", None)
-        if close is not None:
-            await close()
 
 
 class OwnedTransport:

@@ -1,10 +1,8 @@
-"""Planted work: something in flight that a shutdown has to drain or to name.
+"""Planted work: a task in flight that a shutdown has to drain or to name.
 
 In reading order:
 
-- `planting`: put something into flight.
-- `kinds`: the kinds of things that can be planted.
-- `process_kind`: a planted child process.
+- `planting`: put a task into flight.
 - `observed_work`: coroutines under observation, and what became of them.
-- `shutdown_gate`: plant every kind, and judge a shutdown by what became of each.
+- `shutdown_gate`: plant every kind of task, and judge a shutdown by what became of each.
 """

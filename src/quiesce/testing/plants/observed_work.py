@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.lowlevel
@@ -19,18 +19,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-T = TypeVar("T")
 State = Literal["alive", "finished", "cut", "refused"]
 
 _TURNS_MAX = 1000  # of the event loop: a task that was let go ends in a few
-
-
-def renamed(running: T, name: str) -> T:
-    """Call a coroutine or an async generator by another name, which its task's repr has, too."""
-    # Both have these attributes, and may set them; the type checker does not know that.
-    setattr(running, "__name__", name)  # noqa: B010 - so that it is not asked
-    setattr(running, "__qualname__", name)  # noqa: B010 - likewise
-    return running
 
 
 class ObservedWork:
@@ -52,7 +43,9 @@ class ObservedWork:
 
     def __call__(self) -> Coroutine[Any, Any, None]:
         """Return the coroutine."""
-        coro = renamed(self._run(), self.__name__)
+        coro = self._run()
+        named: Any = coro
+        named.__name__ = named.__qualname__ = self.__name__  # the repr of its task has it
         self._created = coro
         # Weakly: an observer must not keep alive what the system under test has dropped.
         self._running = weakref.ref(coro)

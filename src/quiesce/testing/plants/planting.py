@@ -1,56 +1,58 @@
-"""Planting: something in flight is put into a system, to see what its shutdown makes of it.
+"""Planting: a task in flight is put into a system, to see what its shutdown makes of it.
 
 If a planted task can survive your shutdown, and your gate stays green, your teardown is decoration.
+The code that shuts down knows nothing of the plant, so the plant sees the fate of its task by itself:
+
+- *finished*: the task came to its end;
+- *cut*: the task is gone, and did not come to its end;
+- *refused*: the system did not start the task, and raised;
+- *alive*: none of these.
 """
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+import asyncio
+import inspect
+import itertools
+import re
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
+import anyio.lowlevel
 
 from quiesce.core import arguments
-from quiesce.testing.plants.kinds import (
-    Planted,
-    PlantedDelegation,
-    PlantedItem,
-    PlantedLateStart,
-    PlantedStream,
-    PlantedStubbornTask,
-    PlantedTask,
-)
-from quiesce.testing.plants.process_kind import PlantedProcess
+from quiesce.core.backends import running_backend
+from quiesce.core.scope import Scope
+from quiesce.errors import UsageError
+from quiesce.testing.plants.observed_work import ObservedWork
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from quiesce.testing.plants.kinds import Way
+    from quiesce.testing.plants.observed_work import State
 
 __all__ = ["PLANTS", "Planted", "plant"]
 
-CLASSES: dict[str, type[Planted]] = {
-    each.kind: each
-    for each in (
-        PlantedTask,
-        PlantedStubbornTask,
-        PlantedItem,
-        PlantedProcess,
-        PlantedStream,
-        PlantedLateStart,
-        PlantedDelegation,
-    )
-}
+Way: TypeAlias = "Callable[[Any, Any], Any]"
 
-PLANTS: tuple[str, ...] = tuple(CLASSES)
-"""The kinds of things that can be planted."""
+ABOUT: dict[str, str] = {
+    "task": "a task in the middle of an await",
+    "stubborn task": "a task that swallows cancellation",
+    "late start": "a task that is started during the close",
+}
+PLANTS: tuple[str, ...] = tuple(ABOUT)
+"""The kinds of tasks that can be planted."""
+
+_BEGIN_SECONDS = 10.0  # for a planted task to begin
+_numbers = itertools.count(1)
 
 
 @asynccontextmanager
 async def plant(
-    target: object, kind: str, *, seconds: float = 0.2, by: Way | None = None
+    target: object, kind: str = "task", *, seconds: float = 0.2, by: Way | None = None
 ) -> AsyncIterator[Planted]:
-    """Put something in flight into a system, and take it out at the end of the block.
+    """Put a task into a system, and take it out at the end of the block.
 
     ```python
     async with plant(scope, "task") as planted:
@@ -59,30 +61,138 @@ async def plant(
     ```
 
     Args:
-        target: A `Scope`; or any other object: then it is put into the event loop, owned by
-            nobody, where that is possible.
-        kind: One of `PLANTS`.
+        target: A `Scope`; or any other object: then the task is put into the event loop, without an
+            owner, where that is possible.
+        kind: One of `PLANTS`: a `"task"` that is in an await, and would end by itself before long; a
+            `"stubborn task"` that swallows every cancellation; a `"late start"`: a task whose end,
+            however it ends, starts another one in the same place.
         seconds: How long the work takes that comes to an end by itself.
-        by: How to put it into a target that is no scope. A function, async or not, of the target
-            and of what is to be put into it: an async function (`"task"`, `"stubborn task"`,
-            `"late start"`) to start; a list of arguments (`"process"`) to start; a function that
-            gives an async generator (`"unread stream"`), to be read once and kept; a text
-            (`"queued item"`, `"delegation"`), and then it returns a function that tells whether
-            that is still there.
+        by: How to put a task into a target that is not a scope: a function, async or not, of the
+            target and of an async function to start.
 
-    At the end of the block it is gone, whatever the shutdown did: tasks have ended, also those
-    that swallow cancellation, and processes are killed.
+    At the end of the block the task has ended, whatever the shutdown did.
 
     *Cancel safety*: cancelled, it is taken out as well.
 
-    *Raises*: `UsageError` if there is no way to plant it there, or what was planted does not begin.
+    *Raises*: `UsageError` if there is no way to plant it there, or the planted task does not begin.
     """
     arguments.one_of("kind", kind, PLANTS)
-    planted = CLASSES[kind](target, arguments.seconds("seconds", seconds), by)
+    planted = Planted(target, kind, arguments.seconds("seconds", seconds), by)
     try:
         await planted.put()
         yield planted
     finally:
-        planted.let_go()
         with anyio.CancelScope(shield=True):
             await planted.remove()
+
+
+class Planted:
+    """A task that was put into flight; returned by `plant()`."""
+
+    def __init__(self, target: object, kind: str, seconds: float, way: Way | None) -> None:
+        """Describe it; nothing is in flight yet."""
+        self.kind: str = kind
+        """One of `PLANTS`."""
+        self.name: str = f"planted {kind} {next(_numbers)}"
+        """What its task is called."""
+        self.refusal: Exception | None = None
+        """What the system raised when a late task was to start."""
+        self.late: ObservedWork | None = None
+        """The late task, of a late start."""
+        self._target = target
+        self._seconds = seconds
+        self._way = way
+        self._release = anyio.Event()
+        self._tasks: list[object] = []  # strongly: nobody else might
+        name, body = self.name, self._swallow if kind == "stubborn task" else self._work
+        if kind == "late start":
+            # A shutdown that cancels what it finds is over before the late task begins, or is not;
+            # only one that refuses, or looks again, has it.
+            self.late = ObservedWork(self.name, self._work)
+            name, body = f"starter of {self.name!r}", self._start_late
+        self._work_planted = ObservedWork(name, body)
+
+    @property
+    def state(self) -> State:
+        """What became of it: alive, finished, cut (short) or refused."""
+        if self.refusal is not None:
+            return "refused"
+        return (self.late or self._work_planted).state
+
+    def alive(self) -> bool:
+        """Return whether it is still in flight."""
+        return self.state == "alive"
+
+    def is_named_in(self, text: str) -> bool:
+        """Return whether a text names it, or the task that runs it."""
+        late = self.late
+        running = late if late is not None and late.called else self._work_planted
+        names = [self.name, *filter(None, [running.task_name])]
+        return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
+
+    async def put(self) -> None:
+        """Put it into flight, and wait until it is in its await."""
+        await self._start(self._work_planted)
+        with anyio.move_on_after(_BEGIN_SECONDS):
+            await self._work_planted.begun.wait()
+            await anyio.lowlevel.checkpoint()  # it is in its await now
+            return
+        message = f"{ABOUT[self.kind]} was planted, and has not begun within {_BEGIN_SECONDS:.0f} s"
+        raise UsageError(message)
+
+    def let_go(self) -> None:
+        """End it, in this step or soon, whatever it has to swallow for that."""
+        self._release.set()
+
+    async def remove(self) -> None:
+        """End it, and wait until it has ended."""
+        self.let_go()
+        await self._work_planted.ended()
+        if self.late is not None:
+            await self.late.ended()
+
+    async def _start(self, work: ObservedWork) -> None:
+        """Start work by the caller's way, else in the scope, else without an owner."""
+        if self._way is not None:
+            given: object = self._way(self._target, work)
+            if inspect.iscoroutine(given):  # and not a task that the way has started
+                await given
+        elif isinstance(self._target, Scope):
+            self._tasks.append(self._target.spawn(work, name=work.__name__))
+        elif running_backend().name == "trio":
+            message = "on trio every task has a nursery that owns it: say how to start one, by=…"
+            raise UsageError(message)
+        else:
+            self._tasks.append(asyncio.create_task(work(), name=work.__name__))
+
+    # What the tasks do.
+
+    async def _work(self) -> None:
+        with anyio.move_on_after(self._seconds):
+            await self._release.wait()
+
+    async def _swallow(self) -> None:
+        while not self._release.is_set():
+            with suppress(anyio.get_cancelled_exc_class()), anyio.CancelScope(shield=True):
+                await self._release.wait()
+
+    async def _start_late(self) -> None:
+        try:
+            await self._work()
+        except GeneratorExit:
+            raise  # collected: nothing can be awaited, nor started, here
+        except BaseException:
+            await self._try_late()
+            raise
+        await self._try_late()
+
+    async def _try_late(self) -> None:
+        assert self.late is not None  # noqa: S101 - only a late start comes here
+        if self._release.is_set():
+            return
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._start(self.late)
+        except Exception as error:  # noqa: BLE001 - whatever the system under test refuses with
+            self.refusal = error
+            self.late.discard()

@@ -1,4 +1,4 @@
-"""The gate: everything that can be planted is, and a shutdown has to drain it or to name it."""
+"""The gate: a task of each kind is planted, and a shutdown has to drain it or to name it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,18 @@ import anyio
 from quiesce.core import arguments
 from quiesce.core.report import Report
 from quiesce.errors import ArgumentError, GateFailed, UsageError, WorkLost
-from quiesce.testing.plants.kinds import NotApplicable, PlantedTask
-from quiesce.testing.plants.planting import CLASSES, PLANTS, plant
+from quiesce.testing.plants.planting import ABOUT, PLANTS, plant
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from quiesce.testing.plants.kinds import Planted, Way
+    from quiesce.testing.plants.planting import Planted, Way
 
 __all__ = ["Gate", "GateRow", "assert_gate"]
 
 T = TypeVar("T")
 
-Verdict = Literal[
-    "drained",
-    "refused",
-    "reported",
-    "survived silently",
-    "lost silently",
-    "hung",
-    "not applicable",
-]
+Verdict = Literal["drained", "refused", "reported", "survived silently", "lost silently", "hung"]
 FAILURES: frozenset[Verdict] = frozenset({"survived silently", "lost silently", "hung"})
 
 _LAST_SECONDS = 5.0  # for a shutdown that hung to end, when the plant is taken out
@@ -42,7 +33,7 @@ _LAST_SECONDS = 5.0  # for a shutdown that hung to end, when the plant is taken 
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """What a shutdown made of one planted thing."""
+    """What a shutdown made of one planted task."""
 
     kind: str
     """One of `PLANTS`."""
@@ -59,7 +50,7 @@ class GateRow:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a shutdown made of each planted thing."""
+    """What a shutdown made of each planted task."""
 
     rows: tuple[GateRow, ...]
     """One for each kind, in order."""
@@ -79,7 +70,7 @@ class Gate:
         table = [("planted", "outcome", "")]
         for row in self.rows:
             word = row.verdict if row.ok else row.verdict.upper()
-            table.append((CLASSES[row.kind].about, word, row.told))
+            table.append((ABOUT[row.kind], word, row.told))
         widths = [max(len(line[column]) for line in table) for column in (0, 1)]
         lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in table]
         return "\n".join([f"{head}: {said}", *lines])
@@ -90,53 +81,46 @@ async def assert_gate(
     shutdown: Callable[[T], Awaitable[object]],
     *,
     kinds: Iterable[str] = PLANTS,
-    by: Mapping[str, Way] | None = None,
+    by: Way | None = None,
     seconds: float = 0.2,
     within: float = 60.0,
 ) -> Gate:
-    """Plant one thing of each kind into a fresh system, shut it down, and see what became of it.
+    """Plant a task of each kind into a fresh system, shut it down, and see what became of it.
 
     ```python
     gate = await assert_gate(Scope.open, Scope.aclose)
     print(gate)
     ```
 
-    A planted thing may be *drained* (it came to its end), *refused* (it came too late, and whoever
-    brought it was told) or *reported*: the shutdown's report, or whatever else it returns, the
-    exception that it raises, or a log record of it (a warning or worse) names it. What is still
-    alive when the shutdown returns, or was cut short, and nobody has named it, fails the gate: a
-    shutdown that loses work and says nothing tells the same lie as one that leaves it running.
+    A planted task may be *drained* (it came to its end), *refused* (it came too late, and its start
+    raised) or *reported*: the shutdown's report, or whatever else it returns, the exception that it
+    raises, or a log record of it (a warning or worse) names it. A task that is still alive when the
+    shutdown returns, or was cut short, and that nothing names, fails the gate: a shutdown that loses
+    work and says nothing tells the same lie as one that leaves it running.
 
     Args:
-        start: Starts the system under test, anew for each kind, and gives it.
-        shutdown: Shuts it down; called with what `start` gave, in the same task.
+        start: Starts the system under test, anew for each kind, and returns it.
+        shutdown: Shuts it down; called with what `start` returned, in the same task.
         kinds: What to plant; see `PLANTS`.
-        by: How to plant a kind in a system that is no `Scope`; see `plant()`. The way of `"task"`
-            serves for all tasks. Without it, what can be is put into the event loop, owned by
-            nobody, and the rest is not applicable.
+        by: How to start a task in a system that is not a `Scope`; see `plant()`. Without it, tasks are
+            put into the event loop, without an owner.
         seconds: How long work takes that comes to its end by itself. A shutdown that sleeps that
             long drains it by accident.
         within: How many seconds a shutdown may take; then it *hung*, which fails as well.
 
     *Cancel safety*: what was planted is taken out; the shutdown in progress is cancelled.
 
-    *Raises*: `GateFailed`, with the table; `UsageError` if nothing could be planted at all; what
+    *Raises*: `GateFailed`, with the table; `UsageError` if there is no way to plant a task there; what
     `start` raises.
     """
     __tracebackhide__ = True  # pytest shows the caller's code, and the table, not this
-    chosen = list(kinds)
-    ways = dict(by or {})
-    for kind in (*chosen, *ways):
-        arguments.one_of("kinds and by", kind, PLANTS)
+    chosen = [arguments.one_of("kinds", kind, PLANTS) for kind in kinds]
+    if not chosen:
+        message = "kinds is empty: leave it out, or name some of PLANTS"
+        raise ArgumentError(message)
     limit = arguments.seconds("within", within)
-    for kind in (each.kind for each in CLASSES.values() if issubclass(each, PlantedTask)):
-        if "task" in ways:
-            ways.setdefault(kind, ways["task"])
-    trials = [Trial(start, shutdown, kind, ways.get(kind), seconds) for kind in chosen]
+    trials = [Trial(start, shutdown, kind, by, seconds) for kind in chosen]
     gate = Gate(tuple([await trial.judge(limit) for trial in trials]))
-    if all(row.verdict == "not applicable" for row in gate.rows):
-        message = f"nothing could be planted: give ways of your own, by={{…}}\n{gate}"
-        raise UsageError(message) if gate.rows else ArgumentError("kinds is empty")
     if not gate.ok:
         raise GateFailed(gate)
     return gate
@@ -183,9 +167,10 @@ class Trial:
                     self.planted = planted
                     self.begun.set()
                     await self._shut_down(target, planted)
-            except NotApplicable as error:
-                self.row = GateRow(self.kind, "not applicable", error.why)
-                await self.shutdown(target)
+            except UsageError:
+                if self.planted is None:  # it could not be planted
+                    await self.shutdown(target)
+                raise
         except Exception as error:  # noqa: BLE001 - raised by judge(), without a group around it
             self.failure = error
         finally:
@@ -217,12 +202,12 @@ def plant_verdict(
     error: BaseException | None,
     records: Sequence[logging.LogRecord],
 ) -> GateRow:
-    """Judge one planted thing by its state and by what was said of it."""
+    """Judge one planted task by its state and by what was said of it."""
     state = planted.state
     if state == "finished":
         return GateRow(planted.kind, "drained")
     if state == "refused":
-        return GateRow(planted.kind, "refused", repr(getattr(planted, "refusal", None)))
+        return GateRow(planted.kind, "refused", repr(planted.refusal))
     told = teller(planted, returned, error, records)
     if told is not None:
         return GateRow(planted.kind, "reported", told)

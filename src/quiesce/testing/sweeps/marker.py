@@ -47,7 +47,7 @@ def run_marked(item: pytest.Function, marker: pytest.Mark, replay: str | None) -
             message = f"{name}: an async fixture of pytest-trio's has a value only in a run of its"
             raise UsageError(message)
     make = functools.partial(function, **arguments)
-    options: dict[str, Any] = {"progress": False, **marker.kwargs}
+    options: dict[str, Any] = dict(marker.kwargs)
     backends = options.pop("backend", None) or _own_backend(item)
     chosen = (backends,) if isinstance(backends, str) else tuple(backends)
     if replay is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import deque
@@ -23,15 +22,11 @@ if TYPE_CHECKING:
     from quiesce.testing.sweeps.plan import Cancel, Where
     from quiesce.testing.sweeps.record import Run
 
-    Progress = Callable[[int, int, int], None]
-
 __all__ = ["sweep"]
 
 _HANGS_MAX = 10  # each takes `hang_seconds`: after so many the scenario has been understood
 _FAILURES_MAX = 100  # each may leave something that cannot be cleaned up, a file or a thread
 _TRIES_MAX = 3  # to come to a point, in a scenario that depends on time or on other processes
-_BAR = 30
-_REDRAW_SECONDS = 0.1
 
 
 def sweep(  # noqa: PLR0913 - options, all of them named
@@ -49,7 +44,6 @@ def sweep(  # noqa: PLR0913 - options, all of them named
     raises: type[BaseException] | Iterable[type[BaseException]] = (),
     allow: Sequence[str] = (),
     replay: str | None = None,
-    progress: Progress | bool | None = None,
 ) -> Sweep:
     """Run a scenario again and again, and cancel it each time at another of its suspensions.
 
@@ -78,8 +72,6 @@ def sweep(  # noqa: PLR0913 - options, all of them named
         raises: What the scenario may raise, besides the cancellation.
         allow: Patterns of what is not a finding: `thread:*`, `late:task:*`, `swallowed`.
         replay: The id of a run, from a failure: only that one. It says backend and `where`, too.
-        progress: Called with runs done, runs known of, and failures; True or False for a bar on
-            stderr or none. Default: a bar if stderr is a terminal.
 
     Raises:
         ArgumentError: An argument cannot work; the message says why.
@@ -100,8 +92,8 @@ def sweep(  # noqa: PLR0913 - options, all of them named
         raises=(raises,) if isinstance(raises, type) else tuple(raises),
         allow=arguments.patterns("allow", allow),
     )
-    ways, shown = plan.ways(backend, where, cancel), _shown(progress=progress)
-    sweeping = Sweeping(settings, SweepCut(backend, where), ways, depth, runs_max, shown)
+    ways = plan.ways(backend, where, cancel)
+    sweeping = Sweeping(settings, SweepCut(backend, where), ways, depth, runs_max)
     with watched():
         return sweeping.replay(chosen) if chosen is not None else sweeping.everything()
 
@@ -116,14 +108,12 @@ class Sweeping:
         ways: Sequence[Cancel],
         depth: int,
         runs_max: int,
-        progress: Progress | None,
     ) -> None:
         self._settings = settings
         self._base = base
         self._ways = ways
         self._depth = depth
         self._runs_max = runs_max
-        self._progress = progress
         self._begun = time.monotonic()
         self._points = 0
         self._hangs = 0
@@ -135,7 +125,7 @@ class Sweeping:
 
     def everything(self) -> Sweep:
         """Run it undisturbed, then cancelled at each point, then twice."""
-        base = self._run(self._base, 1)
+        base = self._run(self._base)
         self._points = base.points
         if base.error is not None and (
             _is_outcome(base.error) or isinstance(base.error, NoScenario)
@@ -152,7 +142,7 @@ class Sweeping:
             if self._over(cuts):
                 break
             cut = cuts.popleft()
-            run = self._run(cut, len(cuts) + 1)
+            run = self._run(cut)
             if len(run.hits) < len(cut.at):
                 self._missing(cut, cuts)
             elif self._depth == DEPTH_MAX:
@@ -170,7 +160,7 @@ class Sweeping:
     def replay(self, cut: SweepCut) -> Sweep:
         """Run just one."""
         self._not_covered += blind_spots(cut)
-        run = self._run(cut, 1)
+        run = self._run(cut)
         self._points = run.points
         if len(run.hits) < len(cut.at):
             self._missed.append(cut.id)
@@ -197,14 +187,12 @@ class Sweeping:
         self._not_covered.append(f"{' and '.join(parts)}{more}: {why}")
         return True
 
-    def _run(self, cut: SweepCut, ahead: int) -> Run:
+    def _run(self, cut: SweepCut) -> Run:
         """Run once, and judge it."""
         run = run_once(cut, self._settings)
         self._hangs += run.ended == "hung"
         self._done.append(run)
         self._judge(run)
-        if self._progress is not None:
-            self._progress(len(self._done), len(self._done) + ahead - 1, len(self._failures))
         return run
 
     def _judge(self, run: Run) -> None:
@@ -217,8 +205,6 @@ class Sweeping:
     def _result(self) -> Sweep:
         for run in look_back(self._done):
             self._judge(run)
-        if isinstance(self._progress, Bar):
-            self._progress.end()
         if self._missed:
             ids = ", ".join(self._missed[:5]) + (", …" if len(self._missed) > 5 else "")  # noqa: PLR2004 - enough
             self._not_covered.append(
@@ -262,37 +248,3 @@ def run_once(cut: SweepCut, settings: SweepSettings) -> Run:
     from quiesce.testing.sweeps.on_asyncio import AsyncioRun  # noqa: PLC0415 - only one of the two
 
     return AsyncioRun(cut, settings).go()
-
-
-def _shown(*, progress: Progress | bool | None) -> Progress | None:
-    """Choose how progress is shown."""
-    if callable(progress):
-        return progress
-    wanted = sys.stderr.isatty() if progress is None else progress
-    return Bar() if wanted else None
-
-
-class Bar:
-    """Draws how far a sweep is, in one line on stderr."""
-
-    def __init__(self) -> None:
-        self._drawn = -math.inf
-        self._line = ""
-
-    def __call__(self, done: int, known: int, failures: int) -> None:
-        """Draw it, if that was not done just now."""
-        full = _BAR * done // max(known, 1)
-        bar = "#" * full + "." * (_BAR - full)
-        self._line = f"\rsweep [{bar}] {done} of {known} runs, {failures} failed "
-        now = time.monotonic()
-        if now - self._drawn > _REDRAW_SECONDS:
-            self._drawn = now
-            self._draw(self._line)
-
-    def end(self) -> None:
-        """Draw it as it is now, and leave the line."""
-        self._draw(self._line + "\n")
-
-    def _draw(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
