@@ -39,7 +39,7 @@ async def close_scope(count: int, grace: float) -> float:
     async with quiesce.Scope("benchmark") as scope:
         processes = [await start(grace) for _ in range(count)]
         begin = wall()
-        await scope.aclose(within=grace + 10)
+        await scope.aclose(cleanup=grace + 10)
         seconds = wall() - begin
     assert all(process.returncode == -9 for process in processes)
     return seconds

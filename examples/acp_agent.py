@@ -110,7 +110,7 @@ async def drain_it() -> None:
             if entry.kind == "request":
                 print(f"    in flight: {entry.kind} {entry.name}, {dict(entry.details)}")
         asyncio.get_running_loop().call_later(0.3, agent.finish.set)
-        draining = asyncio.create_task(scope.drain(within=5))
+        draining = asyncio.create_task(scope.drain(grace=5))
         await scope.closing()
         client.prompt(2)
         await client.show_answer()

@@ -125,4 +125,4 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    quiesce.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 0, drain=10)
+    quiesce.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 0, grace=10)

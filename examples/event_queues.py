@@ -42,7 +42,7 @@ class Registry:
 
     async def close(self) -> quiesce.Report:
         """Finish what can be finished within a moment, and stop the rest."""
-        return await self._scope.drain(within=0.1)
+        return await self._scope.drain(grace=0.1)
 
 
 async def main() -> None:

@@ -71,7 +71,7 @@ class Careful:
 
     async def close(self) -> quiesce.Report:
         """Stop it all, and tell what was cut short."""
-        return await self._scope.aclose(within=1)
+        return await self._scope.aclose(cleanup=1)
 
     @classmethod
     async def use(cls) -> None:

@@ -85,7 +85,7 @@ async def main() -> None:
             await anyio.sleep(0.1)
             print(f"  {pool.stats.calls} calls in flight, {pool.stats.connected} server")
             group.cancel_scope.cancel()
-        report = await pool.drain(within=5)
+        report = await pool.drain(grace=5)
     print(f"nothing lost: {report.ok}")
 
 

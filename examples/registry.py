@@ -36,7 +36,7 @@ class Registry:
 
     async def close(self) -> quiesce.Report:
         """Stop them all."""
-        return await self._scope.aclose(within=5)
+        return await self._scope.aclose(cleanup=5)
 
     async def _work(self, name: str) -> None:
         try:

@@ -102,4 +102,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         runner(sys.argv[1])
     else:
-        quiesce.run(main, drain=10)
+        quiesce.run(main, grace=10)

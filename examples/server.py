@@ -68,6 +68,6 @@ async def play(port: int, visitors: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        quiesce.run(serve, int(sys.argv[1]), 0, drain=10)
+        quiesce.run(serve, int(sys.argv[1]), 0, grace=10)
     else:
-        quiesce.run(serve, 0, 2, drain=10)
+        quiesce.run(serve, 0, 2, grace=10)

@@ -79,7 +79,7 @@ class Raising(Generic[E]):
 async def timed_close(scope: Scope, within: float) -> tuple[Report, float]:
     """Close, and say how long that took by the loop's clock."""
     begun = anyio.current_time()
-    report = await scope.aclose(within=within)
+    report = await scope.aclose(cleanup=within)
     return report, anyio.current_time() - begun
 
 

@@ -142,7 +142,7 @@ async def resumed(host: Host) -> None:
 async def overdue(host: Host) -> None:
     """Do not wait for ever for a CLI that does not go."""
     try:
-        async with quiesce.Scope("short", within=0.1, cleanup=0.2):
+        async with quiesce.Scope("short", grace=0.1, cleanup=0.2):
             await read_to_the_result(host.ask())
     except* quiesce.DrainTimeout as timeouts:
         for timeout in timeouts.exceptions:

@@ -140,7 +140,7 @@ class Program:
             elif way == "immediate":
                 self.channel.close(immediate=True)
             report = await (
-                self.scope.aclose() if way == "aclose" else self.scope.drain(within=0.005)
+                self.scope.aclose() if way == "aclose" else self.scope.drain(grace=0.005)
             )
         self.add_up([item.details["item"] for item in report.undelivered])
 

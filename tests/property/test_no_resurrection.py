@@ -115,7 +115,7 @@ class Round:
             within = self.rng.choice((0.0, 0.001))
             self.draining = True
             self.closing = self.closing or within == 0
-            report = await self.scope.drain(within=within)
+            report = await self.scope.drain(grace=within)
         self.closed = True
         self.reports.append(report)
 

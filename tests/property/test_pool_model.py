@@ -170,16 +170,16 @@ class Program(World):
             self.jobs += [actors.spawn(self.lease, key) for key in self.keys]
         way = self.random.choice(("quiet", "drain", "aclose", "drain and lease"))
         if way == "quiet":  # nobody interferes any more: everyone is served, or told why not
-            report = await actors.drain(within=None)
+            report = await actors.drain(grace=None)
             assert not report.failed, report
             assert pool.stats.leases == pool.stats.waiting == pool.stats.queued == 0
         self.closing = True
         if way == "drain and lease":
-            closing = scope.drain(within=GRACE) if self.random.random() < 0.5 else pool.drain(GRACE)
+            closing = scope.drain(grace=GRACE) if self.random.random() < 0.5 else pool.drain(GRACE)
             self.jobs.append(actors.spawn(self.lease, self.keys[0]))
             reports = [await closing, await scope.aclose()]
         else:
-            reports = [await (scope.aclose() if way == "aclose" else scope.drain(within=GRACE))]
+            reports = [await (scope.aclose() if way == "aclose" else scope.drain(grace=GRACE))]
         for report in reports:
             assert not report.stuck, report
             unexpected = [end for end in report.failed if not isinstance(end.error, OSError)]

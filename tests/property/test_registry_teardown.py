@@ -95,8 +95,8 @@ async def test_a_registry_is_torn_down_at_any_moment(seed: int) -> None:
         for _ in range(registry.random.randrange(30)):
             await anyio.lowlevel.checkpoint()
         if registry.random.random() < 0.5:
-            report = await scope.aclose(within=5)
+            report = await scope.aclose(cleanup=5)
         else:
-            report = await scope.drain(within=0.05, cleanup=5)
+            report = await scope.drain(grace=0.05, cleanup=5)
     registry.add_up(report)
     assert registry.refused == 10

@@ -92,7 +92,7 @@ class Life:
             await self.read(source, patience)
         await self._end(scope, source)
         del source
-        report = await scope.drain(within=None)
+        report = await scope.drain(grace=None)
         assert self.seen == list(range(len(self.seen)))
         assert self.began == self.ended == len(self.tasks) <= 1
         assert not report.stuck
@@ -113,7 +113,7 @@ class Life:
             case "scope aclose":
                 await scope.aclose()
             case "scope drain":
-                await scope.drain(within=None)
+                await scope.drain(grace=None)
             case "aclose in a step":
                 async with anyio.create_task_group() as group:
                     group.start_soon(self.read, source, None)

@@ -39,7 +39,7 @@ _NAMES_MAX = 4  # of work, in a progress line
 def run(
     main: Callable[[*Ts], Coroutine[Any, Any, T]],
     *args: *Ts,
-    drain: float = ...,
+    grace: float = ...,
     cleanup: float = ...,
     backend: Literal["asyncio", "uvloop", "trio"] = ...,
     service: Literal[False] = ...,
@@ -48,7 +48,7 @@ def run(
 def run(
     main: Callable[[*Ts], Coroutine[Any, Any, T]],
     *args: *Ts,
-    drain: float = ...,
+    grace: float = ...,
     cleanup: float = ...,
     backend: Literal["asyncio", "uvloop", "trio"] = ...,
     service: bool,
@@ -56,7 +56,7 @@ def run(
 def run(
     main: Callable[[*Ts], Coroutine[Any, Any, T]],
     *args: *Ts,
-    drain: float = 30.0,
+    grace: float = 30.0,
     cleanup: float = 5.0,
     backend: Literal["asyncio", "uvloop", "trio"] = "asyncio",
     service: bool = False,
@@ -65,10 +65,10 @@ def run(
 
     ```python
     if __name__ == "__main__":
-        quiesce.run(main, drain=30)
+        quiesce.run(main, grace=30)
     ```
 
-    The first signal drains: no new work starts, and work in flight has `drain` seconds to end. The
+    The first signal drains: no new work starts, and work in flight has `grace` seconds to end. The
     second signal cancels the remaining work at once. The third ends the process without waiting.
     When `main` returns, its jobs in `current_scope()` are drained as well. A drain writes to stderr:
     the frontier when it begins, a line each second if that is a terminal, and the report.
@@ -76,7 +76,7 @@ def run(
     Args:
         main: The async function to run.
         args: Its arguments.
-        drain: How many seconds a drain may take.
+        grace: How many seconds a drain may take.
         cleanup: How many seconds cancelled work may take to clean up.
         backend: The event loop to run.
         service: Whether `main` only accepts work: a drain cancels it once all other work is
@@ -92,7 +92,7 @@ def run(
         Exception: The exception of `main`.
 
     """
-    arguments.seconds("drain", drain)
+    arguments.seconds("grace", grace)
     arguments.seconds("cleanup", cleanup)
     arguments.one_of("backend", backend, ("asyncio", "uvloop", "trio"))
     arguments.check_callable(main, "run")
@@ -107,7 +107,7 @@ def run(
     coro: Any = main(*args)
     if not iscoroutine(coro):
         coro = arguments.coroutine(main, coro)
-    program = ProgramRun(coro, drain, cleanup, service=service)
+    program = ProgramRun(coro, grace, cleanup, service=service)
     before = {which: signal.getsignal(which) for which in _SIGNALS}
     try:
         start(program.supervise)
@@ -141,13 +141,13 @@ class ProgramRun:
     def __init__(
         self,
         main: Coroutine[Any, Any, T],
-        drain: float,
+        grace: float,
         cleanup: float,
         *,
         service: bool,
     ) -> None:
         self._main = main
-        self._drain = drain
+        self._grace = grace
         self._cleanup = cleanup
         self._service = service
         self._signals = 0
@@ -171,7 +171,7 @@ class ProgramRun:
             control.spawn(self._watch_main, service=True)
             await self._turn.wait()
             progress = control.spawn(self._tell_progress, service=True)
-            report = await self._scope.drain(self._drain, cleanup=self._cleanup)
+            report = await self._scope.drain(self._grace, cleanup=self._cleanup)
             progress.cancel()
             self._tell_report(report)
         self._report = report
@@ -198,7 +198,7 @@ class ProgramRun:
         if self._signals == 1:
             self._turn.set()
             write_stderr(
-                f"{which.name}: draining for up to {self._drain:g} s "
+                f"{which.name}: draining for up to {self._grace:g} s "
                 "(a second signal cancels what is left, a third leaves at once)"
             )
             write_stderr(self._in_flight())
@@ -219,7 +219,7 @@ class ProgramRun:
     async def _tell_progress(self) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
             return
-        left = self._drain
+        left = self._grace
         while self._scope.state != "closed":
             await anyio.sleep(_PROGRESS_SECONDS)
             left -= _PROGRESS_SECONDS

@@ -72,7 +72,7 @@ class Scope(TreeNode):
             handling it; also for an adopted task whose result no task asked for.
         leftovers: What a close does with work that still runs: `"cancel"` it, or hand it to
             the `"parent"` scope, where it goes on.
-        within: How many seconds the end of the block waits for the work before it cancels
+        grace: How many seconds the end of the block waits for the work before it cancels
             the rest; None: as long as the work takes.
         cleanup: How many seconds cancelled work may take to clean up.
     """
@@ -83,6 +83,7 @@ class Scope(TreeNode):
         "_cleanup",
         "_closing_gate",
         "_context",
+        "_grace",
         "_leftovers",
         "_on_error",
         "_reason",
@@ -91,7 +92,6 @@ class Scope(TreeNode):
         "_token",
         "_unadopt",
         "_wants_adoption",
-        "_within",
     )
 
     def __init__(
@@ -102,7 +102,7 @@ class Scope(TreeNode):
         services: Iterable[str] = (),
         on_error: ErrorPolicy = "collect",
         leftovers: Literal["cancel", "parent"] = "cancel",
-        within: float | None = None,
+        grace: float | None = None,
         cleanup: float = 5.0,
     ) -> None:
         """Describe a scope. `async with` or `await Scope.open(...)` opens it."""
@@ -112,7 +112,7 @@ class Scope(TreeNode):
         self._services_given = arguments.patterns("services", services)
         self._on_error = arguments.policy(on_error)
         self._leftovers = arguments.one_of("leftovers", leftovers, ("cancel", "parent"))
-        self._within = None if within is None else arguments.seconds("within", within)
+        self._grace = None if grace is None else arguments.seconds("grace", grace)
         self._cleanup = arguments.seconds("cleanup", cleanup)
         self._reason: BaseException | None = None
         self._token: Token[TreeNode | None] | None = None
@@ -299,7 +299,7 @@ class Scope(TreeNode):
         """Call a function of this scope, sync or async, from another thread.
 
         ```python
-        report = scope.from_thread(scope.aclose, within=5).result()
+        report = scope.from_thread(scope.aclose, cleanup=5).result()
         ```
 
         *Raises*: `ScopeClosed` if the event loop has ended; `UsageError` in the loop's thread.
@@ -370,11 +370,11 @@ class Scope(TreeNode):
 
     # Closing.
 
-    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+    async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new work, wait for the work in flight, then close.
 
         Work in flight may start what it needs to finish; no other task may start anything. After
-        `within` seconds (None: never) the remaining work is cancelled, and has `cleanup` seconds
+        `grace` seconds (None: never) the remaining work is cancelled, and has `cleanup` seconds
         to end. Any task may call it. A job of this scope may, too: it gets the report when all
         other work has ended.
 
@@ -383,14 +383,14 @@ class Scope(TreeNode):
 
         *Raises*: no job's exception; the report lists those.
         """
-        grace = math.inf if within is None else arguments.seconds("within", within)
+        grace = math.inf if grace is None else arguments.seconds("grace", grace)
         closing, early = close_callers.begin_close(
             self, grace, arguments.seconds("cleanup", cleanup)
         )
         return await close_callers.join_close(self, closing, early=early, patient=True)
 
-    async def aclose(self, within: float = 5.0) -> Report:
-        """Cancel everything in flight, and wait at most `within` seconds until it has ended.
+    async def aclose(self, cleanup: float = 5.0) -> Report:
+        """Cancel everything in flight, and wait at most `cleanup` seconds until it has ended.
 
         Any task may call it, any number of times; all callers get the same report. The report
         lists as `stuck` what has not ended by then.
@@ -400,7 +400,7 @@ class Scope(TreeNode):
 
         *Raises*: no job's exception; the report lists those.
         """
-        closing, early = close_callers.begin_close(self, 0.0, arguments.seconds("within", within))
+        closing, early = close_callers.begin_close(self, 0.0, arguments.seconds("cleanup", cleanup))
         return await close_callers.join_close(self, closing, early=early, patient=False)
 
     def _close(
@@ -447,7 +447,7 @@ class Scope(TreeNode):
             exc = self._body.leave(exc)  # remove our own interruption; its cause is raised below
         self._reason = exc
         by_hand = self._closing is not None
-        limit = math.inf if self._within is None else self._within
+        limit = math.inf if self._grace is None else self._grace
         # A body that swallowed its cancellation was still told to stop.
         stop = exc is not None or self._backend.cancellations() > self._cancellations
         closing, early = close_callers.begin_close(self, 0.0 if stop else limit, self._cleanup)

@@ -118,7 +118,7 @@ class Subject:
     async def close(self, within: float = 2.0) -> None:
         """Close as its way does: the SDK's has only `aclose()`, from 1.1.2 on."""
         if self.way == "quiesce":
-            await self.handler.drain(within=within)
+            await self.handler.drain(grace=within)
         elif hasattr(self.handler, "aclose"):
             await self.handler.aclose()
         await self.client.aclose()
@@ -296,7 +296,7 @@ async def _replaced(way: Way) -> str | None:
         if way == "bare":
             await subject.handler.aclose()
         else:
-            await subject.handler.aclose(within=0.3)
+            await subject.handler.aclose(cleanup=0.3)
         left = [task for task in asyncio.all_tasks() if task.get_name().startswith("consumer:")]
         hook.gate.set()
         await asyncio.gather(follow_up, return_exceptions=True)

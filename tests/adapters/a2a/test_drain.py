@@ -72,7 +72,7 @@ async def test_what_an_executor_has_left_is_cut_at_the_deadline() -> None:
     assert kit.state_of(task) == "completed"
     loop = asyncio.get_running_loop()
     began = loop.time()
-    report = await handler.drain(within=0.0, cleanup=1000.0)
+    report = await handler.drain(grace=0.0, cleanup=1000.0)
     assert loop.time() - began < 100  # it would have waited for the half of it
     assert [item.name for item in report.cancelled] == ["Leaving._work"]
     assert agent.cleaned
@@ -97,7 +97,7 @@ async def test_what_an_executor_starts_to_clean_up_is_not_cut_under_it() -> None
     params = kit.request("wait k complete")
     sending = asyncio.ensure_future(handler.on_message_send(params, kit.call_context()))
     await agent.waits("k")
-    report = await handler.drain(within=0.0, cleanup=10.0)
+    report = await handler.drain(grace=0.0, cleanup=10.0)
     assert cleaned == [True, True]
     assert [item.kind for item in report.undelivered] == ["a2a task"]
     assert kit.state_of(await sending) == "failed"

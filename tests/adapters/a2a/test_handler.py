@@ -61,7 +61,7 @@ async def test_a_parked_task_is_not_busy(text: str) -> None:
     task = await served.send(text)
     await served.handler.idle()
     assert not served.handler.frontier().in_flight
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
     assert await served.state(task.id) == ("input-required" if text == "park" else "auth-required")
 
 
@@ -111,7 +111,7 @@ async def test_what_does_not_end_in_time_is_failed_in_the_store_and_says_why() -
     """The report names it as well."""
     served = ServedAgent()
     task = await served.busy()
-    report = await served.handler.drain(within=0.05, cleanup=1)
+    report = await served.handler.drain(grace=0.05, cleanup=1)
     assert await served.state(task.id) == "failed"
     assert "shut down" in why(await served.stored(task.id))
     assert [lost.name for lost in report.undelivered] == [task.id]
@@ -152,7 +152,7 @@ async def test_an_executor_that_stops_without_a_word_is_spoken_for() -> None:
     stream = served.stream("wait k complete")
     await anext(stream)
     await served.agent.waits("k")
-    draining = asyncio.ensure_future(served.handler.drain(within=0.05, cleanup=1))
+    draining = asyncio.ensure_future(served.handler.drain(grace=0.05, cleanup=1))
     assert [told(event) async for event in stream][-1] == "failed"
     await draining
 
@@ -162,7 +162,7 @@ async def test_whoever_waits_for_a_task_that_is_cut_is_answered() -> None:
     served = ServedAgent()
     sending = asyncio.ensure_future(served.send("wait k complete"))
     await served.agent.waits("k")
-    await served.handler.drain(within=0.05, cleanup=1)
+    await served.handler.drain(grace=0.05, cleanup=1)
     assert kit.state_of(await sending) == "failed"
 
 
@@ -172,7 +172,7 @@ async def test_whoever_reads_a_task_that_is_cut_is_told() -> None:
     stream = served.stream("wait k complete")
     events = [await anext(stream)]
     await served.agent.waits("k")
-    draining = asyncio.ensure_future(served.handler.drain(within=0.05, cleanup=1))
+    draining = asyncio.ensure_future(served.handler.drain(grace=0.05, cleanup=1))
     events += [event async for event in stream]
     await draining
     assert told(events[-1]) == "failed"
@@ -241,9 +241,9 @@ async def test_everybody_who_closes_gets_the_same_report() -> None:
     """A drain that waits is hurried by a close, and asking again is answered at once."""
     served = ServedAgent()
     task = await served.busy()
-    draining = asyncio.ensure_future(served.handler.drain(within=None))
+    draining = asyncio.ensure_future(served.handler.drain(grace=None))
     await asyncio.sleep(0)
-    closed = await served.handler.aclose(within=1)
+    closed = await served.handler.aclose(cleanup=1)
     assert await draining is closed
     assert await served.handler.drain() is closed
     assert await served.state(task.id) == "failed"
@@ -253,7 +253,7 @@ async def test_a_cancelled_drain_becomes_a_close_and_passes_the_cancellation_on(
     """What was in flight has its terminal state when the cancellation comes out."""
     served = ServedAgent()
     task = await served.busy()
-    draining = asyncio.ensure_future(served.handler.drain(within=None, cleanup=1))
+    draining = asyncio.ensure_future(served.handler.drain(grace=None, cleanup=1))
     await asyncio.sleep(0)
     draining.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -285,7 +285,7 @@ async def test_a_stream_that_is_left_goes_on_without_its_reader() -> None:
     served.agent.release("k")
     await served.handler.idle()
     assert await served.state(first.id) == "completed"
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 @pytest.mark.parametrize("text", ["raise-first", "say"])
@@ -298,7 +298,7 @@ async def test_a_request_without_a_task_leaves_nothing_in_flight(text: str) -> N
         with pytest.raises(Exception, match="broke"):
             await served.send(text)
     await served.handler.idle()
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 async def test_a_raising_executor_is_failed_in_the_store() -> None:
@@ -324,7 +324,7 @@ async def test_events_that_the_sdk_refuses_leave_nothing_in_flight() -> None:
     with pytest.raises(Exception, match="before"):
         await served.send("hasty")
     await served.handler.idle()
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 async def test_a_task_that_is_left_working_is_ended_by_the_drain() -> None:
@@ -333,7 +333,7 @@ async def test_a_task_that_is_left_working_is_ended_by_the_drain() -> None:
     task = await served.send("update", blocking=False)
     await served.handler.idle()
     assert await served.state(task.id) == "working"
-    await served.handler.drain(within=5)
+    await served.handler.drain(grace=5)
     assert await served.state(task.id) == "failed"
 
 
@@ -357,7 +357,7 @@ async def test_a_store_that_fails_keeps_nobody_waiting() -> None:
     served.agent.release("k")
     await served.handler.idle()
     served.store.broken = False
-    await served.handler.drain(within=5)
+    await served.handler.drain(grace=5)
     assert await served.state(task.id) == "failed"
 
 
@@ -384,7 +384,7 @@ async def test_a_parked_task_goes_on_with_its_next_message() -> None:
     done = await served.send("complete", task_id=task.id, context_id=task.context_id)
     assert done.id == task.id
     assert kit.state_of(done) == "completed"
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 async def test_nothing_is_kept_of_tasks_that_have_ended() -> None:
@@ -435,7 +435,7 @@ def test_a_drain_may_be_cancelled_anywhere(depth: int) -> None:
         handler = await served.handler.open()
         try:
             await served.busy()
-            await handler.drain(within=0.01, cleanup=0.2)
+            await handler.drain(grace=0.01, cleanup=0.2)
         finally:
             await handler.aclose()
             owed.extend(entry for entry in handler._tracker.entries.values() if entry.owed)

@@ -113,7 +113,7 @@ async def serve_by_grpc() -> None:
             call = stub.SendMessage(kit.request("wait k complete"), metadata=metadata)
             waiting = asyncio.ensure_future(_answer(call))
             await agent.waits("k")
-            await handler.drain(within=0.1, cleanup=1)
+            await handler.drain(grace=0.1, cleanup=1)
             assert kit.state_of((await waiting).task) == "failed"
         await server.stop(0)
 

@@ -176,7 +176,7 @@ async def test_what_an_outbox_in_memory_could_not_deliver_is_in_the_report() -> 
         hook.gate = asyncio.Event()
         served = PushingAgent()
         task = await served.send("complete", webhook=hook.url)
-        report = await served.handler.drain(within=0.1, cleanup=0.2)
+        report = await served.handler.drain(grace=0.1, cleanup=0.2)
         assert not report.ok
         assert task.id in str(report)
         hook.gate.set()
@@ -190,7 +190,7 @@ async def test_what_is_in_a_file_is_delivered_by_the_next_start(tmp_path: Path) 
         file = tmp_path / "outbox.db"
         served = PushingAgent(DurablePushSender(file, allow_private=LOCAL), store)
         await served.send("update complete", webhook=hook.url)
-        report = await served.handler.drain(within=20)
+        report = await served.handler.drain(grace=20)
         assert report.ok
         assert report.seconds < 10
         hook.statuses = []
@@ -214,7 +214,7 @@ async def test_what_comes_after_a_push_that_is_left_waits_behind_it(tmp_path: Pa
         served = PushingAgent(sender, store)
         await served.send("wait k complete", blocking=False, webhook=hook.url)
         await hook.asked(2)
-        draining = asyncio.ensure_future(served.handler.drain(within=20))
+        draining = asyncio.ensure_future(served.handler.drain(grace=20))
         while not served.handler.draining:  # noqa: ASYNC110 - it is a matter of turns
             await asyncio.sleep(0)
         served.agent.release("k")

@@ -189,7 +189,7 @@ async def test_a_stream_may_be_left_in_any_way(way: str) -> None:
     served.agent.release("k")
     await served.handler.idle()
     assert await served.state(first.id) == "completed"
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 async def test_a_stream_has_one_reader() -> None:

@@ -237,7 +237,7 @@ async def test_a_shared_store_has_every_state_and_each_is_pushed_once(text: str)
         await served.handler.open()
         task = await served.send(text, blocking=False, webhook=hook.url)
         await served.handler.idle()
-        assert (await served.handler.drain(within=5)).ok
+        assert (await served.handler.drain(grace=5)).ok
     final = "completed" if "complete" in text else "failed"
     assert served.store.states[-1] == final == kit.state_of(served.store.tasks[task.id][0])
     told = hook.states()
@@ -253,7 +253,7 @@ async def test_a_parked_task_of_a_shared_store_goes_on_with_its_next_message() -
     task = await served.send("park")
     done = await served.send("complete", task_id=task.id, context_id=task.context_id)
     assert kit.state_of(done) == "completed"
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 @shared_only
@@ -267,7 +267,7 @@ async def test_what_another_server_has_ended_stays_as_it_is_and_holds_up_nobody(
     await served.handler.idle()
     assert kit.state_of(served.store.tasks[task.id][0]) == "canceled"
     assert not served.handler._tracker.entries
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 @shared_only
@@ -287,7 +287,7 @@ async def test_idle_waits_for_a_state_that_is_stored_at_the_second_try() -> None
     await served.handler.idle()
     assert seen == [task.id]
     assert store.states[-1] == "completed"
-    assert (await served.handler.drain(within=5)).ok
+    assert (await served.handler.drain(grace=5)).ok
 
 
 @shared_only
@@ -306,7 +306,7 @@ async def test_a_drain_ends_what_others_have_not_ended_meanwhile(other: str) -> 
             store.change(task.id, other)
 
     store.before = meddle
-    await served.handler.drain(within=1)
+    await served.handler.drain(grace=1)
     assert seen == [task.id]
     assert store.states[-1] == ("completed" if other == "completed" else "failed")
 

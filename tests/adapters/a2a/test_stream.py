@@ -56,6 +56,6 @@ async def test_a_report_has_the_time_of_the_whole_end() -> None:
     params = kit.request("wait k complete")
     sending = asyncio.ensure_future(handler.on_message_send(params, kit.call_context()))
     await agent.waits("k")
-    report = await handler.drain(within=0.2, cleanup=5)
+    report = await handler.drain(grace=0.2, cleanup=5)
     assert report.seconds >= 0.2
     await asyncio.wait({sending})

@@ -43,4 +43,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    quiesce.run(main, drain=5, cleanup=2)
+    quiesce.run(main, grace=5, cleanup=2)

@@ -292,7 +292,7 @@ async def test_waiting_for_a_message_is_no_work() -> None:
         peer.send({"id": 1, "method": "_echo", "params": {}})
         await peer.answer()
         await scope.idle()
-        assert (await scope.drain(within=1)).ok
+        assert (await scope.drain(grace=1)).ok
         assert (await task).ok
 
 

@@ -321,7 +321,7 @@ async def test_closing_twice_and_at_once_is_fine() -> None:
 async def test_the_scope_around_closes_the_connection() -> None:
     """A connection that nobody closes ends with the scope in which it was made."""
     async with FakeAgent() as agent:
-        async with quiesce.Scope("program", within=1) as scope:
+        async with quiesce.Scope("program", grace=1) as scope:
             connection = connect_to_agent(Client(), agent.writer, agent.reader)
             assert scope_of(connection).state == "open"
         assert scope_of(connection).state == "closed"
@@ -340,7 +340,7 @@ async def test_a_drain_waits_for_requests_in_flight() -> None:
 
         asking = scope.spawn(ask)
         request = await agent.hear()
-        draining = asyncio.create_task(scope.drain(within=5))
+        draining = asyncio.create_task(scope.drain(grace=5))
         await asyncio.sleep(0)
         assert not draining.done()
         await agent.say(id=request["id"], result={"stopReason": "end_turn"})
@@ -350,7 +350,7 @@ async def test_a_drain_waits_for_requests_in_flight() -> None:
 
 async def test_a_handler_that_fails_is_answered_and_is_no_failure_of_the_scope() -> None:
     """The agent gets the error; the scope around does not fail with it."""
-    async with FakeAgent() as agent, quiesce.Scope("program", within=1) as scope:
+    async with FakeAgent() as agent, quiesce.Scope("program", grace=1) as scope:
         connect_to_agent(Client(), agent.writer, agent.reader)
         await agent.say(id=7, method="session/request_permission", params=PERMISSION)
         answer = await agent.hear()

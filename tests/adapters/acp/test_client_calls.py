@@ -196,7 +196,7 @@ async def test_in_a_drain_an_agent_can_be_told_but_not_asked() -> None:
         asking = prompt(connection)
         request = await agent.hear()
         scope = scope_of(connection)
-        draining = asyncio.create_task(scope.drain(within=5))
+        draining = asyncio.create_task(scope.drain(grace=5))
         await asyncio.sleep(0)
         with pytest.raises(ConnectionClosed):
             await connection.ext_method("new", {})
@@ -248,7 +248,7 @@ async def test_a_request_that_is_all_of_its_task_is_told_by_who_has_started_that
     """As far as that is known: it is, in a scope that adopts."""
     async with (
         connected() as (agent, connection),
-        quiesce.Scope("program", adopt=True, within=0),
+        quiesce.Scope("program", adopt=True, grace=0),
     ):
         task = ask(connection, "request")
         await agent.hear()
@@ -327,7 +327,7 @@ async def test_an_sdk_that_sends_by_something_else_is_refused(
 ) -> None:
     """What is known of its private parts is checked, not assumed; nothing is left open."""
     monkeypatch.setattr(sdk_connection, "Connection", FakeAgent)
-    async with quiesce.Scope("program", within=0) as scope:
+    async with quiesce.Scope("program", grace=0) as scope:
         with pytest.raises(SdkUnknown, match="_conn"):
             connect_to_agent(Client(), Memory())
         assert not scope.frontier().in_flight

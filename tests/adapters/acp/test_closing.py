@@ -161,7 +161,7 @@ async def test_a_drain_waits_until_the_last_answer_is_sent() -> None:
     scope = await quiesce.Scope.open("outer")
     task = asyncio.create_task(serve_agent(Agent(), transport, scope=scope))
     await transport.sending.wait()
-    draining = asyncio.create_task(scope.drain(within=60))
+    draining = asyncio.create_task(scope.drain(grace=60))
     for _ in range(10):
         await asyncio.sleep(0)
     (entry,) = scope.frontier().in_flight
@@ -415,7 +415,7 @@ async def main():
     print(report, file=sys.stderr)
     print("bye", flush=True)
 
-quiesce.run(main, drain=5, backend=sys.argv[1])
+quiesce.run(main, grace=5, backend=sys.argv[1])
 """
 
 

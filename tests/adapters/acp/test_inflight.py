@@ -55,7 +55,7 @@ async def test_a_drain_lets_prompts_finish_and_refuses_new_ones() -> None:
         job = scope.spawn(partial(run, agent, writer, reader))
         peer.prompt(1)
         await agent.begun.wait()
-        draining = asyncio.create_task(scope.drain(within=5))
+        draining = asyncio.create_task(scope.drain(grace=5))
         await scope.closing()
         peer.prompt(2)
         assert await peer.error(2) == REFUSED
@@ -86,7 +86,7 @@ async def test_work_that_is_drained_may_start_what_it_needs() -> None:
         job = scope.spawn(partial(run, agent, writer, reader))
         peer.prompt(1)
         await agent.begun.wait()
-        draining = asyncio.create_task(scope.drain(within=5))
+        draining = asyncio.create_task(scope.drain(grace=5))
         await scope.closing()
         released.set()
         assert "result" in (await peer.answer(1) or {})
@@ -101,7 +101,7 @@ async def test_what_a_drain_cuts_short_is_answered_and_reported() -> None:
     async with quiesce.Scope("outer") as scope, quick(agent, scope=scope) as (task, peer):
         peer.prompt(7)
         await agent.begun.wait()
-        report = await scope.drain(within=0.05)
+        report = await scope.drain(grace=0.05)
         assert await peer.error(7) == REQUEST_CANCELLED
         (cut,) = (await task).cancelled
         assert (cut.kind, cut.name, cut.details) == ("request", "session/prompt", {"id": 7})

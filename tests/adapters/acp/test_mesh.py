@@ -163,7 +163,7 @@ async def test_a_drain_of_the_connection_does_not_wait_for_receipts(tmp_path: Pa
             await there.prompt()
         assert not scope_of(there.connection).frontier().in_flight
         async with asyncio.timeout(5):
-            report = await scope_of(there.connection).drain(within=60)
+            report = await scope_of(there.connection).drain(grace=60)
         assert report.ok, report
         settled = await cascade.settled(within=5)
         assert isinstance(settled, Unknown)

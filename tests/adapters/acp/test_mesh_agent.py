@@ -181,7 +181,7 @@ async def test_a_draining_agent_refuses_and_answers_questions(tmp_path: Path) ->
         first, second = Told(), Told()
         first.prompt(peer)
         await agent.begun.wait()
-        closing = asyncio.create_task(agent.scope.drain(within=5))
+        closing = asyncio.create_task(agent.scope.drain(grace=5))
         await agent.scope.closing()
         second.prompt(peer, 2)
         refused = await peer.answer(2)
@@ -226,7 +226,7 @@ async def test_the_last_receipt_is_sent_before_a_drain_ends(tmp_path: Path) -> N
         told.ask(peer, wait=25)
         told.ask(peer, 8)
         await peer.result(8)
-        closing = asyncio.create_task(agent.scope.drain(within=5))
+        closing = asyncio.create_task(agent.scope.drain(grace=5))
         await agent.scope.closing()
         gate.set()
         assert (await peer.result(7))["answers"][0][1]["s"] == "done"

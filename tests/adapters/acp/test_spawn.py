@@ -144,7 +144,7 @@ async def test_an_agent_that_closes_its_input_is_lost() -> None:
 
 async def test_agents_may_be_closed_in_any_order_and_from_any_task() -> None:
     """Three are opened, and closed in the order of opening, each by a task of its own."""
-    async with quiesce.Scope("program", within=5) as scope:
+    async with quiesce.Scope("program", grace=5) as scope:
         agents = [
             await open_agent_process(Client(), sys.executable, AGENT, "plain") for _ in range(3)
         ]
@@ -160,7 +160,7 @@ async def test_agents_may_be_closed_in_any_order_and_from_any_task() -> None:
 
 async def test_the_scope_around_ends_an_agent_that_nobody_closes() -> None:
     """It belongs to the current scope, or to the one that is given."""
-    async with quiesce.Scope("program", within=5, cleanup=3) as scope:
+    async with quiesce.Scope("program", grace=5, cleanup=3) as scope:
         first = await open_agent_process(Client(), sys.executable, AGENT, "plain")
     other = await quiesce.Scope.open("other", cleanup=3)
     second = await open_agent_process(Client(), sys.executable, AGENT, "plain", scope=other)

@@ -158,7 +158,7 @@ async def test_a_unix_socket_can_be_served(tmp_path: Path) -> None:
         await client.send(INITIALIZE)
         assert json.loads(await client.recv())["id"] == 0
         assert "from nowhere" in str(server.frontier())
-    assert (await server.drain(within=5)).ok
+    assert (await server.drain(grace=5)).ok
 
 
 # What clients may do.
@@ -277,7 +277,7 @@ async def test_a_drain_lets_prompts_finish_and_turns_others_away() -> None:
         busy, idle = [await open_client(server.port) for _ in range(2)]
         await busy.send(PROMPT)
         await agent.asked.wait()
-        draining = asyncio.create_task(server.drain(within=5))
+        draining = asyncio.create_task(server.drain(grace=5))
         assert await closed(idle) == 1001
         assert await status_of(server.port) == 503
         await busy.send(message(2, "session/new", cwd="/", mcpServers=[]))
@@ -299,7 +299,7 @@ async def test_a_prompt_that_outlasts_the_drain_is_in_the_report() -> None:
         client = await open_client(server.port)
         await client.send(PROMPT)
         await agent.asked.wait()
-        report = await server.drain(within=0.05)
+        report = await server.drain(grace=0.05)
         assert agent.outcome == "cancelled"
         assert not report.ok
         assert "session/prompt" in str(report)
@@ -338,14 +338,14 @@ async def test_serving_ends_with_the_scope_around() -> None:
     job = scope.spawn(main)
     await listening.wait()
     client = await open_client(servers[0].port)
-    assert (await scope.drain(within=5)).ok
+    assert (await scope.drain(grace=5)).ok
     assert (await job).completed == 1
     assert await closed(client) == 1001
 
 
 async def test_sigterm_drains_a_program() -> None:
     """A prompt that needs the client finishes, others are turned away, the exit code is 0."""
-    async with quiesce.Scope("test", within=5):
+    async with quiesce.Scope("test", grace=5):
         program = Path(acp_bridge_server.__file__)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         process = await quiesce.start_process([sys.executable, program], env=env, grace=5)

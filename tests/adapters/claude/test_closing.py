@@ -237,7 +237,7 @@ async def test_the_close_of_the_scope_is_in_time(stubborn: Host) -> None:
     client = ClaudeSDKClient(stubborn.options(), grace=30.0, scope=scope)
     await client.connect()
     before = anyio.current_time()
-    await scope.aclose(within=0.5)
+    await scope.aclose(cleanup=0.5)
     assert anyio.current_time() - before < 5.0
     assert not stubborn.alive()
     assert "terminated" in stubborn.notes  # there was time for that

@@ -186,7 +186,7 @@ async def test_a_session_that_waits_for_receipts_can_be_drained(tmp_path: Path) 
         await there.heard(ASK)
         assert not there.session.frontier().in_flight
         with anyio.fail_after(5):
-            assert (await there.session.drain(within=60)).ok
+            assert (await there.session.drain(grace=60)).ok
 
 
 async def test_a_pool_hands_over_as_well(tmp_path: Path) -> None:

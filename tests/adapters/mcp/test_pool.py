@@ -153,7 +153,7 @@ async def test_a_drain_closes_all_side_by_side() -> None:
             for key in servers:
                 group.start_soon(pool.session, key)
         began = anyio.current_time()
-        report = await pool.drain(within=5)
+        report = await pool.drain(grace=5)
         assert anyio.current_time() - began < 3  # 0.8, and not 4
         assert report.ok, report
         with pytest.raises(ScopeClosed):

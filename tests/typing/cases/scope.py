@@ -23,7 +23,7 @@ async def opens() -> None:
     """Both ways to open a scope give a scope."""
     async with quiesce.Scope("name", adopt=True, services=["pool-*"]) as scope:
         assert_type(scope, quiesce.Scope)
-    opened = await quiesce.Scope.open("name", within=1.0, cleanup=0.5)
+    opened = await quiesce.Scope.open("name", grace=1.0, cleanup=0.5)
     assert_type(opened, quiesce.Scope)
     assert_type(opened.child("part"), quiesce.Scope)
     assert_type(quiesce.current_scope(), quiesce.Scope | None)
@@ -34,12 +34,12 @@ async def opens() -> None:
 
 async def closes(scope: quiesce.Scope) -> None:
     """Every way to close gives a report."""
-    assert_type(await scope.drain(within=30), quiesce.Report)
-    assert_type(await scope.drain(within=None), quiesce.Report)
+    assert_type(await scope.drain(grace=30), quiesce.Report)
+    assert_type(await scope.drain(grace=None), quiesce.Report)
     assert_type(await scope.aclose(), quiesce.Report)
     assert_type(scope.report, quiesce.Report | None)
     assert_type(await scope.idle(), None)
-    await scope.drain(within="30")  # error: arg-type
+    await scope.drain(grace="30")  # error: arg-type
 
 
 async def holds(scope: quiesce.Scope) -> None:
@@ -48,7 +48,7 @@ async def holds(scope: quiesce.Scope) -> None:
         assert_type(hold, quiesce.Hold)
     assert_type(await scope.enter(connection("localhost")), bytes)
     assert_type(await scope.to_thread(blocking, "12"), int)
-    assert_type(scope.from_thread(scope.aclose, within=1.0), Future[quiesce.Report])
+    assert_type(scope.from_thread(scope.aclose, cleanup=1.0), Future[quiesce.Report])
     assert_type(scope.from_thread(scope.child, "part"), Future[quiesce.Scope])
     scope.from_thread(scope.aclose, "soon")  # error
     await scope.to_thread(blocking, 12)  # error: arg-type
@@ -69,7 +69,7 @@ async def main(number: int) -> str:
 
 def runs() -> None:
     """Running a program gives its result; a service may have been stopped without one."""
-    assert_type(quiesce.run(main, 1, drain=5.0, backend="trio"), str)
+    assert_type(quiesce.run(main, 1, grace=5.0, backend="trio"), str)
     assert_type(quiesce.run(main, 1, service=True), str | None)
     quiesce.run(main, "1")  # error
     quiesce.run(main, 1, backend="twisted")  # error

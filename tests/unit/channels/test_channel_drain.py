@@ -127,7 +127,7 @@ async def test_a_drain_does_not_hang_when_work_sends_to_a_channel_that_nobody_ev
     scope = await Scope.open("a")
     channel = filled(scope, 1, maxsize=1)
     sender = scope.spawn(channel.send, 1)
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     assert items(report) == [0]
     assert sender.outcome is not None
     assert isinstance(sender.outcome.error, ChannelClosed)
@@ -171,7 +171,7 @@ async def test_jobs_that_read_one_item_each_are_not_given_up_on_between_them() -
     scope = await Scope.open("a")
     channel = filled(scope, 3)
     scope.spawn(dispatch, scope)
-    assert (await scope.drain(within=None)).ok
+    assert (await scope.drain(grace=None)).ok
     assert got == [0, 1, 2]
 
 
@@ -191,7 +191,7 @@ async def test_a_loop_that_drains_its_own_scope_is_not_waited_for() -> None:
     channel = filled(scope, 3)
     async for _ in channel:
         with anyio.fail_after(60):
-            await scope.drain(within=None)
+            await scope.drain(grace=None)
         break
     assert items(scope.report) == [1, 2]
 
@@ -203,7 +203,7 @@ async def test_with_a_service_that_may_read_the_drain_waits() -> None:
     scope.spawn(anyio.sleep_forever, service=True)
     await turns()
     begin = anyio.current_time()
-    report = await scope.drain(within=2)
+    report = await scope.drain(grace=2)
     assert anyio.current_time() - begin >= 2
     assert items(report) == [0, 1, 2]
     assert channel.closed

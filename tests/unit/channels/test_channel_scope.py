@@ -244,7 +244,7 @@ async def test_a_reader_that_is_stuck_meets_the_deadline() -> None:
 
     scope.spawn(read)
     await turns()
-    report = await scope.drain(within=0.05)
+    report = await scope.drain(grace=0.05)
     assert items(report) == [1, 2]
     assert len(report.cancelled) == 1
 
@@ -273,7 +273,7 @@ async def test_a_channel_of_a_child_is_reported_by_the_parent_once() -> None:
     """What a child could not deliver is in the parent's report, once, under the child's name."""
     scope = await Scope.open("parent")
     filled(scope.child("child"))
-    report = await scope.drain(within=1)
+    report = await scope.drain(grace=1)
     assert [(ended.scope, ended.details["item"]) for ended in report.undelivered] == [
         ("child", 0),
         ("child", 1),
@@ -283,7 +283,7 @@ async def test_a_channel_of_a_child_is_reported_by_the_parent_once() -> None:
 
 CLOSES: list[Callable[[Scope], Awaitable[Report]]] = [
     lambda scope: scope.aclose(),
-    lambda scope: scope.drain(within=0.01),
+    lambda scope: scope.drain(grace=0.01),
 ]
 
 

@@ -160,7 +160,7 @@ async def test_a_drain_waits_for_both() -> None:
     """A pipe in flight is work: it is finished, not cut."""
     scope = await Scope.open("a")
     pair = pipe(count_to, collect, maxsize=1, scope=scope)
-    report = await scope.drain(within=5)
+    report = await scope.drain(grace=5)
     assert await pair.reader == [0, 1, 2, 3, 4]
     assert report.ok
     assert report.completed == 2
@@ -239,7 +239,7 @@ async def test_a_pair_that_cannot_be_started_leaves_nothing(which: int) -> None:
     functions: list[Any] = [count_to, collect]
     functions[which] = lambda _: 3
     async with Scope("a") as scope:
-        with pytest.raises(ArgumentError, match="cannot be awaited"):
+        with pytest.raises(ArgumentError, match="is not awaitable"):
             pipe(*functions)
         await turns()
         assert not scope.frontier()

@@ -395,7 +395,7 @@ async def test_work_that_is_drained_may_still_create_tasks() -> None:
         await begun.wait()
         gate.set()
         inner.gate.set()
-        report = await scope.drain(within=5)
+        report = await scope.drain(grace=5)
     assert (inner.ended, report.ok, report.completed) == (["completed"], True, 2)
 
 
@@ -427,7 +427,7 @@ async def test_a_task_created_by_a_job_after_it_closed_its_scope_is_not_lost() -
     late = Work()
 
     async def closer(scope: Scope) -> None:
-        await scope.aclose(within=5)
+        await scope.aclose(cleanup=5)
         drop(late)
         await late.begun.wait()
 
@@ -448,9 +448,9 @@ async def test_an_adopted_task_outside_of_the_scopes_context_may_close_the_scope
     async def close() -> None:
         if how == "detached":
             with detached():
-                report = await scope.aclose(within=0.05)
+                report = await scope.aclose(cleanup=0.05)
         else:
-            report = await scope.aclose(within=0.05)
+            report = await scope.aclose(cleanup=0.05)
         reports.append(report)
 
     reports: list[Any] = []

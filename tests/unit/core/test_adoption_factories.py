@@ -214,7 +214,7 @@ async def test_the_factory_is_gone_when_the_last_adopting_scope_has_closed(order
         assert not no_trace()
         await scope.spawn(in_scope)
         assert len(scope.frontier()) == 1
-        report = await scope.drain(within=5)
+        report = await scope.drain(grace=5)
         assert report.completed == 2
     assert no_trace()
     await work_is_plain()
@@ -386,7 +386,7 @@ async def test_an_eager_first_step_is_known_as_work_of_its_scope(
 
     async def first_step(scope: Scope) -> None:
         if what == "close":
-            seen.append((await scope.aclose(within=0.05)).stuck)
+            seen.append((await scope.aclose(cleanup=0.05)).stuck)
         elif what == "idle":
             with pytest.raises(RuntimeError, match="wait for itself"):
                 await scope.idle()
@@ -405,7 +405,7 @@ async def test_an_eager_first_step_is_known_as_work_of_its_scope(
     scope.spawn(parent)
     await begun.wait()
     gate.set()
-    report = await scope.drain(within=5)
+    report = await scope.drain(grace=5)
     asyncio.get_running_loop().set_task_factory(None)
     assert report.stuck == ()
     assert seen == {"close": [()], "idle": ["refused"], "spawn in a drain": [None]}[what]

@@ -105,7 +105,7 @@ async def test_a_task_that_is_named_later_becomes_a_service(factory: Any) -> Non
     """A library that names its task after creating it is recognised all the same."""
     pool = Pool(name="first", renamed="pool.housekeeper")
     asyncio.get_running_loop().set_task_factory(factory)
-    async with Scope("adopting", adopt=True, services=["pool.*"], within=1) as scope:
+    async with Scope("adopting", adopt=True, services=["pool.*"], grace=1) as scope:
         pool.use()
         await asyncio.sleep(0)
         assert [entry.service for entry in scope.frontier()] == [True]
@@ -149,7 +149,7 @@ async def test_leftovers_go_on_under_the_parent(factory: Any, ended_by: str) -> 
     parent = await Scope.open("parent")
 
     async def request() -> Scope:
-        child = Scope("child", adopt=True, services=services, leftovers="parent", within=0.05)
+        child = Scope("child", adopt=True, services=services, leftovers="parent", grace=0.05)
         with suppress(LeaveError):
             async with child:
                 pool.use()
@@ -181,14 +181,14 @@ async def test_a_leftover_that_fails_later_is_in_the_parents_report(factory: Any
         raise ValueError(message)
 
     async def request() -> None:
-        async with Scope("child", adopt=True, leftovers="parent", within=0):
+        async with Scope("child", adopt=True, leftovers="parent", grace=0):
             asyncio.create_task(late(), name="late")  # noqa: RUF006 - adopted
 
     asyncio.get_running_loop().set_task_factory(factory)
     parent = await Scope.open("parent")
     await parent.spawn(request)
     gate.set()
-    report = await parent.drain(within=5)
+    report = await parent.drain(grace=5)
     asyncio.get_running_loop().set_task_factory(None)
     assert [(entry.name, entry.scope) for entry in report.failed] == [("late", "parent")]
 
@@ -202,7 +202,7 @@ async def test_what_a_leftover_creates_is_the_adopting_parents() -> None:
         drop(work)
 
     async with Scope("parent", adopt=True) as parent:
-        async with Scope("child", adopt=True, leftovers="parent", within=0):
+        async with Scope("child", adopt=True, leftovers="parent", grace=0):
             asyncio.create_task(housekeeper())  # noqa: RUF006 - adopted
         gate.set()
         await work.begun.wait()
@@ -214,8 +214,8 @@ async def test_what_a_leftover_creates_is_the_adopting_parents() -> None:
 async def test_the_parents_services_apply_to_what_it_is_handed() -> None:
     """A leftover that the parent knows as a service does not keep the parent busy."""
     pool = Pool(name="pool")
-    async with Scope("parent", adopt=True, services=["pool"], within=1) as parent:
-        async with Scope("child", adopt=True, leftovers="parent", within=0):
+    async with Scope("parent", adopt=True, services=["pool"], grace=1) as parent:
+        async with Scope("child", adopt=True, leftovers="parent", grace=0):
             pool.use()
         assert [entry.service for entry in parent.frontier()] == [True]
     assert pool.ended == ["ended"]

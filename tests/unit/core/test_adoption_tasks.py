@@ -331,7 +331,7 @@ async def test_a_task_that_swallows_cancellation_is_named_with_its_stack(factory
 
         await scope.spawn(create)
         await begun.wait()
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
     (entry,) = report.stuck
     assert (entry.name, entry.kind) == ("stubborn", "task")
     assert any("stubborn" in frame for frame in entry.stack)
@@ -344,7 +344,7 @@ async def test_a_job_that_waits_for_the_task_that_closes_is_not_stuck() -> None:
     ended: list[str] = []
 
     async def close() -> None:
-        await scope.aclose(within=0.05)
+        await scope.aclose(cleanup=0.05)
 
     async def work() -> None:
         try:
@@ -365,7 +365,7 @@ async def test_a_task_without_a_name_is_called_by_its_function() -> None:
     async def housekeeping() -> None:
         await anyio.sleep_forever()
 
-    async with Scope("a", adopt=True, within=0) as scope:
+    async with Scope("a", adopt=True, grace=0) as scope:
         tasks = [asyncio.create_task(housekeeping(), name=name) for name in (None, "cleaner")]
         names = [entry.name for entry in scope.frontier()]
         for task in tasks:

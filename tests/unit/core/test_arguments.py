@@ -165,7 +165,7 @@ async def test_a_deadline_must_be_a_number_of_seconds(seconds: Any) -> None:
         scope.drain(seconds),
         scope.drain(1, cleanup=seconds),
         scope.aclose(seconds),
-        Scope.open("bad", within=seconds),
+        Scope.open("bad", grace=seconds),
         Scope.open("bad", cleanup=seconds),
     ):
         with pytest.raises(ArgumentError, match=r"(within|cleanup) " + message):
@@ -191,7 +191,7 @@ async def test_only_a_drain_may_have_no_deadline() -> None:
 )
 async def test_a_good_deadline_is_taken(seconds: float) -> None:
     """Zero, whole numbers, however large, and infinity are numbers of seconds."""
-    scope = await Scope.open("good", within=seconds, cleanup=seconds)
+    scope = await Scope.open("good", grace=seconds, cleanup=seconds)
     assert (await scope.drain(seconds, cleanup=seconds)).ok
 
 

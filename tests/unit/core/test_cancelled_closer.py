@@ -25,12 +25,12 @@ WAKE_UPS_MAX = 250  # a loop that spins has thousands
 
 async def aclose(scope: Scope) -> Report:
     """Close by cancelling."""
-    return await scope.aclose(within=60)
+    return await scope.aclose(cleanup=60)
 
 
 async def drain(scope: Scope) -> Report:
     """Close by waiting for ever; cancelled, it turns into a close."""
-    return await scope.drain(within=None, cleanup=60)
+    return await scope.drain(grace=None, cleanup=60)
 
 
 either_way = pytest.mark.parametrize("close", [aclose, drain])
@@ -168,7 +168,7 @@ async def test_a_drain_that_waits_does_not_poll(within: float | None, backend: s
     await turns()
     wake_ups = WakeUps()
     with wake_ups.counted(backend):
-        report = await scope.drain(within=within)
+        report = await scope.drain(grace=within)
     assert report.completed == 1
     assert report.seconds >= seconds / 2
     assert 0 < wake_ups.count < 20
@@ -179,7 +179,7 @@ async def test_a_cancelled_drain_turns_into_a_close() -> None:
     scope = await Scope.open("a")
     scope.spawn(anyio.sleep_forever, name="endless")
     with anyio.move_on_after(0.01) as impatience:
-        await scope.drain(within=None)
+        await scope.drain(grace=None)
     assert impatience.cancelled_caught
     assert scope.report is not None
     assert [lost.name for lost in scope.report.cancelled] == ["endless"]
@@ -190,11 +190,11 @@ async def test_a_cancelled_drain_leaves_the_others_their_patience() -> None:
     reports: list[Report] = []
 
     async def patient() -> None:
-        reports.append(await scope.drain(within=None))
+        reports.append(await scope.drain(grace=None))
 
     async def impatient() -> None:
         with impatience:
-            await scope.drain(within=None)
+            await scope.drain(grace=None)
         left.set()
 
     impatience = anyio.CancelScope()
@@ -220,7 +220,7 @@ async def test_when_the_last_drainer_leaves_the_patience_ends() -> None:
 
     async def impatient() -> None:
         with anyio.move_on_after(0.01):
-            await scope.drain(within=None)
+            await scope.drain(grace=None)
 
     scope = await Scope.open("a")
     scope.spawn(anyio.sleep_forever, name="endless")
@@ -238,7 +238,7 @@ async def test_a_job_is_cancelled_while_it_closes_its_own_scope(backend: str) ->
 
     async def closer() -> None:
         try:
-            await scope.aclose(within=60)
+            await scope.aclose(cleanup=60)
         except CANCELLED:
             log.extend(careful.log)
             raise
@@ -251,7 +251,7 @@ async def test_a_job_is_cancelled_while_it_closes_its_own_scope(backend: str) ->
     for _ in range(3):
         job.cancel()
         await turns(1)
-    report = await scope.aclose(within=60)
+    report = await scope.aclose(cleanup=60)
     assert log == ["cleaning", "clean"]
     assert job.outcome is not None
     assert job.outcome.status == "cancelled"
@@ -267,7 +267,7 @@ async def test_a_closer_is_cancelled_while_a_stubborn_job_meets_the_deadline() -
         begun = anyio.current_time()
         with anyio.CancelScope() as impatience:
             impatience.cancel()
-            await scope.aclose(within=0.1)
+            await scope.aclose(cleanup=0.1)
         assert impatience.cancelled_caught
         assert 0.09 < anyio.current_time() - begun < 1
         assert scope.report is not None

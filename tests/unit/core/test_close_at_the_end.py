@@ -308,7 +308,7 @@ def test_the_program_ends_although_a_job_was_stuck(backend: str) -> None:
         made.append(scope)
         scope.spawn(obeys_late)
         await turns(2)
-        return len((await scope.aclose(within=0.05)).stuck)
+        return len((await scope.aclose(cleanup=0.05)).stuck)
 
     assert run_bounded(backend, main) == 1
     assert ended == ["at last"]

@@ -27,12 +27,12 @@ PROMPT = 1.0  # far above any scheduling, far below the deadlines
 
 async def aclose(scope: Scope) -> Report:
     """Close by cancelling."""
-    return await scope.aclose(within=4)
+    return await scope.aclose(cleanup=4)
 
 
 async def drain(scope: Scope) -> Report:
     """Close by waiting: the work in these tests ends as soon as the closing begins."""
-    return await scope.drain(within=4, cleanup=4)
+    return await scope.drain(grace=4, cleanup=4)
 
 
 either_way = pytest.mark.parametrize("close", [aclose, drain])
@@ -310,12 +310,12 @@ async def close_through(way: Callable[[Coroutine[Any, Any, Report]], Awaitable[N
     """Start a job that closes its own scope by way of another task."""
 
     async def closer() -> None:
-        await way(scope.aclose(within=4))
+        await way(scope.aclose(cleanup=4))
 
     scope = await Scope.open("a")
     job = scope.spawn(closer)
     await scope.closing()
-    assert_closed(scope, await scope.aclose(within=4))
+    assert_closed(scope, await scope.aclose(cleanup=4))
     assert job.done()
 
 
@@ -363,9 +363,9 @@ async def test_the_stricter_of_two_deadlines_holds(order: str, second: str) -> N
 
     async def closer(within: float, way: str) -> None:
         if way == "drain":
-            reports.append(await scope.drain(within=60, cleanup=within))
+            reports.append(await scope.drain(grace=60, cleanup=within))
         else:
-            reports.append(await scope.aclose(within=within))
+            reports.append(await scope.aclose(cleanup=within))
 
     scope = await Scope.open("a")
     async with Stubborn() as stubborn:
@@ -386,7 +386,7 @@ async def test_a_close_ends_the_patience_of_a_drain() -> None:
     reports: list[Report] = []
 
     async def drainer() -> None:
-        reports.append(await scope.drain(within=None))
+        reports.append(await scope.drain(grace=None))
 
     scope = await Scope.open("a")
     scope.spawn(anyio.sleep_forever, name="endless")
@@ -408,14 +408,14 @@ async def test_after_a_close_everyone_gets_that_report(close: Closer) -> None:
     report = await close(scope)
     assert await scope.aclose() is report
     assert await scope.drain() is report
-    assert await scope.drain(within=None) is report
+    assert await scope.drain(grace=None) is report
     assert scope.report is report
 
 
 @either_way
 async def test_a_closed_scope_inside_its_block_ends_without_a_word(close: Closer) -> None:
     """Who closed the scope has the report; the end of the block has no news."""
-    async with Scope("a", within=4) as scope:
+    async with Scope("a", grace=4) as scope:
         scope.spawn(anyio.sleep_forever if close is aclose else turns)
         report = await close(scope)
     assert scope.report is report
@@ -434,7 +434,7 @@ async def test_a_childs_job_waits_as_long_as_the_parents_close_takes(backend: st
             log.append("clean")
 
     async def closer() -> None:
-        await scope.aclose(within=30)
+        await scope.aclose(cleanup=30)
         log.append("closed")
 
     scope = await Scope.open("a")
@@ -442,7 +442,7 @@ async def test_a_childs_job_waits_as_long_as_the_parents_close_takes(backend: st
     await turns()
     job = scope.child("b", cleanup=0.01).spawn(closer)
     await scope.closing()
-    report = await scope.aclose(within=30)
+    report = await scope.aclose(cleanup=30)
     assert log == ["clean", "closed"]
     assert job.outcome == Outcome("completed")
     assert not report.stuck
@@ -452,7 +452,7 @@ async def test_a_closer_that_lingers_is_joined_by_the_others_deadline() -> None:
     """A job that closed its own scope and goes on for ever meets the deadline of the next closer."""
 
     async def closer() -> None:
-        await child.aclose(within=40)
+        await child.aclose(cleanup=40)
         await anyio.sleep_forever()
 
     scope = await Scope.open("a")
@@ -461,7 +461,7 @@ async def test_a_closer_that_lingers_is_joined_by_the_others_deadline() -> None:
     await child.closing()
     await turns()
     begun = anyio.current_time()
-    await scope.aclose(within=0.1)
+    await scope.aclose(cleanup=0.1)
     assert anyio.current_time() - begun < 0.1 + PROMPT
     assert job.done()
 

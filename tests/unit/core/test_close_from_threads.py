@@ -71,7 +71,7 @@ async def test_a_thread_of_the_scope_closes_it() -> None:
     """A function that runs in `scope.to_thread` closes the scope, and does not wait for itself."""
 
     def close_from_inside() -> Report:
-        report: Report = scope.from_thread(scope.aclose, within=2).result(timeout=10)
+        report: Report = scope.from_thread(scope.aclose, cleanup=2).result(timeout=10)
         return report
 
     scope = await Scope.open("a")

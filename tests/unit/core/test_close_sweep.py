@@ -65,7 +65,7 @@ async def with_open_scope(verb: str) -> None:
     if verb == "aclose":
         await scope.aclose()
     else:
-        await scope.drain(within=0.001)
+        await scope.drain(grace=0.001)
     assert scope.state == "closed"
 
 

@@ -183,7 +183,7 @@ async def test_a_task_group_with_endless_tasks_meets_the_deadline() -> None:
     await turns()
     begun = anyio.current_time()
     try:
-        report = await scope.aclose(within=0.1)
+        report = await scope.aclose(cleanup=0.1)
         assert anyio.current_time() - begun < 0.1 + PROMPT
         assert ended == ["task"]
         assert not report.stuck
@@ -342,7 +342,7 @@ async def test_a_context_that_fails_because_of_the_blocks_error_is_reported() ->
 async def test_a_block_whose_deadline_passes_leaves_its_contexts_without_an_error() -> None:
     """A timeout of the drain is not an exception of the block."""
     resource = Resource()
-    async with Raising(ExceptionGroup) as caught, Scope("a", within=0.01) as scope:
+    async with Raising(ExceptionGroup) as caught, Scope("a", grace=0.01) as scope:
         await scope.enter(resource)
         scope.spawn(anyio.sleep_forever)
     assert caught.group_contains(DrainTimeout)
@@ -360,7 +360,7 @@ async def test_an_entered_context_is_not_work() -> None:
     await scope.idle()
     assert not scope.frontier()
     group.cancel_scope.cancel()
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     assert report.ok
     assert report.seconds < PROMPT
 

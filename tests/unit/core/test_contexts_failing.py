@@ -95,7 +95,7 @@ async def test_a_context_that_hangs_on_leaving_is_reported_and_the_others_are_le
             else:
                 await scope.enter(Resource(name, log))
         begun = anyio.current_time()
-        report = await scope.aclose(within=0.1)
+        report = await scope.aclose(cleanup=0.1)
         assert anyio.current_time() - begun < 0.1 + PROMPT
         assert sorted(log[3:]) == ["exit first", "exit last", "exit middle"]
         (stuck,) = report.stuck
@@ -110,7 +110,7 @@ async def test_a_context_that_can_be_cancelled_on_leaving_is_not_stuck() -> None
     scope = await Scope.open("s")
     await scope.enter(Resource("outer", log))
     await scope.enter(HangingExit("hanging", log, rescue.wait))
-    report = await scope.aclose(within=0.1)
+    report = await scope.aclose(cleanup=0.1)
     rescue.set()  # or a mistake would hang the test as well
     await turns()
     assert log[2:] == ["exit hanging", "exit outer"]
@@ -130,7 +130,7 @@ async def test_contexts_are_left_although_something_is_stuck(culprit: str) -> No
         else:
             scope.hold("request", "culprit")
         await turns()
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
         assert log[2:] == ["exit inner", "exit outer"]
         assert [lost.name for lost in [*report.stuck, *report.undelivered]] == ["culprit"]
 
@@ -144,7 +144,7 @@ async def test_the_deadline_is_one_for_the_work_and_the_contexts(backend: str) -
         scope.spawn(stubborn.run, name="stubborn")
         await turns()
         begun = anyio.current_time()
-        report = await scope.aclose(within=within)
+        report = await scope.aclose(cleanup=within)
         assert anyio.current_time() - begun < 1.5 * within
         assert len(report.stuck) == 2
 
@@ -249,7 +249,7 @@ async def test_closed_while_entering(how: str) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(enterer)
         await context.begun.wait()
-        report = await (scope.aclose() if how == "aclose" else scope.drain(within=0.01))
+        report = await (scope.aclose() if how == "aclose" else scope.drain(grace=0.01))
     assert len(outcomes) == 1
     assert context.cleaned
     assert not context.is_open
@@ -297,7 +297,7 @@ async def test_closed_while_a_context_cannot_be_entered_nor_cancelled() -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(enterer)
                 await turns()
-                report = await scope.aclose(within=0.05)
+                report = await scope.aclose(cleanup=0.05)
                 await turns(20)
                 rescue.cancel()  # of a caller that hangs
         assert len(outcomes) == 1, "enter() hangs"

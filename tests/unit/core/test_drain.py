@@ -123,7 +123,7 @@ async def test_a_drain_waits_for_everything_in_flight() -> None:
 async def test_a_drain_without_a_deadline_waits_as_long_as_it_takes(
     backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`within=None` waits for hours, and says what for, so that nobody wonders."""
+    """`grace=None` waits for hours, and says what for, so that nobody wonders."""
     scope = await Scope.open("drain")
     gate = anyio.Event()
     scope.spawn(gate.wait, name="slow")

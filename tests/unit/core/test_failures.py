@@ -63,7 +63,7 @@ async def test_every_failure_is_in_the_report_with_its_job() -> None:
     scope.child("b").spawn(failing_when_cancelled, LATE, name="cancelled")
     scope.spawn(failing, BODY, name="service", service=True)
     await turns()
-    report = await scope.drain(within=0.01)
+    report = await scope.drain(grace=0.01)
     assert {lost.name: lost.error for lost in report.failed} == {
         "before": FIRST,
         "during": SECOND,
@@ -140,7 +140,7 @@ async def test_a_block_that_is_cancelled_while_it_drains_raises_the_cancellation
 
 async def test_a_deadline_that_passes_joins_the_failures() -> None:
     """`within` passed with work left: DrainTimeout, with the report, beside the errors."""
-    async with Raising(ExceptionGroup) as caught, Scope("a", within=0.01) as scope:
+    async with Raising(ExceptionGroup) as caught, Scope("a", grace=0.01) as scope:
         scope.spawn(failing, FIRST)
         scope.spawn(anyio.sleep_forever)
     timeout, rest = caught.value.split(DrainTimeout)

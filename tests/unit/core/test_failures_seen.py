@@ -34,7 +34,7 @@ async def run(use: Any, *, on_error: Any = "collect") -> Scope:
     scope = await Scope.open("app", adopt=True, on_error=on_error)
     await scope.spawn(use)
     await turns()
-    await scope.drain(within=None)
+    await scope.drain(grace=None)
     return scope
 
 

@@ -71,7 +71,7 @@ async def test_a_thread_closes_the_scope() -> None:
     scope = await Scope.open("threads")
     job = scope.spawn(anyio.sleep_forever)
     await anyio.lowlevel.checkpoint()
-    report = await in_a_thread(lambda: scope.from_thread(scope.aclose, within=1))
+    report = await in_a_thread(lambda: scope.from_thread(scope.aclose, cleanup=1))
     assert (report, job.done(), len(report.cancelled)) == (scope.report, True, 1)
 
 
@@ -81,7 +81,7 @@ async def test_a_thread_of_the_scope_itself_closes_it() -> None:
     ended = threading.Event()
 
     def close() -> None:
-        reports.append(scope.from_thread(scope.aclose, within=1).result(PATIENCE_SECONDS))
+        reports.append(scope.from_thread(scope.aclose, cleanup=1).result(PATIENCE_SECONDS))
         ended.set()
 
     scope = await Scope.open("threads")

@@ -430,6 +430,6 @@ async def test_a_detail_that_cannot_be_shown_is_named_by_its_type() -> None:
     scope.hold("request", "one", value=Unspeakable())
     text = "value=<Unspeakable, whose str raised ZeroDivisionError>"
     assert text in str(scope.frontier())
-    report = await scope.aclose(within=0)
+    report = await scope.aclose(cleanup=0)
     assert "Unspeakable" in str(report)
     assert "Unspeakable" in scope.report.to_json() if scope.report else False

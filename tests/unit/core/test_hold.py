@@ -124,7 +124,7 @@ async def test_a_hold_of_a_closed_scope_may_still_be_released() -> None:
     """Late is harmless: the report has been written, and stays as it is."""
     scope = await Scope.open("hold")
     hold = scope.hold("request", "late")
-    report = await scope.aclose(within=0.01)
+    report = await scope.aclose(cleanup=0.01)
     assert [item.name for item in report.undelivered] == ["late"]
     hold.release()
     hold.release()
@@ -158,13 +158,13 @@ async def test_no_word_is_reserved(kind: str) -> None:
         hold = scope.hold(kind, "mine")
         assert [(entry.kind, entry.name) for entry in scope.frontier()] == [(kind, "mine")]
         assert len(scope.frontier()) == 1
-        assert (await scope.aclose(within=0.01)).handed_over == 1
+        assert (await scope.aclose(cleanup=0.01)).handed_over == 1
         assert len(above.frontier()) == 1
         hold.release()
         await above.idle()
     scope = await Scope.open("hold")
     hold = scope.hold(kind, "mine")
-    report = await scope.aclose(within=0.01)
+    report = await scope.aclose(cleanup=0.01)
     assert [item.kind for item in report.undelivered] == [kind]
     hold.release()
 

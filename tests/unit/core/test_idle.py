@@ -286,7 +286,7 @@ async def test_idle_ends_with_the_scope() -> None:
         waiter = outside.spawn(scope.idle)
         await let_others_run()
         assert not waiter.done()
-        report = await scope.aclose(within=0.01)
+        report = await scope.aclose(cleanup=0.01)
         assert len(report.undelivered) == 1
         await waiter
     await scope.idle()

@@ -53,7 +53,7 @@ async def test_a_block_hands_over_at_its_deadline_and_raises_nothing() -> None:
     """Work that goes on under the parent is not lost, so the block does not raise."""
     async with Scope("parent") as parent:
         gate = anyio.Event()
-        async with Scope("child", leftovers="parent", within=SHORT_SECONDS) as child:
+        async with Scope("child", leftovers="parent", grace=SHORT_SECONDS) as child:
             child.spawn(let_others_run)
             child.spawn(gate.wait)
         assert (report_of(child).completed, report_of(child).handed_over) == (1, 1)

@@ -204,7 +204,7 @@ async def test_it_is_not_dissolved_while_anything_is_left(
     before = scope.state
     assert not scope.dissolve()
     assert scope.state == before
-    await parent.aclose(within=0.05)
+    await parent.aclose(cleanup=0.05)
     assert scope.state == "closed"
 
 

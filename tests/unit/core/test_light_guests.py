@@ -198,7 +198,7 @@ async def test_a_visitor_is_told_when_the_scope_is_closed() -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(visit)
                 await begun.wait()
-                report = await scope.aclose(within=20 if obeys else SHORT_SECONDS)
+                report = await scope.aclose(cleanup=20 if obeys else SHORT_SECONDS)
                 assert [item.name for item in report.stuck] == ([] if obeys else ["visits"])
                 go.set()
 
@@ -348,7 +348,7 @@ async def test_a_held_scope_that_does_not_end_is_stuck() -> None:
         scope.held_by(outer)
         scope.spawn(stubborn.run)
         await turns()
-        report = await outer.aclose(within=SHORT_SECONDS)
+        report = await outer.aclose(cleanup=SHORT_SECONDS)
         assert [item.name for item in report.stuck] == ["inside"]
     await scope.idle()
     await scope.aclose()

@@ -88,7 +88,7 @@ async def test_the_report_counts_all_that_has_ended(child: Child) -> None:
     scope.spawn(anyio.sleep_forever, name="cut")
     scope.hold("request", "unanswered")
     await turns()
-    report = await parent.aclose(within=0.05)
+    report = await parent.aclose(cleanup=0.05)
     for seen in (report, scope.report):
         assert seen is not None
         assert (seen.completed, seen.withdrawn, seen.handled, seen.services) == (1, 1, 1, 1)

@@ -79,7 +79,7 @@ async def test_cleanup_of_cancelled_work_may_start_nothing(act: Act) -> None:
     scope = await Scope.open("a")
     scope.spawn(job, name="job")
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert len(refused) == 1
     assert report.seconds < PROMPT
     assert [lost.name for lost in report.cancelled] == ["job"]
@@ -128,12 +128,12 @@ async def looks(scope: Scope) -> None:
 
 async def closes(scope: Scope) -> None:
     """Close the scope, as careful code does when it fails."""
-    await scope.aclose(within=4)
+    await scope.aclose(cleanup=4)
 
 
 async def drains(scope: Scope) -> None:
     """Drain the scope."""
-    await scope.drain(within=None)
+    await scope.drain(grace=None)
 
 
 async def closes_and_looks(scope: Scope) -> None:
@@ -175,7 +175,7 @@ async def test_cleanup_of_cancelled_work_may_ask_and_close(act: Act, jobs: int) 
     held = scope.hold("request", "early")
     scope.spawn(held_until_cancelled, held.release)
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert ended == jobs
     assert report.seconds < PROMPT
     assert not report.stuck
@@ -204,7 +204,7 @@ async def test_a_service_that_is_stopped_may_ask_and_close(act: Act) -> None:
     scope = await Scope.open("a")
     job = scope.spawn(service, service=True)
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert job.done()
     assert report.seconds < PROMPT
     assert not report.stuck
@@ -228,7 +228,7 @@ async def test_a_registry_lock_that_nobody_holds_is_taken_and_left() -> None:
     for number in range(10):
         scope.spawn(job, number)
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert not registry
     assert report.seconds < PROMPT
     assert len(report.cancelled) == 10
@@ -250,7 +250,7 @@ async def test_a_registry_lock_that_the_closer_holds_costs_the_deadline_and_no_m
     await turns()
     begun = anyio.current_time()
     async with lock:
-        report = await scope.aclose(within=0.1)
+        report = await scope.aclose(cleanup=0.1)
     assert anyio.current_time() - begun < PROMPT
     assert len(report.cancelled) == 3
     assert all(job.done() for job in jobs)
@@ -276,7 +276,7 @@ async def test_a_shielded_wait_for_the_closers_lock_is_reported_as_stuck() -> No
     scope.spawn(job, name="job")
     await turns()
     async with lock:
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
     assert [lost.name for lost in report.stuck] == ["job"]
     assert "Lock" in str(report)
     await turns()
@@ -329,7 +329,7 @@ async def test_a_jobs_done_callback_may_reenter(backend: str) -> None:
     scope.spawn(anyio.sleep_forever, key="other")
     job._when_done(callback)
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert seen[1] == "refused"
     assert report.seconds < PROMPT
     assert len(report.cancelled) == 2

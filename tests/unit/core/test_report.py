@@ -46,7 +46,7 @@ async def everything() -> Report:
         where.spawn(anyio.sleep_forever, service=True)
     holds = [where.hold("request", f"lost in {where.name}", size=1) for where in (scope, child)]
     await let_others_run()
-    report = await scope.aclose(within=0.01)
+    report = await scope.aclose(cleanup=0.01)
     for hold in holds:
         hold.release()
     return report
@@ -254,7 +254,7 @@ async def test_a_report_does_not_change_after_it_was_given() -> None:
     given: list[tuple[Report, str]] = []
 
     async def close_and_linger() -> None:
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
         given.append((report, report.to_json()))
         await anyio.sleep_forever()
 

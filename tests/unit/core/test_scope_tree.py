@@ -226,7 +226,7 @@ async def test_the_end_of_a_block_waits_for_its_work() -> None:
 
 async def test_a_deadline_on_the_block_that_is_kept() -> None:
     """Work that ends within the block's deadline is not lost, and nothing is raised."""
-    async with Scope("tree", within=60) as scope:
+    async with Scope("tree", grace=60) as scope:
         scope.spawn(let_others_run)
     assert report_of(scope).ok
 
@@ -234,7 +234,7 @@ async def test_a_deadline_on_the_block_that_is_kept() -> None:
 async def test_a_deadline_on_the_block_that_passes() -> None:
     """What is left is cancelled, and the block raises a group with a `DrainTimeout`."""
     with pytest.RaisesGroup(pytest.RaisesExc(DrainTimeout, match="sleeper")) as caught:
-        async with Scope("tree", within=SHORT_SECONDS) as scope:
+        async with Scope("tree", grace=SHORT_SECONDS) as scope:
             scope.spawn(anyio.sleep_forever, name="sleeper")
     (error,) = caught.value.exceptions
     assert isinstance(error, DrainTimeout)
@@ -251,14 +251,14 @@ async def test_a_deadline_that_passes_without_a_loss() -> None:
 
     told = pytest.RaisesExc(DrainTimeout, match="the deadline passed, .* nothing lost: 1 completed")
     with pytest.RaisesGroup(told):
-        async with Scope("tree", within=SHORT_SECONDS) as scope:
+        async with Scope("tree", grace=SHORT_SECONDS) as scope:
             scope.spawn(obedient)
 
 
 async def test_a_deadline_on_the_block_and_a_failure() -> None:
     """The group has the failures and the timeout, side by side."""
     with pytest.RaisesGroup(LookupError, DrainTimeout):
-        async with Scope("tree", within=SHORT_SECONDS) as scope:
+        async with Scope("tree", grace=SHORT_SECONDS) as scope:
             scope.spawn(anyio.sleep_forever)
             scope.spawn(fail)
 
@@ -266,7 +266,7 @@ async def test_a_deadline_on_the_block_and_a_failure() -> None:
 async def test_a_hold_that_is_left_at_the_deadline_is_a_timeout() -> None:
     """A block with a hold that nobody released has lost it, and says so."""
     with pytest.RaisesGroup(DrainTimeout):
-        async with Scope("tree", within=SHORT_SECONDS, cleanup=SHORT_SECONDS) as scope:
+        async with Scope("tree", grace=SHORT_SECONDS, cleanup=SHORT_SECONDS) as scope:
             hold = scope.hold("request", "lost")
     assert len(report_of(scope).undelivered) == 1
     hold.release()
@@ -274,7 +274,7 @@ async def test_a_hold_that_is_left_at_the_deadline_is_a_timeout() -> None:
 
 async def test_a_body_that_raises_cancels_its_work_at_once() -> None:
     """The body's exception comes out as it was, and the deadline is not waited for."""
-    scope = Scope("tree", within=3600)
+    scope = Scope("tree", grace=3600)
 
     async def block() -> None:
         async with scope:

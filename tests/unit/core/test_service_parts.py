@@ -111,7 +111,7 @@ async def run_service(
     await turns()
     assert all(entry.service for entry in scope.frontier()), str(scope.frontier())
     await scope.idle()
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     asyncio.get_running_loop().set_task_factory(None)
     return scope, report
 
@@ -174,7 +174,7 @@ async def test_a_task_that_a_service_starts_and_leaves_is_work(factory: Any, kep
     await turns()
     assert len(scope.frontier()) == 1
     asyncio.get_running_loop().call_later(0, gate.set)
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     asyncio.get_running_loop().set_task_factory(None)
     assert (done, report.ok, report.completed, report.services) == (["request"], True, 1, 1)
 
@@ -212,7 +212,7 @@ async def test_what_a_service_leaves_when_it_is_stopped_is_reported() -> None:
     scope.spawn(serve, service=True)
     await turns()
     await scope.idle()
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     names = [item.name.rpartition(".")[2] for item in report.cancelled]
     assert (names, report.services) == (["handle", "handle"], 1)
 
@@ -260,7 +260,7 @@ async def test_a_task_that_is_awaited_later_becomes_part_of_the_service(factory:
     gate.set()
     await turns()
     await scope.idle()
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     asyncio.get_running_loop().set_task_factory(None)
     assert (report.ok, report.services) == (True, 1)
 
@@ -302,7 +302,7 @@ async def test_a_close_does_not_spin(*, service: bool) -> None:
     else:
         await scope.spawn(call, begin)
     await turns()
-    report = await scope.aclose(within=0.5)
+    report = await scope.aclose(cleanup=0.5)
     assert len(begun) < 150
     assert not report.ok
     begun[-1].remove_done_callback(begin)

@@ -85,7 +85,7 @@ async def test_a_job_that_swallows_and_waits_again_does_not_end_the_load(way: Wa
     await turns()
     other = b.spawn(plain, load)
     await turns()
-    report = await a.aclose(within=0.2)
+    report = await a.aclose(cleanup=0.2)
     assert [item.name for item in report.stuck] == [job.name]
     load.gate.set()
     assert await other == "loaded"

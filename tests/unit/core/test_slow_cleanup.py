@@ -105,7 +105,7 @@ async def clean_up(cleanup: Callable[[float, list[str]], Awaitable[None]], backe
     scope = await Scope.open("a")
     scope.spawn(job, name="job")
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert log == ["clean"]
     assert [lost.name for lost in report.cancelled if lost.scope == "a"] == ["job"]
     assert seconds <= report.seconds + 0.01
@@ -160,7 +160,7 @@ async def test_a_close_that_waits_for_a_cleanup_does_not_spin(backend: str) -> N
         scope.spawn(in_finally, 0.05, [])
         await turns()
         with wake_ups.counted(backend):
-            await scope.aclose(within=4)
+            await scope.aclose(cleanup=4)
     assert 0 < wake_ups.count < 10 * 25
 
 
@@ -173,7 +173,7 @@ async def test_a_job_that_was_cleaning_up_before_the_close_is_let_finish(backend
     await turns()
     job.cancel()
     await turns()
-    report = await scope.aclose(within=4)
+    report = await scope.aclose(cleanup=4)
     assert log == ["clean"]
     assert not report.stuck
 

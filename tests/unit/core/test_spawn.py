@@ -174,7 +174,7 @@ async def test_nobody_needs_to_keep_a_hold() -> None:
     scope.hold("request", "forgotten")
     await collect_at_every_step()
     assert [entry.name for entry in scope.frontier()] == ["forgotten"]
-    report = await scope.aclose(within=0.01)
+    report = await scope.aclose(cleanup=0.01)
     assert [item.name for item in report.undelivered] == ["forgotten"]
     assert not graveyard.graveyards, "a hold that nobody can release any more is kept for ever"
 

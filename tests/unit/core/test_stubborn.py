@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("jobs", [1, 50])
 async def test_a_stubborn_job_meets_the_deadline(jobs: int, backend: str) -> None:
-    """`aclose(within=0.1)` takes a tenth of a second, however many do not want to end."""
+    """`aclose(cleanup=0.1)` takes a tenth of a second, however many do not want to end."""
     async with Stubborn() as stubborn:
         scope = await Scope.open("a")
         for number in range(jobs):
@@ -41,7 +41,7 @@ async def test_what_is_stuck_is_reported_with_its_stack() -> None:
         scope = await Scope.open("a")
         scope.spawn(stubborn.run, name="stubborn")
         await turns()
-        (stuck,) = (await scope.aclose(within=0.05)).stuck
+        (stuck,) = (await scope.aclose(cleanup=0.05)).stuck
         assert (stuck.kind, stuck.name, stuck.scope) == ("job", "stubborn", "a")
         assert stuck.where is not None
         assert stuck.where.partition(":")[0] == __file__
@@ -58,11 +58,11 @@ async def test_every_way_to_close_has_a_deadline(how: str, backend: str) -> None
             scope = await Scope.open("a")
             scope.spawn(stubborn.run)
             await turns()
-            await scope.drain(within=0.05, cleanup=0.05)
+            await scope.drain(grace=0.05, cleanup=0.05)
         else:
             async with (
                 Raising((ExceptionGroup, KeyError)),
-                Scope("a", within=0.05, cleanup=0.05) as scope,
+                Scope("a", grace=0.05, cleanup=0.05) as scope,
             ):
                 scope.spawn(stubborn.run)
                 await turns()
@@ -91,7 +91,7 @@ async def test_a_cancellation_is_swallowed_ten_times() -> None:
     scope = await Scope.open("a")
     scope.spawn(ten_times, name="ten times")
     await turns()
-    report = await scope.aclose(within=5)
+    report = await scope.aclose(cleanup=5)
     assert swallowed == 10
     assert [lost.name for lost in report.cancelled] == ["ten times"]
     assert not report.stuck
@@ -105,7 +105,7 @@ async def test_a_stubborn_job_is_asked_again_with_restraint(within: float) -> No
         scope = await Scope.open("a")
         scope.spawn(stubborn.run)
         await turns()
-        await scope.aclose(within=within)
+        await scope.aclose(cleanup=within)
         assert 3 <= stubborn.deliveries <= 12 + 4 * within
 
 
@@ -129,7 +129,7 @@ async def test_a_job_that_swallows_and_waits_for_another_task_is_asked_again(
     scope = await Scope.open("a")
     scope.spawn(ten_times)
     await turns()
-    report = await scope.aclose(within=10)
+    report = await scope.aclose(cleanup=10)
     release.set()
     await turns()
     assert swallowed == 10
@@ -141,7 +141,7 @@ async def closers(scope: Scope) -> None:
     """Start many tasks that call for the close, one turn of the loop after the other."""
 
     async def closer() -> None:
-        await scope.aclose(within=1)
+        await scope.aclose(cleanup=1)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(200):
@@ -154,7 +154,7 @@ async def children(scope: Scope) -> None:
     for number in range(200):
         scope.child(f"child {number}").spawn(ending_after, number)
     await turns(1)
-    await scope.aclose(within=1)
+    await scope.aclose(cleanup=1)
 
 
 async def services(scope: Scope) -> None:
@@ -162,7 +162,7 @@ async def services(scope: Scope) -> None:
     for number in range(200):
         scope.spawn(ending_after, number, service=True)
     await turns(1)
-    await scope.aclose(within=1)
+    await scope.aclose(cleanup=1)
 
 
 async def ending_after(number: int) -> None:
@@ -241,7 +241,7 @@ async def test_a_child_that_was_being_closed_hands_its_stuck_job_to_the_parents_
         async with anyio.create_task_group() as group:
             group.start_soon(child.aclose, 60)
             await child.closing()
-            report = await scope.aclose(within=0.05)
+            report = await scope.aclose(cleanup=0.05)
         assert [(lost.name, lost.scope) for lost in report.stuck] == [("stubborn", "b")]
 
 
@@ -260,7 +260,7 @@ async def test_a_stuck_job_that_ends_later_disturbs_nobody(
         scope = await Scope.open("a")
         job = scope.spawn(late, name="late")
         await turns()
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
         before = str(report)
     assert job.done()
     assert str(report) == before
@@ -278,7 +278,7 @@ async def test_what_is_stuck_does_not_keep_the_rest_from_being_closed() -> None:
         child = scope.child("b")
         childs = child.spawn(anyio.sleep_forever, service=True)
         await turns()
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
         assert [lost.name for lost in report.stuck] == ["stubborn"]
         assert [lost.name for lost in report.undelivered] == ["unanswered"]
         assert service.done()
@@ -317,5 +317,5 @@ async def test_a_cleanup_of_an_error_that_came_of_the_cancellation_is_left_alone
     scope = await Scope.open("a")
     scope.spawn(work)
     await turns()
-    await scope.aclose(within=5)
+    await scope.aclose(cleanup=5)
     assert ended == ["clean"]

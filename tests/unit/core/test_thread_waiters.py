@@ -89,7 +89,7 @@ async def close_over_a_thread(way: str, *, adopted: bool = False) -> Report:
     task = await scope.spawn(start) if adopted else None
     job = None if adopted else scope.spawn(endpoint, name="endpoint")
     await begun.wait()
-    report = await scope.aclose(within=0.05)
+    report = await scope.aclose(cleanup=0.05)
     gate.set()
     while not (job or task).done():  # type: ignore[union-attr]  # there is one of them
         await turns()
@@ -115,7 +115,7 @@ async def test_a_task_that_waits_for_thread_after_thread_starts_no_more() -> Non
     scope = await Scope.open("a")
     scope.spawn(consume)
     await begun.wait()
-    closing = asyncio.create_task(scope.aclose(within=60))
+    closing = asyncio.create_task(scope.aclose(cleanup=60))
     await turns()
     gate.set()
     report = await closing
@@ -139,7 +139,7 @@ async def test_a_task_is_cancelled_when_its_thread_has_returned() -> None:
     scope = await Scope.open("a")
     scope.spawn(endpoint)
     await begun.wait()
-    closing = asyncio.create_task(scope.aclose(within=60))
+    closing = asyncio.create_task(scope.aclose(cleanup=60))
     await turns()
     assert not closing.done()
     gate.set()

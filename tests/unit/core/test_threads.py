@@ -101,7 +101,7 @@ async def test_a_close_waits_for_an_abandoned_thread_within_its_time() -> None:
 
     scope.spawn(let_go)
     await anyio.lowlevel.checkpoint()
-    report = await scope.aclose(within=PATIENCE_SECONDS)
+    report = await scope.aclose(cleanup=PATIENCE_SECONDS)
     assert (blocking.ended.is_set(), job.done(), report.stuck) == (True, True, ())
 
 
@@ -111,7 +111,7 @@ async def test_a_thread_that_outlives_the_deadline_is_stuck_with_its_stack() -> 
     scope = await Scope.open("threads")
     scope.spawn(scope.to_thread, blocking)
     await until(blocking.begun)
-    report = await scope.aclose(within=0.05)
+    report = await scope.aclose(cleanup=0.05)
     (entry,) = report.stuck
     assert (entry.kind, entry.scope) == ("thread", "threads")
     assert any(frame.endswith(" in Blocking.__call__") for frame in entry.stack)
@@ -126,7 +126,7 @@ async def test_what_a_stuck_thread_raises_later_is_logged(caplog: pytest.LogCapt
     scope = await Scope.open("threads")
     scope.spawn(scope.to_thread, blocking)
     await until(blocking.begun)
-    report = await scope.aclose(within=0.05)
+    report = await scope.aclose(cleanup=0.05)
     assert len(report.stuck) == 1
     blocking.gate.set()
     await buried(scope)
@@ -233,7 +233,7 @@ async def test_a_failure_after_abandonment_is_in_the_report() -> None:
     with pytest.raises(JobCancelled):
         await job
     blocking.gate.set()
-    report = await scope.drain(within=PATIENCE_SECONDS)
+    report = await scope.drain(grace=PATIENCE_SECONDS)
     (entry,) = report.failed
     assert (entry.kind, str(entry.error)) == ("thread", "too late for the waiter")
 
@@ -250,7 +250,7 @@ async def test_a_failure_in_the_moment_of_abandonment_is_in_the_report() -> None
     assert blocking.ended.wait(PATIENCE_SECONDS)
     while hold.ident is not None:  # type: ignore[attr-defined]  # a thread's hold has it
         pass
-    report = await scope.drain(within=PATIENCE_SECONDS)
+    report = await scope.drain(grace=PATIENCE_SECONDS)
     assert [str(entry.error) for entry in report.failed] == ["just then"]
 
 
@@ -264,7 +264,7 @@ async def test_to_thread_is_refused_after_the_closing_began() -> None:
 
     scope = await Scope.open("threads")
     scope.spawn(work)
-    report = await scope.drain(within=PATIENCE_SECONDS)
+    report = await scope.drain(grace=PATIENCE_SECONDS)
     with pytest.raises(ScopeClosed):
         await scope.to_thread(called.append, "too late")
     assert (called, report.ok) == (["by running work"], True)
@@ -316,7 +316,7 @@ async def test_a_release_by_a_thread_follows_a_hold_that_is_handed_over() -> Non
             pass  # the thread has ended before the loop goes on
 
     await parent.spawn(release_while_it_moves)
-    report = await parent.drain(within=1, cleanup=0.05)
+    report = await parent.drain(grace=1, cleanup=0.05)
     assert (report.undelivered, child.state) == ((), "closed")
 
 

@@ -278,10 +278,10 @@ class InDrain:
             await self._world.hand("b", handler)
         return cascade
 
-    async def drain(self, within: float = 60.0) -> Report:
+    async def drain(self, grace: float = 60.0) -> Report:
         """Drain the agent, and give the word when that has begun."""
         async with Scope("draining") as scope:
-            draining = scope.spawn(self.node.drain, within)
+            draining = scope.spawn(self.node.drain, grace)
             await until(lambda: self.node.health.state != "ready")
             self.gate.set()
             return await draining

@@ -286,7 +286,7 @@ async def test_a_close_leaves_a_stubborn_runner_no_more_time_than_it_has(backend
     pool = world.pool(scope=scope, grace=100)
     await fill(pool)
     begun = anyio.current_time()
-    report = await scope.aclose(within=0.5)
+    report = await scope.aclose(cleanup=0.5)
     assert anyio.current_time() - begun < 0.5 + SCHEDULING[backend]
     assert all(0 < min(runner.graces) <= 0.45 + ROUNDING for runner in world.runners)
     assert not report.stuck
@@ -305,7 +305,7 @@ async def test_a_drain_hurries_a_stop_that_is_under_way(backend: str) -> None:
     await turns(5)
     assert pool.stats.stopping == 1
     begun = anyio.current_time()
-    report = await scope.aclose(within=0.5)
+    report = await scope.aclose(cleanup=0.5)
     assert anyio.current_time() - begun < 0.5 + SCHEDULING[backend]
     assert not report.stuck
     assert world.total() == 0
@@ -329,7 +329,7 @@ async def test_a_runner_that_cannot_be_stopped_is_stuck() -> None:
     other = await Scope.open("other")
     job = other.spawn(pool.release, "a")
     await turns(5)
-    report = await scope.aclose(within=0.1)
+    report = await scope.aclose(cleanup=0.1)
     stuck = [(item.kind, item.name) for item in report.stuck]
     assert ("runner", "a") in stuck
     assert await job

@@ -238,7 +238,7 @@ async def test_a_close_that_is_made_shorter_hurries_the_runners(backend: str) ->
     await turns(20)
     assert pool.stats.stopping == 1
     begun = anyio.current_time()
-    report = await scope.aclose(within=0.5)
+    report = await scope.aclose(cleanup=0.5)
     assert anyio.current_time() - begun < 0.5 + SCHEDULING[backend]
     assert 0 < min(world.runners[0].graces) <= 0.45 + ROUNDING  # and not by the last call
     assert not report.stuck

@@ -67,7 +67,7 @@ async def test_it_is_held_in_the_step_of_the_fork(census: Census) -> None:
         coroutine.send(None)  # to its first suspension
         assert [entry.details["pid"] for entry in scope.frontier().in_flight] == census.pids
         coroutine.close()  # nobody will ever wait for it
-        await scope.aclose(within=1)
+        await scope.aclose(cleanup=1)
 
 
 async def test_it_leads_a_session_and_a_group() -> None:
@@ -148,7 +148,7 @@ async def test_many_are_stopped_at_the_same_time() -> None:
     for _ in range(5):
         await start_process(processes.STUBBORN, scope=scope, ready=READY, grace=1)
     began = time.monotonic()
-    report = await scope.aclose(within=30)
+    report = await scope.aclose(cleanup=30)
     assert 1 <= time.monotonic() - began < 4
     assert len(report.cancelled) == 5
     assert not report.stuck
@@ -159,7 +159,7 @@ async def test_a_close_that_is_shorter_than_the_grace_kills_in_time(within: floa
     """Nothing is stuck, and nothing runs when the close returns."""
     scope = await Scope.open("a")
     process = await start_process(processes.STUBBORN_PARENT, scope=scope, ready=READY, grace=60)
-    report = await scope.aclose(within=within)
+    report = await scope.aclose(cleanup=within)
     assert runs_in(process.pid) == []
     assert not report.stuck
     assert report.seconds < (within or 10)
@@ -176,7 +176,7 @@ async def test_a_close_that_is_made_shorter_is_noticed() -> None:
             await anyio.lowlevel.checkpoint()
         await turns(5)  # the owner knows of the first deadline
         began = time.monotonic()
-        report = await scope.aclose(within=1.5)
+        report = await scope.aclose(cleanup=1.5)
         assert time.monotonic() - began < 1.5
     assert not report.stuck
     assert process.returncode == -signal.SIGKILL
@@ -198,7 +198,7 @@ async def test_what_outlives_sigkill_is_stuck(monkeypatch: pytest.MonkeyPatch) -
             await process.stop(grace=GRACE)
         assert signalled == [signal.SIGTERM, signal.SIGKILL]
         assert scope.frontier().in_flight[0].details["state"] == "stuck"
-        report = await scope.aclose(within=0.1)
+        report = await scope.aclose(cleanup=0.1)
     assert [item.name for item in report.stuck] == ["x"]
     assert "lifeline=watcher" in str(report)
     os.killpg(process.pid, signal.SIGKILL)
@@ -220,7 +220,7 @@ async def test_a_service_does_not_keep_the_scope_busy() -> None:
 async def test_leftovers_are_handed_to_the_parent() -> None:
     """A process may outlive its scope in the one around it."""
     async with Scope("outer") as outer:
-        async with Scope("inner", leftovers="parent", within=0):
+        async with Scope("inner", leftovers="parent", grace=0):
             process = await start_process(processes.POLITE, ready=READY)
         assert [entry.details["pid"] for entry in outer.frontier()] == [process.pid]
         await process.stop()

@@ -53,7 +53,7 @@ async def starting(census: Census, argv: list[str]) -> None:
         # A start that was cancelled has left nothing; a process that was given out is the scope's.
         if not started or started[0].state != "ready":
             check(census, *started)
-        await scope.aclose(within=1)
+        await scope.aclose(cleanup=1)
         check(census, *started)
 
 

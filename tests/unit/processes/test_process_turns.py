@@ -99,7 +99,7 @@ def test_two_loops_of_one_thread_start_processes_at_once() -> None:
 
         for _ in range(STARTS):
             scope.spawn(start)
-        await scope.drain(within=None)
+        await scope.drain(grace=None)
         return scope._backend.name, codes.count(0)
 
     async def host() -> None:

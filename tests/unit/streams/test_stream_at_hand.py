@@ -106,7 +106,7 @@ async def test_a_stream_that_was_left_does_not_hold_up_a_drain() -> None:
     async with Scope("a") as scope:
         numbers = stream_of(source, scope)
         assert await anext(numbers) == 0
-        assert (await scope.drain(within=None)).ok
+        assert (await scope.drain(grace=None)).ok
     assert source.diary == ["left"]
 
 

@@ -27,7 +27,7 @@ async def test_closing_the_scope_closes_a_half_read_stream(verb: str, buffer: in
     source = stream(counter, buffer=buffer, scope=scope)
     await anext(source)
     await turns()
-    report = await (scope.aclose() if verb == "aclose" else scope.drain(within=None))
+    report = await (scope.aclose() if verb == "aclose" else scope.drain(grace=None))
     assert counter.cleaned_up
     assert (report.completed, report.ok) == (1, True)
     for _ in range(2):
@@ -81,7 +81,7 @@ async def test_a_drain_waits_for_a_stream_that_is_being_read() -> None:
 
     scope = await Scope.open("a")
     scope.spawn(read)
-    report = await scope.drain(within=None)
+    report = await scope.drain(grace=None)
     assert items == list(range(5))
     assert (report.completed, report.ok) == (2, True)
 
@@ -161,7 +161,7 @@ async def test_a_cleanup_that_hangs_is_cut_short_at_the_deadline(stage: str) -> 
     await anext(source)
     async with Scope("readers") as readers:
         reader = await begin_to_read(readers, source) if stage == "in a step" else None
-        report = await scope.aclose(within=0.02)
+        report = await scope.aclose(cleanup=0.02)
         assert reader is None or isinstance(await reader, ScopeClosed)
     assert diary == ["cut short"]
     assert len(report.cancelled) == 1
@@ -186,7 +186,7 @@ async def test_a_generator_that_does_not_end_is_stuck() -> None:
     await anext(source)
     async with Scope("readers") as readers:
         reader = await begin_to_read(readers, source)
-        report = await scope.aclose(within=0.02)
+        report = await scope.aclose(cleanup=0.02)
         assert isinstance(await reader, ScopeClosed)
         assert [(item.kind, item.name) for item in report.stuck] == [
             ("stream", "test_a_generator_that_does_not_end_is_stuck.<locals>.deaf")

@@ -22,12 +22,12 @@ LONG = 600.0
 
 async def close(scope: Scope) -> Report:
     """Shut down by cancelling."""
-    return await scope.aclose(within=0.2)
+    return await scope.aclose(cleanup=0.2)
 
 
 async def drain(scope: Scope) -> Report:
     """Shut down by waiting first."""
-    return await scope.drain(within=0.5, cleanup=0.1)
+    return await scope.drain(grace=0.5, cleanup=0.1)
 
 
 def verdicts(gate: Gate) -> dict[str, str]:
@@ -310,7 +310,7 @@ async def test_each_kind_gets_a_system_of_its_own_and_one_task() -> None:
 
     async def shutdown(scope: Scope) -> Report:
         stopped.append((scope, anyio.get_current_task().id))
-        return await scope.aclose(within=0.05)
+        return await scope.aclose(cleanup=0.05)
 
     await assert_gate(start, shutdown, kinds=["task", "stubborn task"])
     assert started == stopped
@@ -380,7 +380,7 @@ async def test_a_cancelled_gate_takes_everything_out() -> None:
                 await anyio.lowlevel.checkpoint()
             finally:
                 with anyio.CancelScope(shield=True):
-                    await scope.aclose(within=0.05)
+                    await scope.aclose(cleanup=0.05)
 
         await assert_gate(Scope.open, shutdown, kinds=["stubborn task"])
     assert cancelling.cancelled_caught

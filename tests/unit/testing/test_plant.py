@@ -111,7 +111,7 @@ async def test_a_task_that_swallows_cancellation_outlives_a_close() -> None:
     """It is alive after the scope's deadline, and stuck in its report."""
     scope = await Scope.open("app")
     async with plant(scope, "stubborn task") as planted:
-        report = await scope.aclose(within=0.05)
+        report = await scope.aclose(cleanup=0.05)
         assert planted.alive()
         assert [item.name for item in report.stuck] == [planted.name]
     assert not planted.alive()

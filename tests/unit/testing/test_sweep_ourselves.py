@@ -76,7 +76,7 @@ async def scope_drained() -> None:
     scope = await Scope.open("a")
     try:
         scope.spawn(careful)
-        await scope.drain(within=0.001)
+        await scope.drain(grace=0.001)
     finally:
         # A native cancellation gets through the shield, but what has begun to close does close.
         with anyio.CancelScope(shield=True):

@@ -192,9 +192,9 @@ class AgentSession:
         try:
             self._start(scope)
             await scope.closing()
-            report = await scope.drain(within=None, cleanup=self._cleanup)
+            report = await scope.drain(grace=None, cleanup=self._cleanup)
         except BaseException:
-            await scope.aclose(within=self._cleanup)
+            await scope.aclose(cleanup=self._cleanup)
             raise
         finally:
             unwatch()
@@ -263,4 +263,4 @@ class AgentSession:
 
         A handler may call it, too: it goes on when all others have ended, and has no answer.
         """
-        await self._scope.aclose(within=self._cleanup)
+        await self._scope.aclose(cleanup=self._cleanup)

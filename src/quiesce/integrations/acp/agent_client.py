@@ -203,7 +203,7 @@ def _own(connection: ClientSideConnection, scope: Scope, seconds: float) -> None
     """Put our close in front of the connection's own, on this one object."""
 
     async def close() -> None:
-        await scope.aclose(within=seconds)
+        await scope.aclose(cleanup=seconds)
 
     setattr(connection, _SCOPE, scope)
     connection.close = close  # type: ignore[method-assign]  # on this one object

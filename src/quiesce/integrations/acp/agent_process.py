@@ -76,7 +76,7 @@ class AgentProcess:
 
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
         """
-        return await self._scope.aclose(within=self._seconds)
+        return await self._scope.aclose(cleanup=self._seconds)
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ async def _open(
     try:
         opened = await own.enter(_running(process, connecting, settings, options))
     except BaseException:
-        await own.aclose(within=seconds)
+        await own.aclose(cleanup=seconds)
         raise
     return AgentProcess(own, *opened, seconds)
 

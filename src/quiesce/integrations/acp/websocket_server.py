@@ -118,19 +118,19 @@ class WebSocketServer:
         """Wait until a drain or close of it, or of a scope around it, has begun."""
         await self._scope.closing()
 
-    async def drain(self, within: float | None = 30.0) -> Report:
-        """Wait for running requests, `within` seconds at most; refuse new ones; then close.
+    async def drain(self, grace: float | None = 30.0) -> Report:
+        """Wait for running requests, `grace` seconds at most; refuse new ones; then close.
 
         *Cancel safety*: the drain turns into a close, and the cancellation is passed on after it.
         """
-        return await self._scope.drain(within, cleanup=self._settings.cleanup)
+        return await self._scope.drain(grace, cleanup=self._settings.cleanup)
 
     async def aclose(self) -> Report:
         """Close: cancel what is in flight, and close all connections (1001). From any task.
 
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
         """
-        return await self._scope.aclose(within=self._settings.cleanup)
+        return await self._scope.aclose(cleanup=self._settings.cleanup)
 
     def _listening(self) -> AbstractAsyncContextManager[Server]:
         manager: AbstractAsyncContextManager[Server] = self._websocket.listening(
@@ -222,7 +222,7 @@ class WebSocketServer:
             logger.exception("the agent of a WebSocket connection failed")
         finally:
             try:
-                await scope.aclose(within=settings.cleanup)
+                await scope.aclose(cleanup=settings.cleanup)
             finally:
                 await transport.close()
 
@@ -280,7 +280,7 @@ async def serve_websocket(
         await serve_websocket(MyAgent, port=8765, token=os.environ["TOKEN"])
 
 
-    quiesce.run(main, drain=30)  # SIGTERM drains
+    quiesce.run(main, grace=30)  # SIGTERM drains
     ```
 
     Args:
@@ -350,7 +350,7 @@ async def _open(
     try:
         listener = await own.enter(server._listening())
     except BaseException:
-        await own.aclose(within=settings.cleanup)
+        await own.aclose(cleanup=settings.cleanup)
         raise
     address = listener.sockets[0].getsockname()
     if isinstance(address, tuple):  # else it is a Unix socket

@@ -159,7 +159,7 @@ class Conversation:
         sdk: Report | None = None
         told: Report | None = None
         try:
-            sdk = await self.scope.aclose(within=self.seconds)
+            sdk = await self.scope.aclose(cleanup=self.seconds)
         finally:
             try:
                 told = await close_callers.join_close(

@@ -299,11 +299,11 @@ class Session:
 
     # Closing.
 
-    async def drain(self, within: float | None = 30.0) -> Report:
+    async def drain(self, grace: float | None = 30.0) -> Report:
         """Refuse new calls, wait for those in flight, then close. As `Scope.drain`."""
-        return await self._scope.drain(within)
+        return await self._scope.drain(grace)
 
-    async def aclose(self, within: float = 5.0) -> Report:
+    async def aclose(self, cleanup: float = 5.0) -> Report:
         """Close: end the calls in flight, and the server's process. As `Scope.aclose`.
 
         It may be called from any task, any number of times.
@@ -311,7 +311,7 @@ class Session:
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
         on.
         """
-        return await self._scope.aclose(within)
+        return await self._scope.aclose(cleanup)
 
 
 _PLAIN = frozenset({"get_server_capabilities", "adopt", "add_response_router"})

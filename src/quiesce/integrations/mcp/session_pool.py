@@ -155,8 +155,8 @@ class SessionPool:
         await session.connect()
         return session
 
-    async def release(self, key: str, /, within: float | None = 0.0) -> Report | None:
-        """Close the session with a server, if there is one; calls in flight have `within` seconds.
+    async def release(self, key: str, /, grace: float | None = 0.0) -> Report | None:
+        """Close the session with a server, if there is one; calls in flight have `grace` seconds.
 
         The next who asks for it gets a new one.
 
@@ -166,7 +166,7 @@ class SessionPool:
         if session is None:
             return None
         self._forget(key)
-        return await session.drain(within)
+        return await session.drain(grace)
 
     def _forget(self, key: str) -> None:
         session = self._sessions.pop(key, None)
@@ -205,10 +205,10 @@ class SessionPool:
 
     # Closing.
 
-    async def drain(self, within: float | None = 30.0) -> Report:
+    async def drain(self, grace: float | None = 30.0) -> Report:
         """Refuse new calls, wait for those in flight, then close all, side by side."""
-        return await self._scope.drain(within)
+        return await self._scope.drain(grace)
 
-    async def aclose(self, within: float = 5.0) -> Report:
+    async def aclose(self, cleanup: float = 5.0) -> Report:
         """Close all, side by side; as `Scope.aclose`."""
-        return await self._scope.aclose(within)
+        return await self._scope.aclose(cleanup)

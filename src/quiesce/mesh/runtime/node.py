@@ -223,7 +223,7 @@ class Node(Steps):
         self._scope = None
         self._let_go()
 
-    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+    async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new messages, wait for the work to end, post the receipts, then close.
 
         When the work has ended, the receipts have `cleanup` seconds to be posted, as has work that was
@@ -231,14 +231,14 @@ class Node(Steps):
 
         *Cancel safety*: as that of `Scope.drain()`.
         """
-        return await self._opened().drain(within, cleanup=cleanup)
+        return await self._opened().drain(grace, cleanup=cleanup)
 
-    async def aclose(self, within: float = 5.0) -> Report:
+    async def aclose(self, cleanup: float = 5.0) -> Report:
         """Cancel what is worked on, and close.
 
         *Cancel safety*: as that of `Scope.aclose()`.
         """
-        return await self._opened().aclose(within)
+        return await self._opened().aclose(cleanup)
 
     async def __aenter__(self) -> Self:
         """Open it."""

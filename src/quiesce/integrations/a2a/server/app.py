@@ -212,7 +212,7 @@ def _hearing_interrupts(
     def begin() -> None:
         with detached():  # a signal comes in the midst of anything, the handler's own tasks too
             if not draining:
-                draining.add(loop.create_task(handler.drain(within=grace, cleanup=cleanup)))
+                draining.add(loop.create_task(handler.drain(grace=grace, cleanup=cleanup)))
 
     with heard(loop.call_soon_threadsafe, begin, (signal.SIGINT,)):
         yield

@@ -196,7 +196,7 @@ class QuiescentRequestHandler:
         traceback: TracebackType | None,
     ) -> None:
         """Drain; the report is logged, unless a `Quiesce` around the app has told it."""
-        report = await self.drain(within=self._grace, cleanup=self._cleanup)
+        report = await self.drain(grace=self._grace, cleanup=self._cleanup)
         if not self._is_told:
             _log.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
 
@@ -219,10 +219,10 @@ class QuiescentRequestHandler:
         if self._scope is not None:
             await self._scope.idle()
 
-    async def drain(self, within: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
+    async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new messages, let the accepted tasks end, and close.
 
-        What has not ended after `within` seconds (None: never) is cancelled, and FAILED: stored,
+        What has not ended after `grace` seconds (None: never) is cancelled, and FAILED: stored,
         pushed, and told to the clients that wait for it. All that has `cleanup` seconds. The report
         names these tasks as `undelivered`.
 
@@ -231,17 +231,17 @@ class QuiescentRequestHandler:
         """
         end = await self._ending()
         try:
-            return await end.join(within, cleanup)
+            return await end.join(grace, cleanup)
         finally:
             if self._mesh is not None:
                 self._mesh.end_all()
 
-    async def aclose(self, within: float = 5.0) -> Report:
+    async def aclose(self, cleanup: float = 5.0) -> Report:
         """Cancel all that is in flight; what was queued is stored, what was cut is FAILED.
 
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
         """
-        return await self.drain(0.0, cleanup=within)
+        return await self.drain(0.0, cleanup=cleanup)
 
     async def _ending(self) -> shutdown.End:
         self.draining = True

@@ -53,11 +53,11 @@ class End:
         self._cleanup = math.inf
         self._limit: asyncio.Timeout | None = None
 
-    async def join(self, within: float | None, cleanup: float) -> Report:
+    async def join(self, grace: float | None, cleanup: float) -> Report:
         """Begin the end, or make it sooner, and wait for it."""
-        grace = math.inf if within is None else arguments.seconds("within", within)
+        wait = math.inf if grace is None else arguments.seconds("grace", grace)
         self._cleanup = min(self._cleanup, arguments.seconds("cleanup", cleanup))
-        self._tighten(asyncio.get_running_loop().time() + grace)
+        self._tighten(asyncio.get_running_loop().time() + wait)
         if self._job is None:
             self._job = self._scope.spawn(self._timed, name="end", service=True)
         job = self._job
@@ -99,7 +99,7 @@ class End:
         await self._end_inner(until)
         left = max(0.1, until - asyncio.get_running_loop().time())
         try:
-            report = await self._scope.aclose(within=left)
+            report = await self._scope.aclose(cleanup=left)
         finally:
             await self._pushes.close()
         return dataclasses.replace(report, undelivered=(*report.undelivered, *cut))
