@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
     seed = seeds[-1] if seeds else str(secrets.randbelow(2**32))
     paths = [word for word in arguments if word.startswith("tests")]
     options = [word for word in arguments if word not in paths and not word.startswith(SEED)]
-    options = [f"{SEED}{seed}", "--dist=loadgroup", *options]
+    options = [f"{SEED}{seed}", "--dist=worksteal", *options]
     options += [] if mode in {"--full", "--versions"} else ["--sampled"]
     options += ["-m", "not usual"] if mode == "--light" else []
     target = {"--full": "test-full", "--versions": "test-versions"}.get(mode, "test")
