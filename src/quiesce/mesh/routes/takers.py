@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
@@ -23,7 +23,7 @@ from quiesce.mesh.routes import batches
 from quiesce.mesh.routes.following import Followed, frame_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
@@ -163,6 +163,9 @@ class Taker:
 
 
 takers: dict[object, Taker] = {}
+on_end: list[Callable[[Any, Collection[Hop]], None]] = []
+"""What is called when a task or thread has ended, with the hops whose items it had."""
+_watched: WeakSet[Any] = WeakSet()
 
 
 def companions(hop: Hop) -> list[Hop]:
@@ -233,28 +236,43 @@ def taker_of(key: object, backend: Any) -> Taker:
         if taker is not None:
             return taker
         taker = takers[key] = Taker(key)
-    call = partial(_finished, key)
-    if isinstance(key, asyncio.Task):
-        key.add_done_callback(lambda _: call())
-    elif isinstance(key, threading.Thread):
-        _ends.guard = Guard(call, getattr(_ends, "guard", None))
-    elif backend is not None and backend.here():
-        if key is None:
-            backend.soon(call)  # a callback of the event loop, which has ended by then
-        else:
-            backend.watch(call)  # a task of trio
+    watch(key, backend)
     return taker
+
+
+def watch(key: Any, backend: Any) -> None:
+    """See to it that the end of a task or thread is noticed, once."""
+    call = partial(_finished, key)
+    if key is None:
+        if backend is not None and backend.here():
+            backend.soon(call)  # a callback of the event loop, which has ended by then
+        return
+    with lock:
+        if key in _watched:
+            return
+        if isinstance(key, asyncio.Task):
+            key.add_done_callback(lambda _: call())
+        elif isinstance(key, threading.Thread):
+            _ends.guard = Guard(call, getattr(_ends, "guard", None))
+        elif backend is not None and backend.here():
+            backend.watch(call)  # a task of trio
+        else:
+            return
+        _watched.add(key)
 
 
 def _finished(key: object) -> None:
     with lock:
         taker = takers.pop(key, None)
+    hops = {} if taker is None else taker.hops()
     for parcel in () if taker is None else taker.parcels:
         if parcel.hold is None:
             continue
         if not parcel.hold.released:  # or its hop was closed before
             _tell_end(key, parcel)
         parcel.hold.release()
+    for tell in on_end:
+        tell(key, hops)
 
 
 def call_returns(result: object) -> None:
