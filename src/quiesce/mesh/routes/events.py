@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from quiesce.core.libraries import is_housekeeper, is_root
 from quiesce.core.tree import current
+from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
@@ -325,10 +326,17 @@ def _busy(belt: Belt, without: Any = None) -> list[Any]:
 
 
 def _is_worker(event: Any, frames: list[FrameType]) -> bool:
-    """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself."""
+    """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself.
+
+    In a loop that only looks whether to wait on, code waits for a connection or a lock; it is not given anything to do.
+    So is a request outside of all cascades not, while it is served.
+    """
+    if plain_request.get():
+        return False
     for frame in frames:
         code = frame.f_code
-        if bytecode_flow.is_in_loop(code, frame.f_lasti):
+        at = code, frame.f_lasti
+        if bytecode_flow.is_in_loop(*at) and not bytecode_flow.only_looks(*at):
             return True
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name, value in frame.f_locals.items():

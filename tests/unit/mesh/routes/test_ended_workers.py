@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quiesce.mesh import Settled, Unknown
+from quiesce.mesh.clients.strays import plain_request
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
-from tests.unit.mesh.routes.queueing import Case, is_open, run
+from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
 from tests.unit.mesh.routes.working import Job, work
 
 if TYPE_CHECKING:
@@ -183,5 +185,123 @@ async def test_a_thread_that_ends_does_not_hold_a_hop(tmp_path: Path) -> None:
             gate.set()
             thread.join(30)
         assert isinstance(await cascade.settled(5), Settled)
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["pool", "flight", "in time", "request"])
+async def test_code_that_waits_for_something_to_be_free_is_not_a_worker(
+    tmp_path: Path, how: str
+) -> None:
+    """A hop gives a connection back, or ends what others wait for: that is not work for them."""
+
+    async def scenario(case: Case) -> None:
+        free: list[str] = []
+        jobs: deque[str] = deque()
+        condition, flights = asyncio.Condition(), {"prices": asyncio.Event()}
+        rest = Job("rest")
+
+        async def acquires() -> str:
+            async with condition:
+                while not free:
+                    await condition.wait()
+                return free.pop()
+
+        async def joins() -> None:
+            while "prices" in flights:
+                await flights["prices"].wait()
+
+        async def in_time() -> None:
+            while "prices" in flights:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(flights["prices"].wait(), 60)
+
+        async def streams() -> None:
+            event = flights["prices"]
+            serving = [True]
+            plain_request.set(serving)
+            while not jobs:
+                await event.wait()
+                event.clear()
+                free.clear()
+
+        waits = {"pool": acquires, "flight": joins, "in time": in_time}
+
+        async def request() -> None:
+            await waits.get(how, streams)()
+            await work(rest)
+
+        async def handler() -> None:
+            free.append("connection")
+            jobs.append("job")
+            flights.pop("prices").set()
+            async with condition:
+                condition.notify()
+
+        task = asyncio.get_running_loop().create_task(request())
+        await turns(5)
+        cascade = await case.cascade(handler)
+        await until(lambda: rest.is_begun)
+        assert rest.hop is None
+        await settles(cascade)
+        rest.gate.set()
+        await task
+
+    await run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["breaks", "suppresses", "looks and breaks"])
+async def test_a_loop_that_comes_round_by_an_exception_is_a_workers(
+    tmp_path: Path, how: str
+) -> None:
+    """It finds nothing more to do, and leaves its inner loop by `IndexError`."""
+
+    async def scenario(case: Case) -> None:
+        left: deque[Job] = deque()
+        wake = asyncio.Event()
+
+        async def breaks() -> None:
+            while True:
+                await wake.wait()
+                wake.clear()
+                while True:
+                    try:
+                        job = left.popleft()
+                    except IndexError:
+                        break
+                    await work(job)
+
+        async def suppresses() -> None:
+            while True:
+                await wake.wait()
+                wake.clear()
+                with contextlib.suppress(IndexError):
+                    while True:
+                        await work(left.popleft())
+
+        async def looks_and_breaks() -> None:
+            while True:
+                while not wake.is_set():
+                    await wake.wait()
+                try:
+                    while True:
+                        await work(left.popleft())
+                except IndexError:
+                    wake.clear()
+
+        def put(job: Job) -> None:
+            left.append(job)
+            wake.set()
+
+        ways = {"breaks": breaks, "suppresses": suppresses, "looks and breaks": looks_and_breaks}
+        case.app.spawn(ways[how], service=True)
+        await turns(5)
+        job = Job("1")
+        cascade = await case.cascade(lambda: put(job))
+        await until(lambda: job.is_begun)
+        assert job.hop is not None
+        assert await is_open(cascade)
+        job.gate.set()
+        await settles(cascade)
 
     await run(tmp_path, scenario)
