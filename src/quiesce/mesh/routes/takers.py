@@ -45,10 +45,11 @@ at_work: ContextVar[Taker | None] = ContextVar("quiesce_taker", default=None)
 class Item(Followed):
     """What a hop holds of an item."""
 
-    __slots__ = ("_belt",)
+    __slots__ = ("_belt", "by")
 
     def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
         self._belt = belt
+        self.by: Taker | None = at_work.get()  # the taker that has put it in the course of its work
         super().__init__(hop, "item", f"in {belt.kind}", frame)
 
     @property
@@ -177,6 +178,25 @@ def companions(hop: Hop) -> list[Hop]:
     taker = at_work.get()
     hops: dict[Hop, Parcel] = {} if taker is None else taker.all_hops()
     return [other for other in hops if other is not hop] if hop in hops else []
+
+
+def tell_batch(taker: Taker, hops: dict[Hop, Parcel]) -> None:
+    """Record in the hops of a batch that something was started for all of them, which only the newest hop holds.
+
+    It may be a task, a call in a thread, a timer, or an item that the taker has put into another queue. A message that is
+    sent for all of them holds each.
+    """
+    newest, parcel = next(reversed(hops.items()))
+    if not newest._backend.here():  # what a thread starts is held there first
+        newest._backend.post(tell_batch, taker, hops)
+        return
+    held = [newest._holds[key] for key in newest._holds.keys() - parcel.others]
+    if not any(one.by is taker if isinstance(one, Item) else one.kind != "message" for one in held):
+        return
+    for other in hops:
+        if other is not newest:
+            place = f"started by the taker of several items from {parcel.belt.kind}, as a part of {newest.name}"
+            other.untracked("batch", place)
 
 
 def after(callback: Any, args: tuple[Any, ...], frame: FrameType) -> Context | None:
