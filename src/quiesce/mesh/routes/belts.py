@@ -38,6 +38,7 @@ from quiesce.mesh.routes.takers import (
     running_taker,
     taker_of,
     takers,
+    tell_batch,
     work_elsewhere,
 )
 
@@ -357,6 +358,7 @@ class Belt:
                     parcel.is_direct |= is_woken
                 continue
             own_hold = Item(self, hold.hop, None)
+            own_hold.by = None  # the one that waits is the one that was put
             own_hold._code, own_hold._offset = hold._code, hold._offset
             own = Parcel(self, waiting.item, own_hold)
             taker = taker_of(key, self._backend)
@@ -435,7 +437,7 @@ class Belt:
         elif any(parcel.hold is not None for parcel in over):
             work_elsewhere(taker)
         if len(hops) > 1:
-            _share(hops)
+            tell_batch(taker, hops)
         for parcel in over:
             if parcel.hold is not None:
                 parcel.hold.release()
@@ -456,18 +458,6 @@ def assume_done(over: list[Parcel], frame: FrameType | None) -> None:
                 f"assumes that a worker was done with an item from {parcel.belt.kind} when it asked for more"
                 f" at {frame_place(frame)}"
             )
-
-
-def _share(hops: dict[Hop, Parcel]) -> None:
-    """Record in the hops of a batch that something was started for all of them, which only the newest hop holds."""
-    newest, parcel = next(reversed(hops.items()))
-    started = newest._holds.keys() - parcel.others
-    if not any(not isinstance(newest._holds.get(key), Followed) for key in started):
-        return
-    for other in hops:
-        if other is not newest:
-            place = f"started by the taker of several items from {parcel.belt.kind}, as a part of {newest.name}"
-            other.untracked("batch", place)
 
 
 def _place(frame: FrameType | None) -> Place | None:

@@ -6,6 +6,7 @@ These answers come from the function's bytecode, without running it, and are rem
 from __future__ import annotations
 
 import dis
+import sys
 from bisect import bisect_right
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +27,10 @@ _NOT_ON = frozenset((
 ))  # fmt: skip
 _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
 _EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
+_LOOKS = frozenset({
+    None, "all", "any", "cancelled", "done", "empty", "full", "is_set", "isinstance", "len", "locked", "max", "min",
+    "monotonic", "qsize", "suppress", "time", "timeout", "wait", "wait_for",
+})  # fmt: skip
 _HANDLER = 8  # instructions at its beginning that are looked at
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
 _FILLING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
@@ -104,11 +109,53 @@ def _flow(code: CodeType) -> Flow:
 
 
 @lru_cache(maxsize=4096)
-def is_in_loop(code: CodeType, offset: int, *, raising: bool = False) -> bool:
-    """Return whether the code comes back to an instruction; with `raising`, also by way of an exception."""
+def is_in_loop(code: CodeType, offset: int) -> bool:
+    """Return whether the code comes back to an instruction, also by way of an exception."""
+    return bool(_loop(code, offset))
+
+
+@lru_cache(maxsize=4096)
+def only_looks(code: CodeType, offset: int) -> bool:
+    """Return whether the loop around a wait only looks whether to wait on: `while not free: await condition.wait()`."""
+    steps = _flow(code).steps
+    found = _loop(code, offset)
+    awaits = [at for at in found if steps[at].opname == "GET_AWAITABLE" and steps[at].arg == 0]
+    called = {_called(steps, at) for at in found}
+    return bool(found) and len(awaits) <= 1 and called <= _LOOKS
+
+
+def _called(steps: list[dis.Instruction], place: int) -> object:
+    """Return the name of the function that the code is about to call; None if an instruction does not load one."""
+    one = steps[place]
+    if one.opname == "PUSH_NULL":
+        place += -1 if sys.version_info >= (3, 13) else 1
+    elif one.opname != "LOAD_METHOD" and "NULL" not in one.argrepr:
+        return None
+    while steps[place + 1].opname == "LOAD_ATTR":  # `asyncio.wait_for`
+        place += 1
+    return steps[place].argval
+
+
+def _loop(code: CodeType, offset: int) -> set[int]:
+    """Return the instructions by way of which the code comes back to one."""
     flow = _flow(code)
     begin = flow.begin(offset)
-    return any(_comes_back(flow, one, raising=raising) for one in (begin, *flow.twins(begin)))
+    found: set[int] = set()
+    for one in (begin, *flow.twins(begin)):
+        before: dict[int, list[int]] = {}
+        ahead, seen = [one], {one}
+        while ahead:
+            place = ahead.pop()
+            for after in flow.after(place, raising=True):
+                before.setdefault(after, []).append(place)
+                ahead += [after] if after not in seen else []
+                seen.add(after)
+        back = [one]
+        while back:
+            new = set(before.get(back.pop(), ())) - found
+            found |= new
+            back += new
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -117,16 +164,11 @@ def comes_to(code: CodeType, offset: int, other: int) -> bool:
     flow = _flow(code)
     goal = flow.begin(other)
     ends = (goal, *flow.twins(goal))
-    return any(_comes_back(flow, flow.begin(offset), raising=True, end=one) for one in ends)
-
-
-def _comes_back(flow: Flow, begin: int, *, raising: bool, end: int | None = None) -> bool:
-    """Return whether the code comes from an instruction back to it, or to another one."""
     seen: set[int] = set()
-    ahead = [begin]
+    ahead = [flow.begin(offset)]
     while ahead:
-        found = list(flow.after(ahead.pop(), raising=raising))
-        if (begin if end is None else end) in found:
+        found = list(flow.after(ahead.pop(), raising=True))
+        if any(one in found for one in ends):
             return True
         ahead += [one for one in found if one not in seen]
         seen.update(found)
@@ -200,7 +242,7 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
         and ("LOAD", name) in _uses(step)[-1:]
     ]
     return (in_loop and bool(returns)) or any(
-        not in_loop or is_in_loop(code, offset, raising=True) for offset in found
+        not in_loop or is_in_loop(code, offset) for offset in found
     )
 
 

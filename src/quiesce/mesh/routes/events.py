@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from quiesce.core.libraries import is_housekeeper, is_root
 from quiesce.core.tree import current
+from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
@@ -30,13 +31,15 @@ from quiesce.mesh.routes.takers import (
     frames_of,
     is_alive,
     lock,
+    on_end,
     root_of,
     running_taker,
     takers,
+    watch,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import FrameType
 
     from quiesce.mesh.runtime.hop import Hop
@@ -227,6 +230,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
         waits.places.update((one.f_code, one.f_lasti) for one in frames)
         _idle[key] = {id(_of_workers[id(event)])}
     is_set = _is_set(event)
+    watch(key, None)
     taker = takers.get(key)
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
         if other.is_signal and not is_set and _has_come_round(key, other, belt, waits, frame):
@@ -284,23 +288,61 @@ def _forget(belt: Belt, frame: FrameType) -> None:
         belt.forget_waiting()
 
 
-def _busy(belt: Belt) -> list[Any]:
+def _has_ended(key: Any, told: Collection[Hop]) -> None:
+    """Forget who has set the events of a worker that has ended, unless another worker is still at work, or is woken.
+
+    If it has failed, or has not seen that an event was set, the job may be left: the hops record that it is not known. Its
+    end tells the hops that it worked for, `told`, how it was.
+    """
+    with lock:
+        found = [belt for belt in _signals if key in belt.workers]
+    is_cut = isinstance(key, Task) and (key.cancelled() or key._exception is not None)
+    for belt in found:
+        waiting = [parcel for parcel in belt.waiting() if parcel.hold is not None]
+        is_set = any(_is_set(parcel.item) for parcel in waiting)
+        with lock:
+            others = [one for one in belt.workers if one is not key and is_alive(one)]
+        if not waiting or _busy(belt, without=key) or (is_set and others):
+            continue
+        for hop in {parcel.hold.hop: None for parcel in waiting if parcel.hold is not None}:
+            if is_set or (is_cut and hop not in told):
+                place = f"{belt.kind}, whose worker {_name(key)} has ended. It may have left something undone"
+                hop.untracked("event", place)
+            elif not is_cut:
+                hop.assume(
+                    f"assumes that worker {_name(key)} of {belt.kind} had done what there was to do when it ended"
+                )
+        belt.forget_waiting()
+
+
+on_end.append(_has_ended)
+
+
+def _busy(belt: Belt, without: Any = None) -> list[Any]:
     """Return the workers of an event that do not wait for it, and will."""
     with lock:
         return [
             key
             for key in belt.workers
-            if id(belt.workers) not in _idle.get(key, ())
+            if key is not without
+            and id(belt.workers) not in _idle.get(key, ())
             and is_alive(key)
             and not _has_left(belt, key)
         ]
 
 
 def _is_worker(event: Any, frames: list[FrameType]) -> bool:
-    """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself."""
+    """Return whether one of a worker's functions waits for the event in a loop, and has not made it there itself.
+
+    In a loop that only looks whether to wait on, code waits for a connection or a lock; it is not given anything to do.
+    So is a request outside of all cascades not, while it is served.
+    """
+    if plain_request.get():
+        return False
     for frame in frames:
         code = frame.f_code
-        if bytecode_flow.is_in_loop(code, frame.f_lasti):
+        at = code, frame.f_lasti
+        if bytecode_flow.is_in_loop(*at) and not bytecode_flow.only_looks(*at):
             return True
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name, value in frame.f_locals.items():

@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
@@ -23,7 +23,7 @@ from quiesce.mesh.routes import batches
 from quiesce.mesh.routes.following import Followed, called, frame_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
@@ -45,10 +45,11 @@ at_work: ContextVar[Taker | None] = ContextVar("quiesce_taker", default=None)
 class Item(Followed):
     """What a hop holds of an item."""
 
-    __slots__ = ("_belt",)
+    __slots__ = ("_belt", "by")
 
     def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
         self._belt = belt
+        self.by: Taker | None = at_work.get()  # the taker that has put it in the course of its work
         super().__init__(hop, "item", f"in {belt.kind}", frame)
 
     @property
@@ -163,6 +164,9 @@ class Taker:
 
 
 takers: dict[object, Taker] = {}
+on_end: list[Callable[[Any, Collection[Hop]], None]] = []
+"""What is called when a task or thread has ended, with the hops whose items it had."""
+_watched: WeakSet[Any] = WeakSet()
 
 
 def companions(hop: Hop) -> list[Hop]:
@@ -174,6 +178,25 @@ def companions(hop: Hop) -> list[Hop]:
     taker = at_work.get()
     hops: dict[Hop, Parcel] = {} if taker is None else taker.all_hops()
     return [other for other in hops if other is not hop] if hop in hops else []
+
+
+def tell_batch(taker: Taker, hops: dict[Hop, Parcel]) -> None:
+    """Record in the hops of a batch that something was started for all of them, which only the newest hop holds.
+
+    It may be a task, a call in a thread, a timer, or an item that the taker has put into another queue. A message that is
+    sent for all of them holds each.
+    """
+    newest, parcel = next(reversed(hops.items()))
+    if not newest._backend.here():  # what a thread starts is held there first
+        newest._backend.post(tell_batch, taker, hops)
+        return
+    held = [newest._holds[key] for key in newest._holds.keys() - parcel.others]
+    if not any(one.by is taker if isinstance(one, Item) else one.kind != "message" for one in held):
+        return
+    for other in hops:
+        if other is not newest:
+            place = f"started by the taker of several items from {parcel.belt.kind}, as a part of {newest.name}"
+            other.untracked("batch", place)
 
 
 def after(callback: Any, args: tuple[Any, ...], frame: FrameType) -> Context | None:
@@ -233,17 +256,29 @@ def taker_of(key: object, backend: Any) -> Taker:
         if taker is not None:
             return taker
         taker = takers[key] = Taker(key)
-    call = partial(_finished, key)
-    if isinstance(key, asyncio.Task):
-        key.add_done_callback(lambda _: call())
-    elif isinstance(key, threading.Thread):
-        _ends.guard = Guard(call, getattr(_ends, "guard", None))
-    elif backend is not None and backend.here():
-        if key is None:
-            backend.soon(call)  # a callback of the event loop, which has ended by then
-        else:
-            backend.watch(call)  # a task of trio
+    watch(key, backend)
     return taker
+
+
+def watch(key: Any, backend: Any) -> None:
+    """See to it that the end of a task or thread is noticed, once."""
+    call = partial(_finished, key)
+    if key is None:
+        if backend is not None and backend.here():
+            backend.soon(call)  # a callback of the event loop, which has ended by then
+        return
+    with lock:
+        if key in _watched:
+            return
+        if isinstance(key, asyncio.Task):
+            key.add_done_callback(lambda _: call())
+        elif isinstance(key, threading.Thread):
+            _ends.guard = Guard(call, getattr(_ends, "guard", None))
+        elif backend is not None and backend.here():
+            backend.watch(call)  # a task of trio
+        else:
+            return
+        _watched.add(key)
 
 
 def _finished(key: object) -> None:
@@ -253,12 +288,15 @@ def _finished(key: object) -> None:
         called.pop(key.ident or 0, None)
     with lock:
         taker = takers.pop(key, None)
+    hops = {} if taker is None else taker.hops()
     for parcel in () if taker is None else taker.parcels:
         if parcel.hold is None:
             continue
         if not parcel.hold.released:  # or its hop was closed before
             _tell_end(key, parcel)
         parcel.hold.release()
+    for tell in on_end:
+        tell(key, hops)
 
 
 def call_returns(result: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -250,30 +251,59 @@ async def test_a_message_of_a_batch_is_waited_for_by_all_its_hops(tmp_path: Path
     await run(tmp_path, scenario)
 
 
-async def test_a_task_for_a_batch_is_untracked_in_all_hops_but_one(tmp_path: Path) -> None:
+@pytest.mark.real_time
+@pytest.mark.parametrize("how", ["task", "executor", "queue"])
+async def test_what_is_started_for_a_batch_is_untracked_in_all_hops_but_one(
+    tmp_path: Path, how: str
+) -> None:
     """It is a part of one of them, and goes on after the worker has asked for more."""
 
     async def scenario(case: Case) -> None:
         jobs: asyncio.Queue[Job] = asyncio.Queue()
-        tasks = []
+        on: asyncio.Queue[list[Job]] = asyncio.Queue()
+        gate = threading.Event()
+        started: list[object] = []
+        loop = asyncio.get_running_loop()
+
+        def waits(batch: list[Job]) -> None:
+            batch[0].is_begun = True
+            gate.wait(30)
+
+        def hand_on(batch: list[Job]) -> object:
+            if how == "task":
+                return loop.create_task(work(*batch))
+            if how == "executor":
+                return loop.run_in_executor(None, waits, batch)
+            on.put_nowait(batch)
+            return None
 
         async def worker() -> None:
             while True:
                 one, other = await jobs.get(), await jobs.get()
-                tasks.append(asyncio.get_running_loop().create_task(work(one, other)))
+                started.append(hand_on([one, other]))
+                jobs.task_done()
+                jobs.task_done()
 
+        async def second_worker() -> None:
+            while True:
+                await work(*await on.get())
+
+        case.app.spawn(second_worker, service=True)
         case.app.spawn(worker, service=True)
         await turns(5)
         first, second = Job("1"), Job("2")
         one = await case.cascade(lambda: jobs.put_nowait(first))
         two = await case.cascade(lambda: jobs.put_nowait(second))
-        await until(lambda: first.is_begun)
-        verdict = await one.settled(5)
-        assert not verdict.ok
-        assert "started by the taker of several items" in str(verdict)
-        assert await is_open(two)
-        first.gate.set()
-        second.gate.set()
+        try:
+            await until(lambda: first.is_begun)
+            verdict = await one.settled(5)
+            assert not verdict.ok
+            assert "started by the taker of several items" in str(verdict)
+            assert await is_open(two)
+        finally:
+            first.gate.set()
+            second.gate.set()
+            gate.set()
         await settles(two)
 
     await run(tmp_path, scenario)
