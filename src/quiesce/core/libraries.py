@@ -133,9 +133,7 @@ def declaration(names: Iterable[str]) -> str:
 _LOOPS = frozenset(
     {"asyncio", "anyio", "uvloop", "trio", "sniffio", "quiesce", "threading", "queue", "contextlib"}
 )
-_STANDARD = frozenset(
-    {"concurrent", "logging", "multiprocessing", "selectors", "socketserver", "subprocess"}
-)
+_STANDARD = frozenset({"concurrent", "multiprocessing", "selectors", "socketserver", "subprocess"})
 _SERVERS = frozenset(
     {
         "fastapi",
@@ -160,7 +158,7 @@ _STORES = frozenset({
     "redis", "sqlalchemy",
 })  # fmt: skip
 _OTHERS = frozenset({
-    "a2a", "apscheduler", "ddtrace", "engineio", "opentelemetry", "posthog", "prometheus_client", "sentry_sdk", "socketio",
+    "a2a", "apscheduler", "ddtrace", "engineio", "logging", "opentelemetry", "posthog", "prometheus_client", "sentry_sdk", "socketio",
     "structlog", "watchfiles",
 })  # fmt: skip
 # Their connection pools are housekeeping; quiesce.mesh.routes.handovers notices the work handed to them.
@@ -208,6 +206,22 @@ def starting_frame(frame: FrameType | None) -> FrameType | None:
             return None
         frame = frame.f_back
     return frame
+
+
+def frame_behind_call(frame: FrameType | None, *names: str) -> FrameType | None:
+    """Return the frame that asked for a call of one of some names, given the frame that has made the call.
+
+    A function of event loops, threads or of us that has such a name in its code has asked for it itself: `sleep` sets a
+    timer. If it has not, it calls what it was given, as `ExitStack` and `to_thread` do: a frame around it has asked.
+    """
+    if (
+        frame is not None
+        and package_of(frame.f_globals.get("__name__")) in PLUMBING
+        and not is_root(frame)
+        and not set(names).isdisjoint(frame.f_code.co_names)
+    ):
+        return frame
+    return starting_frame(frame)
 
 
 def is_housekeeper(frame: FrameType) -> bool:

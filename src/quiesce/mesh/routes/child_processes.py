@@ -62,7 +62,8 @@ def by_process(start: Callable[..., None]) -> Callable[..., None]:
         target = target_of(self._target or self.run)  # of which the start keeps nothing
         start(self)
         # Pools start processes for all calls: the frame is theirs then, and it is the calls that are followed.
-        follow(self.pid, _getframe(1), target, self, self.name)
+        frame = libraries.frame_behind_call(_getframe(1), "start")
+        follow(self.pid, frame, target, self, self.name)
 
     return started
 
@@ -73,8 +74,8 @@ def by_fork(fork: Callable[..., Any]) -> Callable[..., Any]:
     def forked(*args: Any, **options: Any) -> Any:
         made = fork(*args, **options)
         number = made[0] if isinstance(made, tuple) else made
-        if number and current.get() is not None and not libraries.is_housekeeper(_getframe(1)):
-            follow(number, calling_frame(), None)
+        if number and current.get() is not None:
+            follow(number, libraries.frame_behind_call(_getframe(1), fork.__name__), None)
         return made
 
     return forked

@@ -18,7 +18,7 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
-from quiesce.core.libraries import is_housekeeper, is_root
+from quiesce.core.libraries import is_housekeeper, starting_frame
 from quiesce.core.tree import current
 from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.routes import bytecode_flow
@@ -86,8 +86,7 @@ def _wakes(event: Any, around: FrameType | None) -> None:
     hop = hop_now()
     if hop is None:
         return
-    is_bare = around is None or is_root(around)  # a callback or a thread that only sets it
-    frame = None if is_bare else _user(around)
+    frame = starting_frame(around)
     belt = belts.get(id(event))
     if belt is None:
         belt = Belt(_kind(event), is_signal=True)
@@ -95,8 +94,7 @@ def _wakes(event: Any, around: FrameType | None) -> None:
         keep(event, belt)
         with lock:
             _signals.add(belt)
-    is_meant = is_bare or frame is not None
-    if is_meant and not (is_declared(hop, frame) or belt.has(event, hop)):
+    if not (is_declared(hop, frame) or belt.has(event, hop)):
         with lock:
             alive = list(filter(is_alive, belt.workers))
         left = [key for key in alive if _has_left(belt, key)]

@@ -54,9 +54,12 @@ class _Daemon(Hold):
 
     _fate: ClassVar[Fate] = "stuck"
 
-    def __init__(self, hop: Hop, name: str, frame: FrameType, thread: Thread, line: str) -> None:
+    def __init__(
+        self, hop: Hop, name: str, frame: FrameType | None, thread: Thread, line: str
+    ) -> None:
         details = {"declare": f"{line} if it lives as long as the process"}
-        super().__init__(hop, "daemon thread", name, details, frame.f_code, frame.f_lasti)
+        place = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        super().__init__(hop, "daemon thread", name, details, *place)
         self._thread = thread
 
     def _chain(self) -> list[Frame]:
@@ -130,7 +133,8 @@ def by_callback(add: Callable[..., Any]) -> Callable[..., Any]:
         hop = hop_now()
         if hop is None:
             return add(self, fn)
-        frame = _getframe(1)  # asyncio adds callbacks that wake its own futures
+        # Asyncio adds callbacks that wake its own futures.
+        frame = libraries.frame_behind_call(_getframe(1), "add_done_callback")
         if is_declared(hop, frame, target_of(fn), function_name(fn)):
             return add(self, fn)
         return add(self, Later(fn, hop, "callback", frame))
@@ -146,7 +150,8 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
         if hop is None:
             start(self)
             return
-        frame = _getframe(1)  # pools start threads for all calls; it is the calls that are followed
+        # Pools start threads for all calls; it is the calls that are followed.
+        frame = libraries.frame_behind_call(_getframe(1), "start")
         fn = getattr(self, "_target", None) or getattr(self, "function", None) or self.run
         name, target = function_name(fn), target_of(fn)
         if is_declared(hop, frame, target, name, self.name):
@@ -154,7 +159,8 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             return
         run, node = self.run, current.get()
         if self.daemon:
-            line = libraries.declaration([target or names_of(frame)[0]])
+            starter = self.name if frame is None else names_of(frame)[0]
+            line = libraries.declaration([target or starter])
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
             threads = hop._mesh._threads

@@ -59,7 +59,7 @@ def by_threadsafe(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(self: Any, callback: Any, *args: Any, context: Any = None) -> Any:
         hop = hop_now()
-        if hop is None or hop._backend.loop is self or _is_ours(_getframe(1)):
+        if hop is None or hop._backend.loop is self or _is_ours():
             return call(self, callback, *args, context=context)
         frame = calling_frame()
         if is_declared(hop, frame, target_of(callback), function_name(callback)):
@@ -84,8 +84,10 @@ def restore() -> None:
             patch.remove()
 
 
-def _is_ours(frame: Any) -> bool:
-    return libraries.package_of(frame.f_globals.get("__name__")) == "quiesce"
+def _is_ours() -> bool:
+    """Return whether a function of quiesce makes the call by itself, and not for the function that it was given."""
+    frame = libraries.frame_behind_call(_getframe(2), "call_soon_threadsafe")
+    return frame is not None and libraries.package_of(frame.f_globals.get("__name__")) == "quiesce"
 
 
 def _follow_in(loop: Any) -> None:

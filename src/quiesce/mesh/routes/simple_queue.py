@@ -15,6 +15,7 @@ from quiesce.mesh.routes import queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 __all__: list[str] = []
 
@@ -32,14 +33,14 @@ class SimpleQueue(Plain[Any], metaclass=_Kind):
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - as it is
         """Put an item."""
-        if libraries.is_housekeeper(_getframe(1)):
+        if _is_of_library(_getframe(1)):
             Plain.put(self, item, block, timeout)
         else:
             _put(self, item, block, timeout)
 
     def put_nowait(self, item: Any) -> None:
         """Put an item."""
-        if libraries.is_housekeeper(_getframe(1)):
+        if _is_of_library(_getframe(1)):
             Plain.put(self, item)
         else:
             _put(self, item)
@@ -53,6 +54,12 @@ class SimpleQueue(Plain[Any], metaclass=_Kind):
     def get_nowait(self) -> Any:
         """Take an item."""
         return _get(self, False)  # noqa: FBT003 - as it is
+
+
+def _is_of_library(caller: FrameType) -> bool:
+    """Return whether a library that keeps house puts something for itself, and not for the code that it was given."""
+    frame = libraries.frame_behind_call(caller, "put", "put_nowait")
+    return frame is not None and libraries.is_housekeeper(frame)
 
 
 SimpleQueue.__module__ = "queue"

@@ -13,6 +13,7 @@ import sched
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.libraries import frame_behind_call
 from quiesce.core.tree import current
 from quiesce.mesh.routes.following import (
     Followed,
@@ -33,6 +34,7 @@ __all__: list[str] = []
 _CALL_LATER = asyncio.BaseEventLoop.call_later.__code__
 _ENTER = sched.scheduler.enter.__code__
 _OWN = frozenset({"asyncio.tasks", "asyncio.timeouts", "anyio._backends._asyncio"})  # most of them
+_ASKS = frozenset({"call_later", "call_at"})
 
 
 class Timer(asyncio.TimerHandle):
@@ -76,15 +78,18 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
             if context is None:  # a server sets a timer for each request
                 return call(when, callback, *args)
             return call(when, callback, *args, context=context)
-        frame: FrameType | None = _getframe(1)
-        if frame is not None and frame.f_code is _CALL_LATER:
-            frame = frame.f_back
-        if frame is None or frame.f_globals.get("__name__") in _OWN:
-            return call(when, callback, *args, context=context)  # a sleep, a timeout
+        caller: FrameType | None = _getframe(1)
+        if caller is not None and caller.f_code is _CALL_LATER:
+            caller = caller.f_back
+        if caller is None or caller.f_code is timed.__code__ or _is_own(caller):
+            return call(
+                when, callback, *args, context=context
+            )  # uvloop's `call_at` calls `call_later`
         hop = hop_now()
         if hop is None:
             return call(when, callback, *args, context=context)
-        outside = after(callback, args, frame) if context is None else None
+        frame = frame_behind_call(caller, *_ASKS)
+        outside = after(callback, args, caller) if context is None else None
         name, target = function_name(callback), target_of(callback)
         if outside is not None or is_declared(hop, frame, target, name):
             context = context if outside is None else outside
@@ -108,6 +113,12 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
     return timed
 
 
+def _is_own(caller: FrameType) -> bool:
+    """Return whether a sleep or a timeout sets a timer."""
+    is_of_loops = caller.f_globals.get("__name__") in _OWN
+    return is_of_loops and not _ASKS.isdisjoint(caller.f_code.co_names)
+
+
 def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands in for `sched.scheduler.enterabs`, by which all its events are entered."""
 
@@ -118,6 +129,7 @@ def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
         frame: FrameType | None = None if hop is None else _getframe(1)
         if frame is not None and frame.f_code is _ENTER:
             frame = frame.f_back
+        frame = frame_behind_call(frame, "enter", "enterabs")
         if hop is not None and not is_declared(
             hop, frame, target_of(action), function_name(action)
         ):
