@@ -77,7 +77,6 @@ _MOVED = {
     "Http": "quiesce.ready.Http",
     "Line": "quiesce.ready.Line",
     "Listener": "quiesce.ready.Listener",
-    "Notify": "quiesce.ready.Notify",
     "Tcp": "quiesce.ready.Tcp",
     "UnixSocket": "quiesce.ready.UnixSocket",
 }

@@ -116,7 +116,7 @@ def test_a_probe_of_the_users_own_is_taken_as_it_is() -> None:
     assert isinstance(copied, Probe)
 
 
-@pytest.mark.parametrize("name", ["Fd", "Http", "Line", "Listener", "Notify", "Tcp", "UnixSocket"])
+@pytest.mark.parametrize("name", ["Fd", "Http", "Line", "Listener", "Tcp", "UnixSocket"])
 def test_a_probe_that_is_looked_for_where_it_was_is_found(name: str) -> None:
     """However it is asked for, the error says where it is."""
     assert hasattr(ready, name)
