@@ -27,7 +27,6 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING
 
 from quiesce.core.tree import logger
@@ -318,14 +317,13 @@ watcher: Watcher = Watcher()
 strays: Strays = Strays()
 
 
-@cache
-def _forget_in_forks() -> None:
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # On import, not at the first start: workers that are forked after the import need a token each.
     os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark_environment(environment: dict[str, str]) -> None:
     """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
-    _forget_in_forks()
     watcher.prepare()
     environment[MARK] = f"{watcher.token}.{next(_numbers)}"
 

@@ -60,3 +60,28 @@ def test_it_can_be_imported_where_there_is_no_posix() -> None:
         [sys.executable, "-c", HIDDEN + IMPORTS], capture_output=True, text=True, check=False
     )
     assert (found.stdout, found.returncode) == ("1\n", 0), found.stderr
+
+
+FORKS = """
+import os
+
+from quiesce.processes import watchdog
+
+tokens = []
+for _ in range(2):  # as a server forks its workers, before any of them has started a process
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        environment = {}
+        watchdog.mark_environment(environment)
+        os.write(writer, environment[watchdog.MARK].partition(".")[0].encode())
+        os._exit(0)
+    tokens.append(os.read(reader, 1000))
+    os.wait()
+print(len(set(tokens)))
+"""
+
+
+def test_workers_that_are_forked_after_the_import_have_marks_of_their_own() -> None:
+    """Else the end of one worker would kill the processes of the others."""
+    found = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)  # fmt: skip
+    assert (found.stdout, found.stderr) == ("2\n", "")
