@@ -22,6 +22,7 @@ import pytest
 
 from quiesce.core import libraries
 from quiesce.mesh import Settled
+from quiesce.mesh.routes import events
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.library_ways import (
@@ -408,11 +409,10 @@ async def test_a_thread_whose_event_is_set_through_a_library_holds_the_hop(
 
     async def scenario(case: Case) -> None:
         jobs: deque[Gate | None] = deque()
-        wake, waits = threading.Event(), threading.Event()
+        wake = threading.Event()
 
         def worker() -> None:
             while True:
-                waits.set()
                 wake.wait(30)
                 wake.clear()
                 while jobs:
@@ -424,7 +424,7 @@ async def test_a_thread_whose_event_is_set_through_a_library_holds_the_hop(
         thread = threading.Thread(target=worker)
         thread.start()
         try:
-            await until(waits.is_set)
+            await until(lambda: id(wake) in events._of_workers)  # the worker waits
 
             async def put() -> None:
                 jobs.append(gate)
