@@ -53,9 +53,8 @@ _counter = count()
 _idle: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 """The workers that wait now, with the ids of the sets that they are not at work for."""
 _AROUND = frozenset({
-    ("anyio._backends._asyncio", "set"), ("anyio._backends._asyncio", "wait"),
-    ("asyncio.locks", "notify_all"), ("asyncio.locks", "wait_for"), ("asyncio.tasks", "wait_for"),
-    ("quiesce.mesh.routes.queues", "waited"), ("threading", "notify_all"), ("threading", "wait_for"),
+    ("anyio._backends._asyncio", "wait"), ("asyncio.locks", "wait_for"), ("asyncio.tasks", "wait_for"),
+    ("quiesce.mesh.routes.queues", "waited"), ("threading", "wait_for"),
 })  # fmt: skip
 
 
@@ -362,7 +361,7 @@ def _is_set(event: Any) -> bool:
 
 
 def _user(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the code that uses an event, or a function around it; None if that is a library's own."""
+    """Return the frame of the code that waits for an event, by a function around it or not; None if that is a library's."""
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
         frame = frame.f_back
     return None if frame is None or is_housekeeper(frame) else frame

@@ -174,7 +174,7 @@ def _notice(row: Row, frame: FrameType | None, args: Any, options: Any) -> None:
         return
     own = libraries.package_of(row.module)
     while frame is not None and _is_between(frame, own):
-        frame = frame.f_back
+        frame = None if libraries.is_root(frame) else frame.f_back
     package = "" if frame is None else libraries.package_of(frame.f_globals.get("__name__"))
     if package in _OTHERS:  # which was noticed when it was called
         return

@@ -81,7 +81,7 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
         caller: FrameType | None = _getframe(1)
         if caller is not None and caller.f_code is _CALL_LATER:
             caller = caller.f_back
-        if caller is None or caller.f_code is timed.__code__ or _is_own(caller):
+        if caller is None or caller.f_code is timed.__code__ or _is_own(caller, callback):
             return call(
                 when, callback, *args, context=context
             )  # uvloop's `call_at` calls `call_later`
@@ -113,10 +113,15 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
     return timed
 
 
-def _is_own(caller: FrameType) -> bool:
-    """Return whether a sleep or a timeout sets a timer."""
-    is_of_loops = caller.f_globals.get("__name__") in _OWN
-    return is_of_loops and not _ASKS.isdisjoint(caller.f_code.co_names)
+def _is_own(caller: FrameType, callback: Any) -> bool:
+    """Return whether an event loop sets a timer for itself: for a sleep, a timeout, a handshake of TLS.
+
+    Functions of uvloop have no frames; but only they can know a function that was made inside of one.
+    """
+    if caller.f_globals.get("__name__") in _OWN:
+        return not _ASKS.isdisjoint(caller.f_code.co_names)
+    is_of_uvloop = getattr(callback, "__module__", None) == "uvloop.loop"
+    return is_of_uvloop and "<locals>" in callback.__qualname__
 
 
 def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from quiesce.core import libraries
 from quiesce.mesh import Settled
+from quiesce.mesh.routes import events
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.library_ways import (
@@ -275,6 +277,29 @@ async def test_what_is_handed_to_another_loop_through_a_thread_holds_the_hop(
         other.close()
 
 
+async def test_what_is_handed_over_through_a_callback_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also far below a server that is a known library: that has not asked for it."""
+    items = get_context("fork").SimpleQueue()
+    package_of = libraries.package_of
+
+    def found(module: str | None) -> str:
+        return "uvicorn" if module == "tests.loops" else package_of(module)
+
+    async def scenario(case: Case) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(libraries, "package_of", found)
+            cascade = await case.cascade(lambda: soon(items.put, 1))
+            await until(lambda: not items.empty())
+        verdict = await cascade.settled(5)
+        assert "item in multiprocessing.SimpleQueue" in str(verdict)
+        libraries._keeps_house.cache_clear()
+
+    await run(tmp_path, scenario)
+    items.close()
+
+
 # What plumbing and known libraries start for themselves is not the hop's.
 
 
@@ -295,6 +320,18 @@ async def test_what_plumbing_starts_for_itself_holds_nothing(tmp_path: Path) -> 
         for handle in handles:
             handle.cancel()
         assert len(handles) == 2
+
+    await run(tmp_path, scenario)
+
+
+async def test_what_uvloop_starts_for_itself_holds_nothing(tmp_path: Path) -> None:
+    """Its functions have no frames: a timer of a handshake is known by its callback."""
+    module: Any = types.ModuleType("uvloop.loop")
+    exec("def shake():\n return lambda: None", vars(module))  # noqa: S102 - another module's code
+
+    async def scenario(case: Case) -> None:
+        later = asyncio.get_running_loop().call_later
+        await settles(await case.cascade(lambda: soon(later, 3600, module.shake())))
 
     await run(tmp_path, scenario)
 
@@ -372,11 +409,10 @@ async def test_a_thread_whose_event_is_set_through_a_library_holds_the_hop(
 
     async def scenario(case: Case) -> None:
         jobs: deque[Gate | None] = deque()
-        wake, waits = threading.Event(), threading.Event()
+        wake = threading.Event()
 
         def worker() -> None:
             while True:
-                waits.set()
                 wake.wait(30)
                 wake.clear()
                 while jobs:
@@ -388,7 +424,7 @@ async def test_a_thread_whose_event_is_set_through_a_library_holds_the_hop(
         thread = threading.Thread(target=worker)
         thread.start()
         try:
-            await until(waits.is_set)
+            await until(lambda: id(wake) in events._of_workers)  # the worker waits
 
             async def put() -> None:
                 jobs.append(gate)
