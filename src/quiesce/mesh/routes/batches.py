@@ -1,7 +1,7 @@
 """Batches: whether a worker collects what it takes from a queue before it works on it.
 
 A worker that asks for another item has done the one before, or has put it aside, or something that it made of it. It
-is taken to collect if its code still reads a variable whose value is the item, if the item goes straight into something
+is taken to collect if its code still reads a variable whose value is the item (but not a copy of one), if the item goes straight into something
 that is being made (`[await q.get() for _ in range(3)]`), or if a container in its reach has grown since it took the
 item, and all of these hold:
 
@@ -80,25 +80,42 @@ def sizes(frames: list[FrameType]) -> Sizes:
 
 
 def reads_item_later(frames: list[FrameType], item: object) -> bool:
-    """Return whether the worker's code still reads a variable whose value is the item."""
+    """Return whether the worker's code still reads a variable whose value is the item.
+
+    A copy of one does not count: `last = job` is a record of what was done.
+    """
     return any(
-        value is item and bytecode_flow.reads_local_later(frame.f_code, frame.f_lasti, name)
+        value is item
+        and not bytecode_flow.is_copy(frame.f_code, name)
+        and bytecode_flow.reads_local_later(frame.f_code, frame.f_lasti, name)
         for frame in frames
         for name, value in frame.f_locals.items()
     )
 
 
-def makes_comprehension(frames: list[FrameType]) -> bool:
-    """Return whether the worker's code makes a list, a set or a dictionary of what it takes."""
-    return bool(frames) and bytecode_flow.goes_into_comprehension(
-        frames[0].f_code, frames[0].f_lasti
+def makes_comprehension(frames: list[FrameType], item: object) -> bool:
+    """Return whether the worker's code makes a list, a set or a dictionary of what it takes.
+
+    If a variable has one with the item in it, that is made already.
+    """
+    variables = [value for frame in frames for value in frame.f_locals.values()]
+    is_made = any(
+        any(part is item for part in _parts(value))
+        for value in variables
+        if issubclass(type(value), list | set | dict)
+    )
+    return (
+        not is_made
+        and bool(frames)
+        and bytecode_flow.goes_into_comprehension(frames[0].f_code, frames[0].f_lasti)
     )
 
 
-def is_collecting(frames: list[FrameType], before: Sizes) -> bool:
-    """Return whether the worker has put something aside since its containers had these sizes."""
+def is_collecting(frames: list[FrameType], before: Sizes, items: list[object]) -> bool:
+    """Return whether the worker has put something aside since its containers had these sizes; not an item itself."""
     return any(
-        _size(place.container) > before.get(id(place.container), (None, 0))[1]
+        all(place.container is not item for item in items)
+        and _size(place.container) > before.get(id(place.container), (None, 0))[1]
         and not _only_tasks(place.container)
         and _is_batch(place, frames)
         for place in _places(frames)

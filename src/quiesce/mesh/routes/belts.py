@@ -271,11 +271,13 @@ class Belt:
             return False
         return getattr(current.get(), "_errand", None) is hop
 
-    def asks(self, key: object, queue: object, frame: FrameType | None) -> None:
+    def asks(
+        self, key: object, queue: object, frame: FrameType | None, *, is_look: bool = False
+    ) -> None:
         """Release what the running taker has worked on, now that it asks for more (3).
 
         That is what it has taken from this queue; and from queues that it has taken from later than from this one,
-        which it uses in the course of its work.
+        which it uses in the course of its work. If it only looks whether there is more, it takes nothing there.
         """
         taker = takers.get(key)
         if taker is None or not taker.parcels:
@@ -287,7 +289,7 @@ class Belt:
             if one.belt is self
             or (one.is_direct and self in first and first[self] < first[one.belt])
         ]
-        self._leave_worked_on(taker, found, queue, frame)
+        self._leave_worked_on(taker, found, queue, frame, is_look=is_look)
 
     def asked_ahead(
         self, key: object, queue: object, before: list[Parcel], *, is_waited_for: bool
@@ -306,7 +308,13 @@ class Belt:
             self._leave_worked_on(taker, mine if is_waited_for else mine[:-1], queue, None)
 
     def _leave_worked_on(
-        self, taker: Taker, found: list[Parcel], queue: object, frame: FrameType | None
+        self,
+        taker: Taker,
+        found: list[Parcel],
+        queue: object,
+        frame: FrameType | None,
+        *,
+        is_look: bool = False,
     ) -> None:
         hopped = [parcel for parcel in found if parcel.hold is not None]
         if not hopped:
@@ -314,7 +322,7 @@ class Belt:
             return
         frames = frames_of(taker.key, frame)
         counts = not self.counted and any(_is_called_on(one, "task_done", queue) for one in frames)
-        place = _place(frame)
+        place = None if is_look else _place(frame)
         over = [
             parcel
             for parcel in found
@@ -325,7 +333,7 @@ class Belt:
             )
         ]
         if any(parcel.hold is not None for parcel in over) and batches.is_collecting(
-            frames, hopped[0].before
+            frames, hopped[0].before, [parcel.item for parcel in hopped]
         ):
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
         own = (one for one in frames if not libraries.is_housekeeper(one))
@@ -339,7 +347,7 @@ class Belt:
         return (
             _is_later_in_line(parcel.place, place)
             or batches.reads_item_later(frames, parcel.item)
-            or (not taker.has_turned and batches.makes_comprehension(frames))
+            or (not taker.has_turned and batches.makes_comprehension(frames, parcel.item))
         )
 
     def joined(self, key: object, *, is_woken: bool) -> None:

@@ -31,6 +31,9 @@ _LOOKS = frozenset({
     None, "all", "any", "cancelled", "done", "empty", "full", "is_set", "isinstance", "len", "locked", "max", "min",
     "monotonic", "qsize", "suppress", "time", "timeout", "wait", "wait_for",
 })  # fmt: skip
+_DECIDING = frozenset({
+    "CACHE", "CALL", "COMPARE_OP", "COPY", "LOAD_CONST", "PRECALL", "TO_BOOL", "UNARY_NOT",
+})  # fmt: skip
 _HANDLER = 8  # instructions at its beginning that are looked at
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
 _FILLING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
@@ -292,6 +295,34 @@ def _is_given_away(steps: list[dis.Instruction], place: int) -> bool:
 def _is_cut(steps: list[dis.Instruction], place: int) -> bool:
     after = steps[place + 1 : place + 1 + _DELETING]
     return any(one.opname in {"DELETE_SUBSCR", "STORE_SLICE"} for one in after)
+
+
+@lru_cache(maxsize=4096)
+def is_decided(code: CodeType, offset: int) -> bool:
+    """Return whether the code decides by what a call returns: by a jump, or by how often it runs a loop."""
+    flow = _flow(code)
+    for step in flow.steps[flow.place(offset) + 1 :]:
+        if "_JUMP_" in step.opname or step.opname == "GET_ITER":
+            return True
+        if step.opname not in _DECIDING:
+            return False
+    return False
+
+
+@lru_cache(maxsize=4096)
+def is_copy(code: CodeType, name: str) -> bool:
+    """Return whether a variable is only ever set to what another one has, or to a constant."""
+    found: list[bool] = []
+    is_loaded = False
+    for step in _flow(code).steps:
+        uses = _uses(step)
+        for use, of in uses:
+            if use == "STORE" and of == name:
+                found.append(is_loaded)
+            is_loaded = use == "LOAD"
+        if not uses:
+            is_loaded = step.opname == "LOAD_CONST"
+    return bool(found) and all(found)
 
 
 @lru_cache(maxsize=4096)

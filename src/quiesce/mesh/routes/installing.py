@@ -78,6 +78,11 @@ def _everywhere() -> list[Patch]:
             _patch(module, "to_thread", queues.by_to_thread)
             for module in (asyncio.threads, asyncio)
         ),
+        *(
+            _patch(kind, name, queues.by_look)
+            for kind in (asyncio.Queue, queue.Queue)
+            for name in ("empty", "qsize")
+        ),
         _patch(MemoryObjectSendStream, "send_nowait", queues.by_put),
         _patch(MemoryObjectSendStream, "send", queues.by_send),
         _patch(MemoryObjectReceiveStream, "receive_nowait", queues.by_get_nowait),

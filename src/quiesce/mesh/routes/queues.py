@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue as thread_queue
+import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from quiesce.channels.channel import Channel
 from quiesce.channels.readers import BatchReader, Reader
 from quiesce.core.libraries import add_getter
 from quiesce.core.tree import TreeNode, current
+from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.belts import Belt
 from quiesce.mesh.routes.following import (
     calling_frame,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
-    from quiesce.mesh.routes.takers import Parcel
+    from quiesce.mesh.routes.takers import Parcel, Taker
     from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
@@ -46,7 +48,7 @@ _taken: WeakKeyDictionary[Any, dict[tuple[int, int], _Taken]] = WeakKeyDictionar
 _TAKEN_MAX = 8  # of one task outside of hops, that it may put back
 _TAKEN_MAX_OF_HOP = 1000
 _NOTHING = type("Nothing", (), {})()  # what a hop has got that found a queue empty
-_EQUALS = (str, bytes, tuple, float, frozenset, type(None))  # one object may stand for two things
+_EQUALS = (str, bytes, tuple, float, frozenset)  # one object may stand for two things
 _LOOK_EVERY = 256  # puts into a queue, for what was removed from its inside
 _for_task = threading.local()  # the queue that a thread takes an item from, for a task that waits
 _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
@@ -125,8 +127,11 @@ class _Taken(NamedTuple):
 
 def _remember(by: Any, state: Any, item: Any, origin: Hop | None = None) -> None:
     is_hop = isinstance(by, TreeNode)
-    if type(item).__weakrefoffset__:
-        known: Callable[[], Any] = ref(item)
+    item = _token(item)
+    if item is None:
+        known: Callable[[], Any] = partial(_itself, item)
+    elif type(item).__weakrefoffset__:
+        known = ref(item)
     elif type(item) is int or (is_hop and type(item) not in _EQUALS):
         known = partial(_itself, item)  # a hop does not live for long
     else:
@@ -141,8 +146,14 @@ def _itself(item: Any) -> Any:
     return item
 
 
+def _token(item: Any) -> Any:
+    """Return what stands for an item: a bare `object()` carries nothing, and is as good as any other."""
+    return object if type(item) is object else item
+
+
 def _recall(by: Any, state: Any, item: object) -> _Taken | None:
     """Return what is known of an item that a hop or a task has taken from a queue, if it has."""
+    item = _token(item)
     found = (_taken.get(by) or {}).get((id(state), id(item))) if by is not None else None
     is_same = found is not None and found.queue() is state and found.item() is item
     return found if is_same else None
@@ -159,7 +170,8 @@ def _gives_back(state: Any, item: object) -> bool:
         found = _recall(by, state, item)
         if found is None:
             continue
-        del _taken[by][id(state), id(item)]
+        if _token(item) not in (None, object):  # of those it may have taken several
+            del _taken[by][id(state), id(item)]
         if found.origin is None:
             return True
         if _recall(found.origin(), state, _NOTHING) is not None:
@@ -258,6 +270,31 @@ def by_get_nowait(get: Callable[..., Any]) -> Callable[..., Any]:
         return item
 
     return getting
+
+
+def by_look(look: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Return the replacement of `empty` or `qsize`: a taker that finds the queue empty has asked for more."""
+
+    def looking(self: Any) -> int:
+        found = look(self)
+        belt = belt_of(self)
+        if belt is not None and bool(found) is (type(found) is bool):
+            frame = sys._getframe().f_back
+            key = running_taker() if takers else None
+            if key in takers and frame is not None and _decides(takers[key], belt, frame):
+                belt.asks(key, self, frame, is_look=True)
+        return found
+
+    return looking
+
+
+def _decides(taker: Taker, belt: Belt, frame: FrameType) -> bool:
+    """Return whether the code that takes items from a queue decides by its size whether to take more."""
+    codes = [one.place[0] for one in taker.parcels if one.belt is belt and one.place is not None]
+    here = (frame.f_code, *frame.f_code.co_consts)  # a comprehension may have a code of its own
+    return any(code in here for code in codes) and bytecode_flow.is_decided(
+        frame.f_code, frame.f_lasti
+    )
 
 
 def by_get(get: Callable[..., Any], *, gives_list: bool = False) -> Callable[..., Any]:

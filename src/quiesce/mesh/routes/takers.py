@@ -342,7 +342,7 @@ def _tell_end(key: object, parcel: Parcel) -> None:
 
 
 def _is_in(result: object, item: object) -> bool:
-    return result is item or (
+    return (result is item and item is not None) or (  # a None tells the taker to end
         isinstance(result, list | tuple | set | deque | dict)
         and any(one is item for one in (result.values() if isinstance(result, dict) else result))
     )
