@@ -63,11 +63,11 @@ demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with 
 	@PYTHONPATH=src $(VENV_LOSSES)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: $(READY) $(TESTED) ## Every test, sweeps and models sampled (ARGS="-k idle" goes to pytest)
+test: $(READY) $(TESTED) ## Every guarantee, sweeps and models sampled (ARGS="-k idle" goes to pytest)
 	@$(PY) tools/sessions.py $(ARGS)
 
 .PHONY: test-full
-test-full: $(READY) $(TESTED) ## Every test, with all points and examples, and the oldest SDKs
+test-full: $(READY) $(TESTED) ## All tests, with all points and examples, and the oldest SDKs
 	@$(PY) tools/sessions.py --full $(ARGS)
 
 .PHONY: test-versions

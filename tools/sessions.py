@@ -4,9 +4,9 @@
     python tools/sessions.py [--full | --versions | --light] [pytest's arguments]
 
 Two versions of an SDK cannot share a process, so each has a run of pytest of its own, with that version
-in front on the path. Without an option (`make test`) sweeps and models are sampled, and each SDK is
-tried in its newest version. With --full (`make test-full`) nothing is sampled, and the oldest version is
-tried as well. With --versions (`make test-versions`) the adapters alone are tried, in every version.
+in front on the path. Without an option (`make test`) sweeps and models are sampled, each SDK is tried in
+its newest version, and the benchmarks are not tried. With --full (`make test-full`) nothing is sampled or
+left out, and the oldest version is tried as well. With --versions (`make test-versions`) the adapters alone are tried, in every version.
 With --light what is the same with every interpreter is left out: the usual one tries it.
 
 Paths among the arguments choose the runs, and the other arguments go to each. The seed of the order and
@@ -119,6 +119,8 @@ def general(paths: list[str], options: list[str], mode: str) -> list[Session]:
     ]
     if mode == "--light":
         arguments += [f"--ignore=tests/{path}" for path in USUAL]
+    elif mode != "--full" and not inside:
+        arguments += ["--ignore=tests/benchmarks"]
     return [Session("tests", arguments)]
 
 

@@ -25,7 +25,7 @@ import quiesce
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable
 
-FAKE_CLAUDE = Path(__file__).parents[1] / "adapters" / "fake_claude.py"
+FAKE_CLAUDE = Path(__file__).parents[1] / "adapters" / "claude" / "fake_cli.py"
 FLUSH_SECONDS = 1.0  # far more than it takes to see that the CLI is still there
 PATIENCE_SECONDS = 0.05
 AT_ONCE_MAX = 6

@@ -1,4 +1,4 @@
-"""Programs for test_guard_packages.py, with claude-agent-sdk, and fake_claude.py as its CLI.
+"""Programs for test_guard_packages.py, with claude-agent-sdk, and fake_cli.py as its CLI.
 
 `left`: the loop over `query()` is left on the result, as in seed 002. `ended`: it is read to its
 end. `owned_left`: left on the result, read through `quiesce.stream`.
@@ -19,7 +19,7 @@ from tests.integration import guard_programs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-FAKE_CLAUDE = Path(__file__).parents[1] / "adapters" / "fake_claude.py"
+FAKE_CLAUDE = Path(__file__).parents[1] / "adapters" / "claude" / "fake_cli.py"
 
 
 def make_command(folder: Path) -> Path:

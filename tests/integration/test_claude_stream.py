@@ -1,7 +1,7 @@
 """claude-agent-sdk, read half and left: what happens without quiesce, and with `quiesce.stream`.
 
 Its `query()` is an async generator around another one, which owns the process of the CLI: 0.1.50 in
-a task group, 0.2.182, the newest, in tasks of its own. The CLI is fake_claude.py, which takes a
+a task group, 0.2.182, the newest, in tasks of its own. The CLI is fake_cli.py, which takes a
 second to flush when its input has ended; the programs are in claude_programs.py.
 """
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
 
     from quiesce.integrations.acp import WebSocketServer
+_HANGS_SECONDS = 240.0  # a guard: less than pytest's, so that the server is closed
 
 
 class Agent:
@@ -82,13 +83,11 @@ async def check_health(port: int, *, rude: bool = False, **options: Any) -> None
 
 
 @asynccontextmanager
-async def serving(
-    make: Any = Agent, *, seconds: float = 15, **options: Any
-) -> AsyncIterator[WebSocketServer]:
-    """Serve for the time of a block, some seconds at most."""
+async def serving(make: Any = Agent, **options: Any) -> AsyncIterator[WebSocketServer]:
+    """Serve for the time of a block."""
     server = await open_websocket_server(make, **{"cleanup": 2, "grace": 0.1, **options})
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(_HANGS_SECONDS):
             yield server
     finally:
         await server.aclose()

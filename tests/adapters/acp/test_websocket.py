@@ -236,7 +236,7 @@ async def test_an_agent_that_cannot_be_made_fails_its_connection_alone() -> None
 
 async def test_a_health_checker_leaves_nothing(backend: str) -> None:
     """It connects, initializes and leaves, again and again: tasks and files stay as they were."""
-    async with serving(seconds=CYCLES / 4) as server:
+    async with serving() as server:
         tasks, seen = len(asyncio.all_tasks()), []
         for number in range(HEALTH_CHECKS[backend]):
             await check_health(server.port, rude=number % 2 == 0)

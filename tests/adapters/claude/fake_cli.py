@@ -1,6 +1,6 @@
 """A stand-in for the CLI that claude-agent-sdk starts: stream-json over stdio, and no network.
 
-`fake_claude.py --journal FILE [...]`; what the SDK adds to the command line is not read. It answers
+`fake_cli.py --journal FILE [...]`; what the SDK adds to the command line is not read. It answers
 `initialize`, and a prompt with one assistant message and the result, which tells what it was sent.
 In between it may ask the SDK to call a hook, for a permission, or to call a tool of an SDK MCP
 server, say something that nobody has heard of, or think until a file is there. When its input has

@@ -65,9 +65,9 @@ async def test_one_that_went_on_without_knows_after_its_end_that_it_may_not_know
             await world.hand("b", handler)
             with here().delegate("http://b") as second:
                 await world.deliver("b", second.header, handler)  # its answer is lost
-            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
+            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
+            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
         world.wall += 5
-        world.lines.leave("http://b", other._exchange.serve)
         full.left = None
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure=mode)
         found = await cascade.settled(5, require="participants")
@@ -88,9 +88,9 @@ async def test_one_that_never_went_on_without_knows_all_although_it_may_from_now
             await world.hand("b", leaves)
             with here().delegate("http://b"):
                 pass  # in doubt
-            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
+            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
+            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
         world.wall += 5
-        world.lines.leave("http://b", other._exchange.serve)
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure="serve")
         found = await cascade.settled(5)
         assert isinstance(found, SettledWithLosses), found
@@ -121,9 +121,9 @@ async def test_what_a_machine_may_have_lost_is_unknown(
             await world.hand("b", leaves)
             with here().delegate("http://b"):
                 pass  # in doubt
-            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
+            shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
+            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
         world.wall += 5
-        world.lines.leave("http://b", other._exchange.serve)
         (tmp_path / "boot").write_text(boot)
         await world.add("b", journal=tmp_path / "b.copy", durability=durability)
         found = await cascade.settled(5)
