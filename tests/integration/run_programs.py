@@ -208,7 +208,7 @@ MAINS: dict[str, Callable[[], Awaitable[object]]] = {
 def run(name: str, backend: Any, drain: str = "60", cleanup: str = "60") -> None:
     """Run one of the programs, and tell what it returned."""
     main: Any = MAINS[name]
-    seconds = {"drain": float(drain), "cleanup": float(cleanup)}
+    seconds = {"grace": float(drain), "cleanup": float(cleanup)}
     value = quiesce.run(main, backend=backend, service=name == "service", **seconds)
     say(f"returned {value!r}")
 

@@ -266,7 +266,7 @@ async def test_what_was_answered_and_is_not_known_there_is_unknown(tmp_path: Pat
         await agent.say(id=call["id"], result={"v": 0, "answers": answers})
         settled = await cascade.settled(within=5)
         assert isinstance(settled, Unknown), settled
-        assert "drops what comes along" in str(settled)
+        assert "drops the Cascade headers" in str(settled)
 
 
 async def test_a_prompt_that_was_handed_nothing_stays_opaque(tmp_path: Path) -> None:
