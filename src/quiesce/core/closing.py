@@ -311,7 +311,7 @@ class Closing:
             await self._turns(table)  # for tasks that waited for the slow ones
 
     async def _turns(self, table: dict[object, Held]) -> None:
-        """Let the loop turn so that cancelled tasks in the table can end."""
+        """Yield to the loop so that cancelled tasks in the table can end."""
         for _ in range(_LAST_CALL_TURNS):
             if table:
                 await self.bell.yield_once()

@@ -87,7 +87,7 @@ class Held(Protocol):
         """Move to another node of the tree."""
 
     def _reclassify(self) -> None:
-        """Become a service, if the node's patterns declare it as one."""
+        """Make this a service, if the node's patterns declare it as one."""
 
 
 class Described:

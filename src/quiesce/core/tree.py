@@ -424,7 +424,7 @@ class TreeNode(Described):
     # Coming and going.
 
     def _attach(self, parent: TreeNode | None) -> None:
-        """Become a child of `parent`, or a root if that is None."""
+        """Make this a child of `parent`, or a root if that is None."""
         self._parent = parent
         if parent is not None:
             self._errand_above = parent._errand
