@@ -93,13 +93,13 @@ class Visitor(Hold):
 class Bond(Hold):
     """The hold of a scope of another tree. The holder waits for that scope and stops it, like work."""
 
-    __slots__ = ("_scope", "_was_cut")
+    __slots__ = ("_was_cut", "scope")
 
     _fate: ClassVar[Fate] = "stuck"
 
     def __init__(self, outer: TreeNode, scope: LightScope) -> None:
         super().__init__(outer, "scope", scope._name, NOTHING, scope._code, scope._offset)
-        self._scope = scope
+        self.scope: LightScope = scope
         self._was_cut = False
 
     @property
@@ -108,7 +108,7 @@ class Bond(Hold):
         if self._was_cut:
             return self._details
         found = [
-            f"{entry.kind} {entry.name}" for entry in frontier.take_frontier(self._scope).in_flight
+            f"{entry.kind} {entry.name}" for entry in frontier.take_frontier(self.scope).in_flight
         ]
         more = [f"{len(found) - _NAMED_MAX} more"] if len(found) > _NAMED_MAX else []
         return {"in_flight": ", ".join([*found[:_NAMED_MAX], *more])} if found else NOTHING
@@ -120,11 +120,11 @@ class Bond(Hold):
         self.release()
 
     def _stop(self, *, force: bool = False) -> None:
-        if self._scope._holds:
+        if self.scope._holds:
             self._details = self.details
             self._was_cut = True
-            self._scope._cut_short()
-        _stop_all(self._scope, force=force)
+            self.scope._cut_short()
+        _stop_all(self.scope, force=force)
 
 
 def _stop_all(node: TreeNode, *, force: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from a2a.client import ClientConfig
 
 from quiesce import Scope
 from quiesce.integrations.a2a import quiesce_client
@@ -51,3 +53,30 @@ async def test_what_an_executor_leaves_is_waited_for_whoever_holds_its_hop(
                 await sent
             settled = await cascade.settled(5)
             assert isinstance(settled, Settled), str(settled)
+
+
+@pytest.mark.parametrize("words", ["work wait k complete", "work leave l wait k complete"])
+async def test_a_stream_in_a_cascade_gets_the_end_of_a_task_that_the_drain_cuts(
+    tmp_path: Path, words: str
+) -> None:
+    """The drain cancels what the executor has left behind after the stream of its task has ended."""
+    events: list[str] = []
+    is_working = asyncio.Event()
+
+    async def stream(client: Any) -> None:
+        async for event in client.send_message(mesh.outgoing(words)):
+            events.append(str(event).lower())
+            if "working" in events[-1]:
+                is_working.set()
+
+    async with mesh.one(tmp_path, ClientConfig(streaming=True)) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            streaming = asyncio.create_task(stream(client))
+            await is_working.wait()
+            await place.agent.waits("k")
+            report = await place.handler.drain(grace=0, cleanup=60)
+            await streaming
+        assert "failed" in events[-1]
+        assert report.seconds < 30, str(report)  # it does not wait for the half of cleanup
+        settled = await cascade.settled(5)
+        assert settled.receipt.cancelled == 1, str(settled)

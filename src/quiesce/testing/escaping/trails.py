@@ -235,7 +235,7 @@ def _held(node: Tree) -> Iterator[Held]:
         if isinstance(held, Tree):
             yield from _held(held)
         elif isinstance(held, Bond):
-            yield from _held(held._scope)
+            yield from _held(held.scope)
         elif not isinstance(held, Visit):
             yield held
 

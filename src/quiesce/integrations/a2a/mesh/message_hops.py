@@ -13,6 +13,7 @@ and its events are stored later still. What holds:
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _LOOPS = ("_shutdown_watcher",)  # of sse-starlette: one for all streams, begun by the first of them
+_LOOK_SECONDS = 0.02  # between two looks at the responses that are open
 _MARK = "quiesce.mesh"  # in the state of a call: what its messages are part of
 CANCELLED = "The cascade that it was part of was cancelled."
 WAITING, CALLED_OFF, RUNNING, EXECUTED, OVER = (
@@ -215,6 +217,17 @@ class MeshTracker(Tracker):
         if self.work is not None:
             _bind(work.hop, self.work)
 
+    async def streams_ended(self) -> None:
+        """Wait until the handlers of all hops that `work` holds have ended.
+
+        `work` holds whole hops (see `_bind`), also the responses that stream the ends of tasks.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+        work = self.work
+        while work is not None and any(map(_is_handled, list(work._holds.values()))):  # noqa: ASYNC110 - a visit tells nobody of its end
+            await asyncio.sleep(_LOOK_SECONDS)
+
     def refresh(self, entry: Entry) -> None:
         """Release the hops of executed messages, too, when their events are stored (1).
 
@@ -328,6 +341,12 @@ def _bind(hop: Hop, scope: Scope) -> None:
             bond = Bond(scope, hop)
             scope._insert(bond, bond)
             hop._bond = bond if hop._bond is None else _Both(hop._bond, bond)  # type: ignore[assignment]  # ended, no more
+
+
+def _is_handled(held: object) -> bool:
+    """Return whether this is the bond of a hop whose handler still runs."""
+    holds = held.scope._holds.values() if isinstance(held, Bond) else ()
+    return any(isinstance(one, Visitor) for one in holds)
 
 
 class _Both:

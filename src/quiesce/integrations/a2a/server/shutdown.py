@@ -107,11 +107,13 @@ class End:
     async def _end_work(self, by: float) -> None:
         """Wait for executors that were told to stop; then cancel what they have left, and join it.
 
-        Not the other way round: what an executor starts to clean up is not to be cancelled under it.
+        Not the other way round: what an executor starts to clean up is not to be cancelled under it. A response
+        that streams the task's last event is not to be cancelled either.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(by):
                 await self._executor.ended()
+                await self._tracker.streams_ended()
         work = self._tracker.work
         if work is not None:
             closing = work._close_with_parent(by)

@@ -225,6 +225,12 @@ class Tracker:
             if status is not None:
                 _remember(self.last, entry.task_id, status)
 
+    async def streams_ended(self) -> None:
+        """Wait until no response is open that the end of `work` would cut: without a mesh, none is.
+
+        *Cancel safety*: may be cancelled at any time; it has no effect.
+        """
+
     def refresh(self, entry: Entry) -> None:
         """Hold the task in the scope if it is busy, else let go (1, 2, 3, 4)."""
         if entry.busy:
