@@ -89,6 +89,7 @@ async def test_the_frontier_names_the_task_its_state_and_where_it_waits() -> Non
     assert entry.name == task.id
     assert entry.details["state"] == "working"
     assert "Agent._do" in str(entry.details["waits_on"])
+    assert kit.__file__ in str(entry.where)  # where the user's executor is
     assert entry.age >= 0
     assert task.id in str(served.handler.frontier())
     await served.handler.aclose()

@@ -101,6 +101,7 @@ class QuiescentRequestHandler:
 
             self._tracker = self._mesh = message_hops.MeshTracker(node)
             agent = message_hops.HopExecutor(agent, self._mesh)
+        self._tracker.code = getattr(given["agent_executor"].execute, "__code__", None)
         edges = None if self._mesh is None else self._mesh.edges
         self._pushes = Pushes(_sender(given), given.get("push_config_store"), edges)
         self._executor = OwnedExecutor(agent, self._tracker)

@@ -35,6 +35,7 @@ from quiesce.integrations.a2a import versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import CodeType
 
     from quiesce.core.scope import Scope
 
@@ -94,12 +95,11 @@ class TaskHold(Hold):
 
     __slots__ = ("_entry",)
 
-    def __init__(self, scope: Scope, entry: Entry) -> None:
-        """Hold a task in a scope, in the same step."""
+    def __init__(self, scope: Scope, entry: Entry, code: CodeType | None) -> None:
+        """Hold a task in a scope, in the same step; `code` is that of the user's executor."""
         if scope._state is not ScopeState.OPEN:
             scope._admit()
-        frame = sys._getframe(1)
-        super().__init__(scope, "a2a task", entry.task_id, NOTHING, frame.f_code, frame.f_lasti)
+        super().__init__(scope, "a2a task", entry.task_id, NOTHING, code, 0)
         self._entry = entry
         scope._insert(self, self)
 
@@ -198,6 +198,8 @@ class Tracker:
         self.ends: OrderedDict[str, Any] = OrderedDict()
         self.last: OrderedDict[str, Any] = OrderedDict()
         """The statuses that tasks of 0.3 have ended with: it changes what its store has."""
+        self.code: CodeType | None = None
+        """The code of the user's executor, which frontiers and reports show as the place of a task."""
         self.scope: Scope | None = None
         self.work: Scope | None = None
         """What executors start, below `scope`; it is closed when they have ended, or were cut."""
@@ -236,7 +238,7 @@ class Tracker:
         if entry.busy:
             if entry.hold is None and self.scope is not None:
                 with suppress(ScopeClosed):  # shutdown.py stores its end
-                    entry.hold = TaskHold(self.scope, entry)
+                    entry.hold = TaskHold(self.scope, entry, self.code)
             return
         if entry.hold is not None:
             entry.hold.release()
