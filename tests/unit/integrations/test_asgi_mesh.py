@@ -237,6 +237,32 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
         node._keeping = own
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_node_that_no_lifespan_reaches_says_so_once(
+    way: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets 503, and the server's operator is told why, and what to write."""
+    async with World() as world:
+        node = world.make("b")
+        _, served = way(node, plain)
+        a = await world.add("a")
+        for _ in range(2):
+            async with a.cascade("c"):
+                assert (await hand(served)).status == 503
+        (told,) = [one for one in caplog.records if "never opened" in one.getMessage()]
+        assert told.levelno == logging.ERROR
+        assert "node 'b' was never opened: no lifespan has reached" in told.getMessage()
+        assert "mounted below another app" in told.getMessage()
+        assert "Quiesce(outermost_app, node=node)" in told.getMessage()
+        assert "`async with node:` in the lifespan" in told.getMessage()
+        caplog.clear()
+        async with node, a.cascade("c"):  # the second of the two that are advised
+            assert (await hand(served)).status == 200
+        async with a.cascade("c"):
+            assert (await hand(served)).status == 503
+        assert "never opened" not in caplog.text  # it was
+
+
 @pytest.mark.parametrize("what", ["hotel", object, None.__class__])
 async def test_what_is_not_a_node_is_refused(what: Any) -> None:
     """In words, not by an AttributeError."""
