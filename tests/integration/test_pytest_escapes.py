@@ -50,11 +50,12 @@ def test_error_fails_the_test_with_the_line(tmp_path: Path) -> None:
 
 
 def test_report_lists_all_in_the_end(tmp_path: Path) -> None:
-    """Also what is covered; the tests pass."""
+    """Also what was held until it ended, apart from what leaves and in plain words; the tests pass."""
     outcome = run(tmp_path, SOURCE, "--quiesce-escapes=report", guard=None)
     assert outcome.code == 0, outcome.text
     assert "= quiesce escapes =" in outcome.text
-    assert "2 places where work leaves:" in outcome.text
+    assert "2 places where work leaves: 1 unseen, 1 held until it ended\n" in outcome.text
+    assert "\nheld until it ended (covered): the verdict waits for it\n" in outcome.text
     assert line(SOURCE) in outcome.text
     assert line(SOURCE, "# TASK") in outcome.text
 

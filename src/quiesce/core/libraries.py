@@ -1,11 +1,12 @@
 """The housekeeping of well-known libraries, which is not the work of the code that happens to start it.
 
 A library starts tasks, threads and timers for the whole process, from the first piece of work that needs them. If a
-scope held them, it would wait for them, and report them as lost, although other work still needs them. Two tables:
+scope held them, it would wait for them, and report them as lost, although other work still needs them. Three tables:
 
 - `PROCESS_WIDE`: tasks, each by the module and the qualified name of its coroutine function. Adoption passes over
   them: no scope holds them, and only their library ends them.
 - `HOUSEKEEPERS`: libraries whose timers, threads and queues are housekeeping. A hop does not follow them.
+- `RELAYS`: loops that take items from a queue, and are done with each before they ask for more. A hop follows them.
 
 To add a task, read the library's source. The task must meet all of these conditions:
 
@@ -15,7 +16,8 @@ To add a task, read the library's source. The task must meet all of these condit
   user's code.
 
 To add a library to `HOUSEKEEPERS`, look for `call_later`, `Thread(`, `Queue(`: none of them may run the user's code
-later, on behalf of the call. Users declare other housekeeping in one line: `Node(services=["package.module.*"])`.
+later, on behalf of the call. To add a loop to `RELAYS`, see that it has awaited what is done with an item, or has started
+a task for it, or has put it into another queue, when it asks for the next one; and that it keeps none. Users declare other housekeeping in one line: `Node(services=["package.module.*"])`.
 """
 
 from __future__ import annotations
@@ -62,6 +64,20 @@ PROCESS_WIDE: dict[str, frozenset[str]] = {
     "sse_starlette.sse": frozenset({"_shutdown_watcher"}),
 }  # fmt: skip
 """By module, the qualified name of each coroutine function whose tasks belong to the process."""
+
+RELAYS: dict[str, frozenset[str]] = {
+    # mcp 1.x and 2.x: a message goes from queue to queue, and each request is handled in a task of its own. Not the loop
+    # of mcp.server.runner that waits for the first request: it collects.
+    "mcp.client.streamable_http": frozenset({"StreamableHTTPTransport.post_writer"}),
+    "mcp.server.lowlevel.server": frozenset({"Server.run"}),
+    "mcp.server.streamable_http": frozenset({
+        "StreamableHTTPServerTransport._run_sse_writer", "StreamableHTTPServerTransport.connect.<locals>.message_router",
+    }),
+    "mcp.shared.jsonrpc_dispatcher": frozenset({"JSONRPCDispatcher.run"}),
+    "mcp.shared.session": frozenset({"BaseSession._receive_loop"}),
+}  # fmt: skip
+"""By module, the qualified name of each function that is done with an item from a queue when it asks for more."""
+_WRAPPED_QUEUES = frozenset({"mcp.shared._context_streams"})  # modules of queues around queues
 
 GETTERS: dict[CodeType, Callable[[Any], tuple[Any] | None]] = {}
 """Coroutine functions that get an item from a queue for the task that asked for it.
@@ -222,6 +238,15 @@ def frame_behind_call(frame: FrameType | None, *names: str) -> FrameType | None:
     ):
         return frame
     return starting_frame(frame)
+
+
+def is_relay(frame: FrameType | None) -> bool:
+    """Return whether the code that asks a queue for more is a loop of `RELAYS`."""
+    while frame is not None and frame.f_globals.get("__name__") in _WRAPPED_QUEUES:
+        frame = starting_frame(frame.f_back)
+    if frame is None:
+        return False
+    return frame.f_code.co_qualname in RELAYS.get(frame.f_globals.get("__name__") or "", ())
 
 
 def is_housekeeper(frame: FrameType) -> bool:

@@ -13,6 +13,7 @@ from a2a.server.tasks import InMemoryPushNotificationConfigStore, InMemoryTaskSt
 
 from quiesce.integrations.a2a import DurablePushSender, MemoryOutbox, QuiescentRequestHandler
 from tests.adapters.a2a import kit
+from tests.adapters.a2a.handlers import first_only
 from tests.adapters.a2a.server import rest_body, serving, webhook
 
 pytestmark = [
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.real_time,
     pytest.mark.quiesce(allow=[*kit.LEFT_TO_THE_COLLECTOR, "thread:*"]),  # gRPC has its own
 ]
-first_only = pytest.mark.skipif(not kit.FIRST, reason="1.x alone has it")
 
 
 async def test_json_rpc_serves_what_the_sdk_serves(tmp_path: Path) -> None:

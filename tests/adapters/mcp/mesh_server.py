@@ -6,6 +6,7 @@ uvicorn, on a port that it prints. `--low`: the SDK's low-level server.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import socket
 import sys
@@ -49,6 +50,22 @@ async def never() -> str:
     return "begun"
 
 
+_released = asyncio.Event()
+_left: list[asyncio.Task[bool]] = []
+
+
+async def leave() -> str:
+    """Leave a task that no hop was told of, until `release` is called."""
+    _left.append(asyncio.create_task(_released.wait()))
+    return "begun"
+
+
+async def release() -> str:
+    """End the tasks that were left."""
+    _released.set()
+    return "released"
+
+
 async def where() -> str:
     """Return which cascade the tool is called for."""
     hop = current_hop()
@@ -73,7 +90,7 @@ async def fail() -> str:
     raise ValueError
 
 
-TOOLS = {tool.__name__: tool for tool in (later, never, where, hang, wrong, fail)}
+TOOLS = {tool.__name__: tool for tool in (later, never, leave, release, where, hang, wrong, fail)}
 
 
 def server() -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import quiesce
 from quiesce.integrations.mcp import connect_http
-from quiesce.mesh import Node, Settled
+from quiesce.mesh import Node, Settled, Unknown
 from tests.adapters.mcp.mesh_kit import listening
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ async def test_over_http_as_well(tmp_path: Path, has_address: bool) -> None:  # 
             settled = await cascade.settled(within=10)
             assert isinstance(settled, Settled), settled
             assert settled.receipt.hops == 2
+            assert settled.assumptions == ()
             await session.aclose()
 
 
@@ -57,3 +58,29 @@ async def test_over_http_a_call_has_one_edge(tmp_path: Path, is_instrumented: bo
                 undo.undo()
             assert isinstance(settled, Settled), settled
             assert settled.receipt.hops == 2
+            assert settled.assumptions == ()
+
+
+@pytest.mark.quiesce(allow=["generator:*"])  # the SDK reads no stream to its end
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("by", ["tool call", "request"])
+async def test_a_task_that_a_tool_leaves_is_held_and_nothing_is_assumed(
+    tmp_path: Path, by: str
+) -> None:
+    """The message takes its way through streams of the SDK, whose loops are known: no verdict has to name them."""
+    with listening(str(tmp_path / "tools")) as url:
+        made = Node("host", journal=tmp_path / "host", peers=[url])
+        async with made as node, quiesce.Scope("test") as scope:
+            undo = node.instrument()
+            options: Any = {"node": node, "address": url} if by == "tool call" else {}
+            async with node.cascade("work") as cascade:
+                session = await connect_http(scope, f"{url}/mcp", **options)
+                await session.call_tool("leave")
+            open_yet = await cascade.settled(within=0.5)
+            assert isinstance(open_yet, Unknown), open_yet
+            undo.undo()
+            await session.call_tool("release")
+            settled = await cascade.settled(within=10)
+            assert isinstance(settled, Settled), settled
+            assert settled.assumptions == ()
+            await session.aclose()

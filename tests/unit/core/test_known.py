@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import types
 from typing import Any
@@ -144,3 +145,39 @@ async def test_what_every_program_uses_has_no_name_to_be_declared_by() -> None:
     assert libraries.full_name(own) == "unheard.pool._shutdown_watcher"
     coro.close()
     own.close()
+
+
+LOOPS = """
+class BaseSession:
+    def _receive_loop(self, ask):
+        return ask()
+
+    def other(self, ask):
+        return ask()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "is_known"),
+    [
+        ("mcp.shared.session", "_receive_loop", True),
+        ("mcp.shared.session", "other", False),
+        ("mine.shared.session", "_receive_loop", False),
+    ],
+)
+async def test_a_relay_is_known_by_its_module_and_name(
+    module: str, function: str, *, is_known: bool
+) -> None:
+    """Also behind the queue that mcp has around a queue; the program's own loop is not one."""
+    made: Any = types.ModuleType(module)
+    exec(LOOPS, vars(made))  # noqa: S102 - a library's source, as it were
+    loop = getattr(made.BaseSession(), function)
+    around: Any = types.ModuleType("mcp.shared._context_streams")
+    exec("def receive(ask):\n    return ask()\n", vars(around))  # noqa: S102 - the same
+
+    def asks() -> bool:
+        return libraries.is_relay(sys._getframe().f_back)
+
+    assert loop(asks) is is_known
+    assert loop(lambda: around.receive(asks)) is False  # a function of the program is between
+    assert loop(functools.partial(around.receive, asks)) is is_known

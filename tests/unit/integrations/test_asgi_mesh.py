@@ -155,6 +155,51 @@ async def test_work_of_a_hop_that_is_cut_is_lost_everywhere(way: Callable[..., A
         assert await verdict(cascade) == (False, ["done", "cancelled"])
 
 
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_an_item_that_no_worker_has_taken_says_so() -> None:
+    """The report names the request that has put it, the function and the line; once it is taken, not any more."""
+    jobs: asyncio.Queue[int] = asyncio.Queue()
+    taken = anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        jobs.put_nowait(1)
+        await respond(send, status=202)
+
+    async def take() -> None:
+        await jobs.get()
+        taken.set()
+        await anyio.sleep_forever()
+
+    async with World() as world:
+        root, node = await world.add("a"), world.make("b")
+        server = Quiesce(app, node=node, **QUICK)
+        async with living(server):
+            async with root.cascade("c"):
+                await hand(server)
+                await hand(server)
+            with quiesce.detached():
+                worker = asyncio.create_task(take())
+            await taken.wait()
+            report = await server.drain()
+        found = {one.name: one for one in report.stuck}
+        assert set(found) == {
+            "in asyncio.Queue, which no worker has taken",
+            "taken from asyncio.Queue",
+        }
+        waits = found["in asyncio.Queue, which no worker has taken"]
+        assert waits.where is not None
+        assert waits.where.startswith(f"{__file__}:")
+        assert waits.details["request"] == "POST /book"
+        assert str(waits.details["put_by"]).endswith("says_so.<locals>.app")
+        assert found["taken from asyncio.Queue"].details["request"] == "POST /book"
+        worker.cancel()
+        await asyncio.wait([worker])
+        jobs.get_nowait()  # or it would be held for ever
+        await turns(3)
+
+
 @pytest.mark.parametrize("opens", ["the program", "the app"])
 async def test_a_node_that_others_open_is_drained_as_well(opens: str) -> None:
     """Its hops are held by the requests that have brought them."""
@@ -235,6 +280,32 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
         probe = await ask(app, "/quiesce/ready")
         assert (probe.status, probe.body) == (503, b"node 'b' cannot write its journal\n")
         node._keeping = own
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_node_that_no_lifespan_reaches_says_so_once(
+    way: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets 503, and the server's operator is told why, and what to write."""
+    async with World() as world:
+        node = world.make("b")
+        _, served = way(node, plain)
+        a = await world.add("a")
+        for _ in range(2):
+            async with a.cascade("c"):
+                assert (await hand(served)).status == 503
+        (told,) = [one for one in caplog.records if "never opened" in one.getMessage()]
+        assert told.levelno == logging.ERROR
+        assert "node 'b' was never opened: no lifespan has reached" in told.getMessage()
+        assert "mounted below another app" in told.getMessage()
+        assert "Quiesce(outermost_app, node=node)" in told.getMessage()
+        assert "`async with node:` in the lifespan" in told.getMessage()
+        caplog.clear()
+        async with node, a.cascade("c"):  # the second of the two that are advised
+            assert (await hand(served)).status == 200
+        async with a.cascade("c"):
+            assert (await hand(served)).status == 503
+        assert "never opened" not in caplog.text  # it was
 
 
 @pytest.mark.parametrize("what", ["hotel", object, None.__class__])

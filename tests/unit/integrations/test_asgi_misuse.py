@@ -12,6 +12,7 @@ import pytest
 
 from quiesce import ArgumentError, current_scope
 from quiesce.integrations.asgi import Quiesce
+from quiesce.mesh import Node
 from quiesce.testing import sweep
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
@@ -58,6 +59,12 @@ def test_a_wrong_argument_is_refused(app: Any, options: Any, message: str) -> No
     """It is refused when the middleware is made, not when the first request comes."""
     with pytest.raises(ArgumentError, match=message):
         Quiesce(app, **options)
+
+
+def test_a_node_in_the_wrong_place_is_named() -> None:
+    """The second argument is the grace: the error names `node=`, and not a number of seconds."""
+    with pytest.raises(TypeError, match=r"write Quiesce\(app, node=node\)"):
+        Quiesce(plain, Node("shop"))  # type: ignore[arg-type]  # wrong on purpose
 
 
 async def test_an_app_that_is_not_async_is_told() -> None:

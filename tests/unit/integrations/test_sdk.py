@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -66,3 +68,30 @@ def test_an_sdk_that_has_changed_is_not_guessed_at(installed: dict[str, str]) ->
     installed["an-sdk"] = "9.0"
     with pytest.raises(SdkUnknown, match=r"an-sdk 9\.0 has no thing\._inner"):
         sdk.unknown("an-sdk", "thing._inner")
+
+
+WITHOUT = """
+import sys
+from importlib import metadata
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+metadata.version = missing
+sys.modules[{module!r}] = None
+try:
+    import quiesce.integrations.{adapter}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "module"),
+    [("a2a", "a2a"), ("acp", "acp"), ("claude", "claude_agent_sdk"), ("mcp", "mcp")],
+)
+def test_each_adapter_says_what_to_install(adapter: str, module: str) -> None:
+    """Without its SDK the import fails with the same error, whichever adapter it is."""
+    program = WITHOUT.format(adapter=adapter, module=module)
+    argv = [sys.executable, "-c", program]
+    found = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert found.stdout.startswith(f"SdkMissing quiesce.integrations.{adapter} needs"), found
+    assert f"it is not installed: pip install 'quiesce[{adapter}]'" in found.stdout

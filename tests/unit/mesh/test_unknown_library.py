@@ -90,7 +90,11 @@ async def verdict(folder: Path, pool: Any, use: str, services: list[str]) -> Any
             "Pool.keep",
         ),
         ("use_thread", "daemon thread, Event.wait started at ", "Pool.use_thread"),
-        ("use_queue", r"item in asyncio\.Queue since \d\.\d s, started at ", None),
+        (
+            "use_queue",
+            r"item in asyncio\.Queue, which no worker has taken since \d\.\d s, started at ",
+            None,
+        ),
     ],
 )
 async def test_the_verdict_names_it_and_the_line_that_declares_it(

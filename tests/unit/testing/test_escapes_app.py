@@ -191,17 +191,18 @@ async def test_a_body_that_is_json_says_so() -> None:
     assert str(found) == "no work leaves: 6 hops were seen, 6 requests"
 
 
+async def answers_its_path(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the status that is the path."""
+    assert scope["type"] == "http"
+    await receive()
+    status = int(scope["path"].strip("/"))
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body"})
+
+
 async def test_a_request_that_is_turned_away_is_told_of() -> None:
     """What its handler would have left was not looked at."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert scope["type"] == "http"
-        await receive()
-        status = int(scope["path"].strip("/"))
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body"})
-
-    async with escapes(app) as found:
+    async with escapes(answers_its_path) as found:
         for path in ("/200", "/422", "/422", "/500"):
             await found.request("POST", path)
     assert str(found).splitlines() == [
@@ -218,4 +219,33 @@ async def test_without_a_hop_nothing_is_proved() -> None:
         pass
     assert str(found) == "no hop was seen: nothing was looked at"
     with pytest.raises(UsageError, match="no hop was seen"):
+        found.raise_if_any()
+
+
+@pytest.mark.parametrize("statuses", [(404,), (422, 404, 422), (500,)])
+async def test_only_errors_prove_nothing(statuses: tuple[int, ...]) -> None:
+    """A test whose requests were all turned away must not pass: which, with what, and what to do are told."""
+    async with escapes(answers_its_path) as found:
+        for status in statuses:
+            await found.request("POST", f"/{status}")
+    with pytest.raises(UsageError, match="every request was answered with an error") as caught:
+        found.raise_if_any()
+    text = str(caught.value)
+    for status in set(statuses):
+        assert f"POST /{status} was answered with {status}" in text
+    assert "Send a request in the block that its handler answers" in text
+    assert str(found).startswith("every request was answered with an error")
+
+
+async def test_inside_of_the_block_nothing_is_judged() -> None:
+    """What the hops leave is only known at the end; the error says so, and not that there was no hop."""
+    async with escapes(App()) as found:
+        await turns()
+        await found.request("GET", "/notify")
+        assert (
+            str(found) == "the block of escapes() has not ended: what leaves is listed at its end"
+        )
+        with pytest.raises(UsageError, match=r"call raise_if_any\(\) after the block"):
+            found.raise_if_any()
+    with pytest.raises(EscapeError):
         found.raise_if_any()

@@ -19,6 +19,7 @@ The modules, in reading order:
 - `tracing`: the SDK's tracing, left out while no tracer is configured.
 """
 
+from quiesce.integrations.a2a import versions as _versions  # noqa: F401 - the first: its error says what to install
 from quiesce.integrations.a2a.mesh.extension import CASCADE_EXTENSION, declare_cascades
 from quiesce.integrations.a2a.mesh.message_edges import CascadeClient, quiesce_client
 from quiesce.integrations.a2a.push.push_outbox import DeadLetter, MemoryOutbox, Outbox

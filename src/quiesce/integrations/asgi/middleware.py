@@ -72,6 +72,7 @@ class Quiesce:
 
     Raises:
         ArgumentError: an option cannot be, or `app` cannot be an ASGI application.
+        TypeError: the second argument is a node, which is to be given as `node=`.
     """
 
     drains_server = True
@@ -96,6 +97,7 @@ class Quiesce:
     ) -> None:
         """Wrap an application; nothing is opened before the server calls."""
         middleware_settings.check_app(app)
+        middleware_settings.check_place(grace)
         if node is not None:
             from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
 

@@ -106,6 +106,16 @@ def check_app(app: object) -> None:
         pass  # made in C: nothing is known of it
 
 
+def check_place(grace: object) -> None:
+    """Refuse a node in the place of the grace."""
+    if hasattr(grace, "asgi"):
+        message = (
+            f"the second argument of Quiesce() is the grace, in seconds, and not {grace!r}:"
+            " write Quiesce(app, node=node)"
+        )
+        raise TypeError(message)
+
+
 def _code_of(app: object) -> CodeType:
     """Return the code of an application; ours, if it is not made in Python."""
     function: Any = app if hasattr(app, "__code__") else vars(type(app)).get("__call__")

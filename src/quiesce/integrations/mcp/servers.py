@@ -18,6 +18,7 @@ from quiesce.integrations.mcp.connection import ServerConnection
 from quiesce.integrations.mcp.server_lost import ServerLost, unwrapped, why
 from quiesce.integrations.mcp.server_name import program_name
 from quiesce.integrations.mcp.stdio_wire import ReadStream, StdioWire, WireWriting
+from quiesce.mesh.clients.sending import EVERY_HOP, sending_for
 from quiesce.processes import output
 from quiesce.processes.process import start_process
 
@@ -56,6 +57,8 @@ class Server:
         self.exit_seconds: float = arguments.seconds("exit_seconds", exit_seconds)
         self.handshake: Handshake = handshake or _initialize
         self.options: Mapping[str, Any] = options
+        self.hands_over: bool = False
+        """Whether tool calls carry edges: what the transport sends is then not a message of its own."""
 
     def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[ServerConnection]:
         """Return a new connection, to be entered and left by one task."""
@@ -173,33 +176,46 @@ class HttpServer(Server):
         node = current_scope()
         assert node is not None  # noqa: S101 - it is a context of one
         try:
-            with anyio.CancelScope() as bound:
+            with anyio.CancelScope() as bound, sending_for(self._transport_sends_for()):
                 async with versions.streamable_http_client(self._url, **self._transport) as streams:
-                    read, write = streams[:2]
-                    connection.post = partial(_post, node, write, self.exit_seconds)
-
-                    async def send(item: Any) -> None:
-                        connection.sees(item)
-                        await write.send(item)
-
-                    async with versions.ClientSession(
-                        Noticed(read, connection.end),
-                        WireWriting(send, write.aclose),
-                        **self.options,
-                    ) as session:
-                        connection.session = session
-                        await connection.shake_hands(self.handshake, self.connect_within)
-                        try:
-                            yield connection
-                            connection.leaving = True
-                        finally:  # the SDK tells the server, and would wait long for its answer
-                            bound.deadline = anyio.current_time() + self.exit_seconds
+                    with sending_for(None):  # the session's tasks run the program's own callbacks
+                        async with self._session(connection, node, streams):
+                            try:
+                                yield connection
+                                connection.leaving = True
+                            finally:  # the SDK tells the server, and would wait long for its answer
+                                bound.deadline = anyio.current_time() + self.exit_seconds
         except Exception as error:
             if not connection.greeted:
                 raise _unreachable(self.name, unwrapped(error)) from error
             connection.failure = error  # the calls tell it
         finally:
             connection.leave()
+
+    @asynccontextmanager
+    async def _session(
+        self, connection: ServerConnection, node: Scope, streams: Any
+    ) -> AsyncIterator[None]:
+        """Run the SDK's session over the streams of its transport, from the handshake on."""
+        read, write = streams[:2]
+        connection.post = partial(_post, node, write, self.exit_seconds)
+
+        async def send(item: Any) -> None:
+            connection.sees(item)
+            await write.send(item)
+
+        reading, writing = Noticed(read, connection.end), WireWriting(send, write.aclose)
+        async with versions.ClientSession(reading, writing, **self.options) as session:
+            connection.session = session
+            await connection.shake_hands(self.handshake, self.connect_within)
+            yield
+
+    def _transport_sends_for(self) -> object:
+        """Return the hops whose messages the tasks of the SDK's transport send.
+
+        Of 1.x, each of these tasks sends for one hop after the other. Of 2.x, they send in the context of the call.
+        """
+        return EVERY_HOP if self.hands_over and not versions.SECOND else None
 
 
 def _unreachable(name: str, error: Exception) -> Exception:

@@ -91,6 +91,7 @@ class Session:
         self._backoff = backoff
         self._restarts_max = restarts_max
         self._handover = handover
+        server.hands_over = handover is not None
         self._histories = Histories(backoff)
         self._connection: ServerConnection | None = None
         self._opening: Job[Exception | None] | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,7 +28,7 @@ from quiesce.mesh.runtime.hop import current_hop
 from quiesce.mesh.runtime.peers import may_start_work, peers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from quiesce.mesh.runtime.delegation import Handing
@@ -49,8 +50,10 @@ _PLUMBING = HTTP | frozenset(
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
 _OWN = ("quiesce.mesh.clients.", "quiesce.mesh.transport.http_transport", "quiesce.core.patches")
 
-within: ContextVar[Hop | None] = ContextVar("quiesce_within_client", default=None)
+within: ContextVar[Hop | object | None] = ContextVar("quiesce_within_client", default=None)
 """The hop that a client around the running code sends for: that sees to edges, and its sockets are not raw ones."""
+EVERY_HOP = object()
+"""In the place of a hop in `within`: a task of the client sends for one hop after the other."""
 
 instrumented: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 """How often each node was told to instrument."""
@@ -72,8 +75,18 @@ def hop_here() -> Hop | None:
     """Return the hop that the running code sends for, unless a client around it has seen to that."""
     if current.get() is None and not called:
         return None
-    hop = current_hop()
-    return None if within.get() is hop else hop
+    hop, around = current_hop(), within.get()
+    return None if around is hop or around is EVERY_HOP else hop
+
+
+@contextmanager
+def sending_for(hop: Hop | object | None) -> Iterator[None]:
+    """Set `within` for a block, and for the tasks that are started in it."""
+    token = within.set(hop)
+    try:
+        yield
+    finally:
+        within.reset(token)
 
 
 def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:

@@ -459,8 +459,11 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def assume_done(over: list[Parcel], frame: FrameType | None) -> None:
-    """Record in the hops of items that these are taken to be done, because their taker asks for more."""
-    for parcel in over:
+    """Record in the hops of items that these are taken to be done, because their taker asks for more.
+
+    Of the loops of well-known libraries that is known, and not assumed.
+    """
+    for parcel in () if libraries.is_relay(frame) else over:
         if parcel.hold is not None and not parcel.is_done:
             parcel.hold.hop.assume(
                 f"assumes that a worker was done with an item from {parcel.belt.kind} when it asked for more"

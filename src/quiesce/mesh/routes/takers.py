@@ -23,7 +23,7 @@ from quiesce.mesh.routes import batches
 from quiesce.mesh.routes.following import Followed, called, frame_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
@@ -45,19 +45,31 @@ at_work: ContextVar[Taker | None] = ContextVar("quiesce_taker", default=None)
 class Item(Followed):
     """What a hop holds of an item."""
 
-    __slots__ = ("_belt", "by")
+    __slots__ = ("_belt", "_handler", "by")
 
     def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
         self._belt = belt
+        # The first hold of a hop is its handler, while that runs. Other threads must not look.
+        first: Any = next(iter(hop._holds.values()), None) if hop._backend.here() else None
+        self._handler = first if getattr(first, "kind", "") == "handler" else None
         self.by: Taker | None = at_work.get()  # the taker that has put it in the course of its work
         super().__init__(hop, "item", f"in {belt.kind}", frame)
 
     @property
     def name(self) -> str:
-        """Which one it is; of an event, also that nothing is left that could take it."""
+        """Which one it is, and whether it waits to be taken; of an event, that nothing is left that could take it."""
+        if not self._belt.is_signal:
+            is_taken = self._name != f"in {self._belt.kind}"
+            return self._name if is_taken else f"{self._name}, which no worker has taken"
         with lock:
-            is_left = self._belt.is_signal and not any(map(is_alive, self._belt.workers))
+            is_left = not any(map(is_alive, self._belt.workers))
         return f"{self._name}, whose workers have all ended" if is_left else self._name
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The function that has put it, and the request whose handler that was, if they are known."""
+        request = {} if self._handler is None else {"request": self._handler.name}
+        return {**({} if self._code is None else {"put_by": self._code.co_qualname}), **request}
 
 
 class Parcel:

@@ -126,7 +126,7 @@ class Node(Steps):
         self._wall: Callable[[], float] = time.time
         self._random: Callable[[int], bytes] = os.urandom
         self._scope: Scope | None = None
-        self._is_opening = self._serves = False
+        self._is_opening = self._serves = self._was_opened = False
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._shared: shared_sends.Shared = {}  # messages that are sent for several hops
         self._threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
@@ -197,6 +197,7 @@ class Node(Steps):
                 await scope.aclose()
             raise
         self._scope = scope
+        self._was_opened = True
         scope.belong_to(self)
         self._exchange.start()
 

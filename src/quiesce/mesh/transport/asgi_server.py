@@ -10,14 +10,16 @@ later: that turn is waited for, too.
 from __future__ import annotations
 
 import json
+import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from quiesce.core import arguments
+from quiesce.core.announce import say
 from quiesce.core.current import current_scope
 from quiesce.core.light_scope import LightScope
-from quiesce.core.tree import ScopeState, current
+from quiesce.core.tree import ScopeState, current, logger
 from quiesce.errors import (
     ArgumentError,
     CascadeCancelled,
@@ -63,6 +65,12 @@ WRONG_ORDER = (
     "node.asgi() is around a Quiesce, which would drain the requests apart from the node: write"
     " Quiesce(app, node=node), or Quiesce(node.asgi(app)); an A2A agent is quiesce_app(agent, node=node)"
 )
+_NEVER_OPENED = (
+    "node {name!r} was never opened: no lifespan has reached the app that it is for, because the app is mounted below"
+    " another app, or the server runs without a lifespan. Messages of cascades are answered with 503. Write"
+    " Quiesce(outermost_app, node=node) and have the server run its lifespan; or open the node by `async with node:` in"
+    " the lifespan of the outermost app"
+)
 
 
 class Mesh:
@@ -74,6 +82,7 @@ class Mesh:
         self._node = node
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
+        self._is_told = False  # that the node was never opened
         below = urlsplit(node.url or "").path  # if no proxy takes it off
         self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
 
@@ -108,6 +117,7 @@ class Mesh:
                 caller = admission.check_accept(self._node, scope, header)
                 exchange = _Exchange(self._begin(header, caller), send, caller, (self._app, passed))
             except QuiesceError as error:
+                self._tell_if_never_opened()
                 await _refuse(send, error)
                 return
             failure: BaseException | None = None
@@ -144,7 +154,15 @@ class Mesh:
         path = _path(scope)
         return path in self._paths or (path == READY and not self._node.health.takes_messages)
 
+    def _tell_if_never_opened(self) -> None:
+        """Write to the operator of the server, once, why its node takes no messages."""
+        node = self._node
+        if not (node._was_opened or node._is_opening or self._is_told):
+            self._is_told = True
+            say(logger, logging.ERROR, _NEVER_OPENED.format(name=node.name))
+
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._tell_if_never_opened()
         if _path(scope) == READY:
             health = self._node.health
             await _say(send, _UNAVAILABLE, f"{health.state}: {health.why}".removesuffix(": "))

@@ -20,7 +20,7 @@ Fate = Literal["unseen", "untracked", "held", "possible", "opaque", "covered"]
 FATES: dict[Fate, str] = {
     "unseen": "the verdict may come before it has ended, without a word",
     "untracked": "the verdict is Unknown, and names it",
-    "held": "still at work at the end of the block: there is no verdict while it is",
+    "held": "still at work at the end: there is no verdict while it is",
     "possible": "may leave: whether something goes on there cannot be told from here",
     "opaque": "declared: the verdict treats it as an agent that takes no part",
     "covered": "the verdict waits for it",
@@ -30,6 +30,15 @@ BAD: frozenset[Fate] = frozenset(("unseen", "untracked", "held"))
 """What a program should not have."""
 
 NO_HOP = "no hop was seen: nothing was looked at"
+_NOT_OVER = "the block of escapes() has not ended: what leaves is listed at its end"
+_ONLY_ERRORS = (
+    "every request was answered with an error, so that no handler may have run: nothing was proved"
+)
+_LABELS: dict[Fate, str] = {
+    "untracked": "left untracked",
+    "held": "held, and not over",
+    "covered": "held until it ended",
+}
 
 _WORKING = 'part = current_hop().working("…") here, and `async with part:` where the work is done'
 _DETACHED = "`with quiesce.detached():` around it, if it serves the process and not this request"
@@ -111,10 +120,12 @@ class Escapes:
         """The app that runs, of `async with escapes(app)`."""
         self.hops: int = 0
         """How many hops were seen: what is not one was not looked at."""
+        self._is_complete = False
 
     def put(self, found: Iterable[Escape], hops: int) -> None:
         """Take what was found, each place once, and how many hops were seen."""
         self.hops = hops
+        self._is_complete = True
         order = list(FATES)
         self._found = tuple(sorted(set(found), key=lambda one: (order.index(one.fate), one.where)))
 
@@ -143,17 +154,41 @@ class Escapes:
     def raise_if_any(self) -> None:
         """Raise an `EscapeError` that names what is unseen, untracked or still held, if anything is.
 
-        *Raises*: `UsageError` if no hop was seen: nothing was looked at.
+        *Raises*: `UsageError` if nothing was proved: no hop was seen, or every request was answered with an error; and
+        inside of the block, where it is not known yet what leaves.
         """
+        if not self._is_complete:
+            message = f"{_NOT_OVER}. Dedent it: call raise_if_any() after the block"
+            raise UsageError(message)
         bad = self.of(*BAD)
         if bad:
             raise EscapeError(bad)
         if not self.hops:
             message = (
                 f"{NO_HOP}. Send requests to the app inside of the block, with found.request() or found.app, or call"
-                " the handler there; and call raise_if_any() after the block"
+                " the handler there"
             )
             raise UsageError(message)
+        if self._has_only_errors:
+            which = "; ".join(self._turned_away())
+            message = (
+                f"{_ONLY_ERRORS}: {which}. Send a request in the block that its handler answers with success: look at"
+                " the method, the path, the headers and the body of these"
+            )
+            raise UsageError(message)
+
+    @property
+    def _has_only_errors(self) -> bool:
+        """Whether each hop was a request that the app has answered with an error."""
+        app = self.application
+        return app is not None and 0 < self.hops <= sum(app.turned_away.values())
+
+    def _turned_away(self) -> Iterator[str]:
+        for (method, path, status), count in (
+            {} if self.application is None else self.application.turned_away
+        ).items():
+            times = "" if count == 1 else f" ({count} times)"
+            yield f"{method} {path} was answered with {status}{times}"
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request as a hop: an ASGI app, for clients like `httpx.ASGITransport(app=found.app)`.
@@ -185,19 +220,20 @@ class Escapes:
 
     def __str__(self) -> str:
         """Draw the table: a line for each place, and below it what to write instead; then what was not seen."""
+        if not self._is_complete:
+            return _NOT_OVER
         if not self.hops:
             return "\n".join([NO_HOP, *([table(self._found)] if self._found else [])])
         seen = f"{self.hops} hop{' was' if self.hops == 1 else 's were'} seen"
         app = self.application
         if app is not None:
             seen += f", {app.requests} request{'' if app.requests == 1 else 's'}"
-        lines = [table(self._found, seen)]
-        for (method, path, status), count in ({} if app is None else app.turned_away).items():
-            times = "" if count == 1 else f" ({count} times)"
-            lines.append(
-                f"warning: {method} {path} was answered with {status}{times}: what its handler leaves when it succeeds"
-                " was not seen"
-            )
+        lines = [_ONLY_ERRORS] if self._has_only_errors else []
+        lines.append(table(self._found, seen))
+        lines += [
+            f"warning: {one}: what its handler leaves when it succeeds was not seen"
+            for one in self._turned_away()
+        ]
         return "\n".join(lines)
 
 
@@ -207,12 +243,15 @@ def table(found: Iterable[Escape], seen: str = "") -> str:
     if not places:
         return f"no work leaves: {seen}"
     more = f" ({seen})" if seen else ""
-    lines = [f"{len(places)} place{'' if len(places) == 1 else 's'} where work leaves{more}:"]
+    fates = [one.fate for one in places]
+    counts = ", ".join(f"{fates.count(fate)} {_label(fate)}" for fate in FATES if fate in fates)
+    lines = [f"{len(places)} place{'s' * (len(places) != 1)} where work leaves{more}: {counts}"]
     cells = {one: (f"{one.route} {one.name}".rstrip(), one.function) for one in places}
     first, second = (max(len(cell[column]) for cell in cells.values()) for column in (0, 1))
     for fate, means in FATES.items():
         group = [one for one in places if one.fate == fate]
-        lines += [f"{fate}: {means}"] if group else []
+        word = "" if fate in _label(fate) else f" ({fate})"
+        lines += [f"{_label(fate)}{word}: {means}"] if group else []
         for instead in dict.fromkeys(one.instead for one in group):
             lines += [
                 f"  {cells[one][0]:{first}}  {cells[one][1]:{second}}  {one.where}"
@@ -221,3 +260,8 @@ def table(found: Iterable[Escape], seen: str = "") -> str:
             ]
             lines += [f"    write: {instead}"] if instead else []
     return "\n".join(lines)
+
+
+def _label(fate: Fate) -> str:
+    """Return how the table calls a fate."""
+    return _LABELS.get(fate, fate)

@@ -67,10 +67,10 @@ class Trail:
 
     def found(self) -> Iterator[Escape]:
         """Return each place; of a hop that has not ended, what it waits for."""
-        held = set() if self.hop is None else {_escape(one) for one in _held(self.hop)}
-        yield from set(self._covered) - held
-        for one in held:
-            yield Escape("held", one.route, one.name, one.function, one.where)
+        held = {} if self.hop is None else {_escape(one): one.name for one in _held(self.hop)}
+        yield from set(self._covered) - held.keys()
+        for one, name in held.items():
+            yield Escape("held", one.route, name, one.function, one.where)
         left = self._left if self.hop is None else [*self._left, *_recorded(self.hop)]
         places = set(self._followed)
         for route, place, how in left:
@@ -245,4 +245,7 @@ def _escape(held: Any) -> Escape:
     code = getattr(held, "_code_started", None) or getattr(held, "_code", None)
     offset: int = getattr(held, "_offset_started", 0) or getattr(held, "_offset", 0)
     function = "?" if code is None else code.co_qualname
-    return Escape("covered", held.kind, held.name, function, describe(code, offset) or "?")
+    name = (
+        getattr(held, "_name", None) or held.name
+    )  # not what may change: that nobody has taken it
+    return Escape("covered", held.kind, name, function, describe(code, offset) or "?")
