@@ -75,6 +75,9 @@ RELAYS: dict[str, frozenset[str]] = {
     }),
     "mcp.shared.jsonrpc_dispatcher": frozenset({"JSONRPCDispatcher.run"}),
     "mcp.shared.session": frozenset({"BaseSession._receive_loop"}),
+    # A response that streams what it gets: it has sent an item when it asks for the next one.
+    "sse_starlette.sse": frozenset({"EventSourceResponse._stream_response"}),
+    "starlette.responses": frozenset({"StreamingResponse.stream_response"}),
 }  # fmt: skip
 """By module, the qualified name of each function that is done with an item from a queue when it asks for more."""
 _WRAPPED_QUEUES = frozenset({"mcp.shared._context_streams"})  # modules of queues around queues

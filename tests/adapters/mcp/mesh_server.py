@@ -23,8 +23,10 @@ from quiesce.integrations.mcp import take_part, versions
 from quiesce.mesh import Node, current_hop
 
 try:
+    from mcp.server.mcpserver import Context
     from mcp.server.mcpserver import MCPServer as Server
 except ImportError:
+    from mcp.server.fastmcp import Context
     from mcp.server.fastmcp import FastMCP as Server
 
 warnings.simplefilter("ignore")
@@ -66,6 +68,12 @@ async def release() -> str:
     return "released"
 
 
+async def report(ctx: Context) -> str:
+    """Send a notification of progress."""
+    await ctx.report_progress(1, 2)
+    return "reported"
+
+
 async def where() -> str:
     """Return which cascade the tool is called for."""
     hop = current_hop()
@@ -90,7 +98,9 @@ async def fail() -> str:
     raise ValueError
 
 
-TOOLS = {tool.__name__: tool for tool in (later, never, leave, release, where, hang, wrong, fail)}
+TOOLS = {
+    tool.__name__: tool for tool in (later, never, leave, release, report, where, hang, wrong, fail)
+}
 
 
 def server() -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import quiesce
-from quiesce.integrations.mcp import connect_http
+from quiesce.integrations.mcp import connect_http, versions
 from quiesce.mesh import Node, Settled, Unknown
 from tests.adapters.mcp.mesh_kit import listening
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+httpx: Any = importlib.import_module("httpx2" if versions.SECOND else "httpx")  # the SDK's own
 
 pytestmark = [
     pytest.mark.real_time,
@@ -82,5 +85,32 @@ async def test_a_task_that_a_tool_leaves_is_held_and_nothing_is_assumed(
             await session.call_tool("release")
             settled = await cascade.settled(within=10)
             assert isinstance(settled, Settled), settled
+            assert settled.assumptions == ()
+            await session.aclose()
+
+
+@pytest.mark.quiesce(allow=["generator:*"])  # the SDK reads no stream to its end
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("has_node", [False, True])
+async def test_what_a_callback_of_the_client_sends_is_not_part_of_the_call(
+    tmp_path: Path, *, has_node: bool
+) -> None:
+    """It is the program's own request to a peer: the node was not instrumented, so the verdict names the request."""
+    with listening(str(tmp_path / "tools")) as url:
+        made = Node("host", journal=tmp_path / "host", peers=[url])
+        async with made as node, quiesce.Scope("test") as scope, httpx.AsyncClient() as http:
+            sent: list[int] = []
+
+            async def tell(*_: Any) -> None:
+                sent.append((await http.post(f"{url}/nowhere")).status_code)
+
+            options: Any = {"node": node, "address": url} if has_node else {}
+            session = await connect_http(scope, f"{url}/mcp", **options)
+            async with node.cascade("work") as cascade:
+                await session.call_tool("report", progress_callback=tell)
+            settled = await cascade.settled(within=10)
+            assert sent == [404]
+            assert isinstance(settled, Unknown), settled
+            assert "tell" in str(settled)
             assert settled.assumptions == ()
             await session.aclose()

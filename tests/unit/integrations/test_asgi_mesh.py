@@ -282,6 +282,17 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
         node._keeping = own
 
 
+@pytest.mark.backends("asyncio")
+async def test_a_server_whose_node_is_not_open_is_not_ready() -> None:
+    """The app is mounted, or the server's lifespan is off: no message would be taken."""
+    node = Node("b", url="http://b")
+    app = Quiesce(plain, node=node, hold_signal=False)
+    probe = await ask(app, "/quiesce/ready")
+    assert (probe.status, probe.body) == (503, b"node 'b' is not open\n")
+    async with node:
+        assert (await ask(app, "/quiesce/ready")).status == 200
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_node_that_no_lifespan_reaches_says_so_once(
     way: Callable[..., Any], caplog: pytest.LogCaptureFixture

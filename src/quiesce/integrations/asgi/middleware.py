@@ -103,6 +103,7 @@ class Quiesce:
 
             check_node(node)
         self.app: App = app if node is None else node.asgi(app)
+        self._node = node
         self._settings = middleware_settings.MiddlewareSettings(
             app, name=name, grace=grace, cleanup=cleanup, notice=notice, hang_up=hang_up,
             services=services, retry_after=retry_after, ready=ready, frontier=frontier,
@@ -225,6 +226,8 @@ class Quiesce:
     def _why_not_ready(self) -> str | None:
         if self.draining:
             return "draining"
+        if self._node is not None and self._node.health.state == "closed":
+            return f"node {self._node.name!r} is not open"
         return None if self._application is None else self._application.parts.broken
 
     def _in_flight(self) -> str:

@@ -18,7 +18,7 @@ from quiesce.integrations.mcp.connection import ServerConnection
 from quiesce.integrations.mcp.server_lost import ServerLost, unwrapped, why
 from quiesce.integrations.mcp.server_name import program_name
 from quiesce.integrations.mcp.stdio_wire import ReadStream, StdioWire, WireWriting
-from quiesce.mesh.clients.sending import EVERY_HOP, sending_for
+from quiesce.mesh.clients.sending import EVERY_HOP, outside_of_client, sending_for
 from quiesce.processes import output
 from quiesce.processes.process import start_process
 
@@ -33,6 +33,8 @@ __all__: list[str] = []
 
 _HTTP_LIBRARIES = {"httpx", "httpx2", "httpcore", "httpcore2"}  # of 1.x and of 2.x
 Handshake = Callable[[Any], Awaitable[Any]]
+
+_CALLBACKS = ("_callback", "_handler")  # names of options of the SDK end in this
 
 
 class Server:
@@ -56,7 +58,7 @@ class Server:
         self.connect_within: float = arguments.seconds("connect_within", connect_within)
         self.exit_seconds: float = arguments.seconds("exit_seconds", exit_seconds)
         self.handshake: Handshake = handshake or _initialize
-        self.options: Mapping[str, Any] = options
+        self.options: Mapping[str, Any] = with_own_callbacks(options)
         self.hands_over: bool = False
         """Whether tool calls carry edges: what the transport sends is then not a message of its own."""
 
@@ -216,6 +218,14 @@ class HttpServer(Server):
         Of 1.x, each of these tasks sends for one hop after the other. Of 2.x, they send in the context of the call.
         """
         return EVERY_HOP if self.hands_over and not versions.SECOND else None
+
+
+def with_own_callbacks(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for the SDK: 2.x calls the callbacks among them in the context of a call."""
+    return {
+        name: outside_of_client(value) if callable(value) and name.endswith(_CALLBACKS) else value
+        for name, value in options.items()
+    }
 
 
 def _unreachable(name: str, error: Exception) -> Exception:

@@ -21,6 +21,7 @@ from pydantic import RootModel
 from quiesce.errors import PeerLost, UsageError
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.connection import no_call
+from quiesce.integrations.mcp.servers import with_own_callbacks
 from quiesce.mesh.clients.sending import within
 from quiesce.mesh.runtime.hop import current_hop, hop_of_node
 from quiesce.mesh.transport import links
@@ -79,6 +80,7 @@ class Handover:
         """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
         hop = hop_of_node(self._node) if method == _CALL_TOOL else None
         # The SDK sends requests in the context of the call. Its edge is in the body, and not for HTTP.
+        options = with_own_callbacks(options)
         token = within.set(current_hop())
         try:
             if hop is None:

@@ -89,6 +89,16 @@ def sending_for(hop: Hop | object | None) -> Iterator[None]:
         within.reset(token)
 
 
+def outside_of_client(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an asynchronous callback that a client calls while it sends: what the callback sends is its own."""
+
+    async def calling(*args: Any, **options: Any) -> Any:
+        with sending_for(None):
+            return await callback(*args, **options)
+
+    return calling
+
+
 def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
     """Return the edge that a request has to carry, or None. A request that should have one, and cannot, is noticed."""
     node = hop._mesh
