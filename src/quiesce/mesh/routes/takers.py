@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
+    Site = tuple[CodeType | None, int]
 
 __all__: list[str] = []
 
@@ -47,10 +48,16 @@ class Item(Followed):
 
     __slots__ = ("_belt", "by")
 
-    def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
+    def __init__(
+        self, belt: Belt, hop: Hop, frame: FrameType | None, place: Site | None = None
+    ) -> None:
+        """Hold a hop for what the code of a frame puts; or for what was put at a place before, by other code."""
         self._belt = belt
-        self.by: Taker | None = at_work.get()  # the taker that has put it in the course of its work
+        # The taker that has put it in the course of its work.
+        self.by: Taker | None = at_work.get() if place is None else None
         super().__init__(hop, "item", f"in {belt.kind}", frame)
+        if place is not None:
+            self._code, self._offset = place
 
     @property
     def name(self) -> str:
