@@ -384,8 +384,18 @@ def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
 
 
 def work_elsewhere(taker: Taker) -> None:
-    """Set the scope of a task that waits, by what another task has taken for it."""
-    context = _context_of(taker.key) if isinstance(taker.key, asyncio.Task) else None
+    """Set the scope of a task that waits, by what other code has taken for it, or has said to be done.
+
+    That is done in the task's own event loop: while another thread is in its context, the loop cannot run the task.
+    """
+    if not isinstance(taker.key, asyncio.Task):
+        return
+    loop = taker.key.get_loop()
+    if loop is not asyncio._get_running_loop():
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(work_elsewhere, taker, context=Context())
+        return
+    context = _context_of(taker.key)
     if context is not None:
         with suppress(
             RuntimeError
