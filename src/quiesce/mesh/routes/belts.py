@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
+    from quiesce.mesh.routes.takers import Site
     from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
@@ -110,9 +111,11 @@ class Belt:
 
     # Putting.
 
-    def put(self, item: object, hop: Hop | None, frame: FrameType | None) -> Parcel:
-        """Record an item before anybody can take it, and hold the hop that puts it."""
-        hold = None if hop is None else Item(self, hop, frame)
+    def put(
+        self, item: object, hop: Hop | None, frame: FrameType | None, place: Site | None = None
+    ) -> Parcel:
+        """Record an item before anybody can take it, and hold the hop that puts it; see `Item` for its place."""
+        hold = None if hop is None else Item(self, hop, frame, place)
         self._backend = self._backend if hop is None else hop._backend
         parcel = Parcel(self, item, hold)
         with lock:
@@ -122,10 +125,11 @@ class Belt:
 
     def has(self, item: object, hop: Hop) -> bool:
         """Return whether an item of this hop waits to be taken."""
-        return any(
-            parcel.hold is not None and parcel.hold.hop is hop
-            for parcel in self._waiting.get(id(item), ())
-        )
+        with lock:
+            return any(
+                parcel.hold is not None and parcel.hold.hop is hop
+                for parcel in self._waiting.get(id(item), ())
+            )
 
     def waiting(self) -> list[Parcel]:
         """Return all that waits to be taken."""
@@ -197,13 +201,17 @@ class Belt:
                 del self._waiting[id(item)]
             return parcel
 
-    def forget_waiting(self) -> None:
-        """Release the items that nobody has taken, and nobody will."""
+    def take_waiting(self) -> list[Parcel]:
+        """Return all that waits to be taken, and forget it; its hops are not released."""
         with lock:
             left = self.waiting()
             self._waiting.clear()
             self._along.clear()
-        for parcel in left:
+        return left
+
+    def forget_waiting(self) -> None:
+        """Release the items that nobody has taken, and nobody will."""
+        for parcel in self.take_waiting():
             if parcel.hold is not None:
                 parcel.hold.release()
 
@@ -365,10 +373,7 @@ class Belt:
                 for parcel in mine:
                     parcel.is_direct |= is_woken
                 continue
-            own_hold = Item(self, hold.hop, None)
-            own_hold.by = None  # the one that waits is the one that was put
-            own_hold._code, own_hold._offset = hold._code, hold._offset
-            own = Parcel(self, waiting.item, own_hold)
+            own = Parcel(self, waiting.item, Item(self, hold.hop, None, (hold._code, hold._offset)))
             taker = taker_of(key, self._backend)
             own.is_direct = is_woken
             taker.took(own)

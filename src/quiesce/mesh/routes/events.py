@@ -21,13 +21,14 @@ from weakref import WeakKeyDictionary, WeakSet, finalize
 from quiesce.core.libraries import is_housekeeper, starting_frame
 from quiesce.core.tree import current
 from quiesce.mesh.clients.strays import plain_request
-from quiesce.mesh.routes import bytecode_flow
+from quiesce.mesh.routes import bytecode_flow, early_sets
 from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
 from quiesce.mesh.routes.following import called, frame_place, hop_now, is_declared
 from quiesce.mesh.routes.queues import belts, keep
 from quiesce.mesh.routes.takers import (
     Waits,
+    at_work,
     frames_of,
     is_alive,
     lock,
@@ -50,6 +51,8 @@ _of_workers: dict[int, WeakKeyDictionary[Any, Waits]] = {}
 """Those that have waited for an event, by its id."""
 _signals: WeakSet[Belt] = WeakSet()
 _counter = count()
+_being_set: list[Any] = []
+"""Events whose setters are recorded, and that are about to be set: a worker in another thread may come to wait meanwhile."""
 _idle: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 """The workers that wait now, with the ids of the sets that they are not at work for."""
 _AROUND = frozenset({
@@ -62,9 +65,18 @@ def by_set(signal: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return the replacement of `Event.set`."""
 
     def setting(self: Any) -> None:
-        if id(self) in _of_workers:  # as few are: a server sets several for each request
+        if id(self) not in _of_workers:  # as most are: a server sets several for each request
+            if current.get() is not None:
+                early_sets.note(self, _kind(self), _getframe().f_back)
+            if id(self) not in _of_workers:  # or the first has come, in another thread
+                signal(self)
+                return
+        _being_set.append(self)
+        try:
             _wakes(self, _getframe().f_back)
-        signal(self)
+            signal(self)
+        finally:
+            _being_set.remove(self)
 
     return setting
 
@@ -73,8 +85,10 @@ def by_notify(signal: Callable[[Any, int], None]) -> Callable[..., None]:
     """Return the replacement of `Condition.notify`."""
 
     def notifying(self: Any, n: int = 1) -> None:
-        if id(self) in _of_workers:
+        if id(self) in _of_workers:  # its lock is held: none of them comes to wait meanwhile
             _wakes(self, _getframe().f_back)
+        elif current.get() is not None:
+            early_sets.note(self, _kind(self), _getframe().f_back)
         signal(self, n)
 
     return notifying
@@ -86,13 +100,7 @@ def _wakes(event: Any, around: FrameType | None) -> None:
     if hop is None:
         return
     frame = starting_frame(around)
-    belt = belts.get(id(event))
-    if belt is None:
-        belt = Belt(_kind(event), is_signal=True)
-        belt.workers = _of_workers[id(event)]
-        keep(event, belt)
-        with lock:
-            _signals.add(belt)
+    belt = _belt_of(event)
     if not (is_declared(hop, frame) or belt.has(event, hop)):
         with lock:
             alive = list(filter(is_alive, belt.workers))
@@ -108,6 +116,17 @@ def _wakes(event: Any, around: FrameType | None) -> None:
         for key in _busy(belt):
             if key not in _idle:  # else it is told when it waits no longer
                 _call(belt, key, hop, frame)
+
+
+def _belt_of(event: Any) -> Belt:
+    belt = belts.get(id(event))
+    if belt is None:
+        belt = Belt(_kind(event), is_signal=True)
+        belt.workers = _of_workers[id(event)]
+        keep(event, belt)
+        with lock:
+            _signals.add(belt)
+    return belt
 
 
 def _has_left(belt: Belt, key: Any) -> bool:
@@ -179,7 +198,8 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition of asyncio."""
 
     async def waiting(self: Any) -> Any:
-        if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
+        frame = _getframe().f_back
+        if _is_part_of_hop(self, frame) or not _begins(self, frame):
             return await wait(self)
         try:
             return await wait(self)
@@ -193,7 +213,8 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of the `wait` of an event or a condition between threads."""
 
     def waiting(self: Any, timeout: float | None = None) -> Any:
-        if _is_part_of_hop(self) or not _begins(self, _getframe().f_back):
+        frame = _getframe().f_back
+        if _is_part_of_hop(self, frame) or not _begins(self, frame):
             return wait(self, timeout)
         try:
             return wait(self, timeout)
@@ -203,10 +224,29 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _is_part_of_hop(event: Any) -> bool:
+def _is_part_of_hop(event: Any, frame: FrameType | None) -> bool:
     """Return whether the running code is a part of a hop, which is waited for by itself, and not a worker."""
     node = current.get()
-    return node is not None and node._errand is not None and id(event) not in belts
+    if node is None or node._errand is None or id(event) in belts or _is_next_round(frame):
+        return False
+    early_sets.is_signal(event)
+    return True
+
+
+def _is_next_round(frame: FrameType | None) -> bool:
+    """Return whether a worker waits where it has waited for the event by which it has its work, for another event."""
+    taker, key = at_work.get(), running_taker()
+    user = None if taker is None or taker.key is not key else _user(frame)
+    if taker is None or user is None:
+        return False
+    found = {parcel.belt for parcel in taker.parcels if parcel.belt.is_signal}
+    return any(_is_at_place(belt, key, reach(user, root_of(key))) for belt in found)
+
+
+def _is_at_place(belt: Belt, key: Any, frames: list[FrameType]) -> bool:
+    """Return whether these are places of a worker at which it has waited for an event."""
+    waits = belt.workers.get(key)
+    return waits is not None and all((one.f_code, one.f_lasti) in waits.places for one in frames)
 
 
 def _begins(event: Any, frame: FrameType | None) -> bool:
@@ -218,6 +258,7 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     key = running_taker()
     frames = [] if key is None else reach(frame, root_of(key))
     if not _is_worker(event, frames):
+        early_sets.is_signal(event)
         return False
     with lock:
         if id(event) not in _of_workers:
@@ -230,31 +271,32 @@ def _begins(event: Any, frame: FrameType | None) -> bool:
     watch(key, None)
     taker = takers.get(key)
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
-        if other.is_signal and not is_set and _has_come_round(key, other, belt, waits, frame):
+        if other.is_signal and not is_set and _has_come_round(key, other, belt, waits, frames):
             _idle[key].add(id(other.workers))
             other.idle(key, frame)
             _forget(other, frame)
     if belt is not None and not is_set:
-        _forget(belt, frame)
+        _forget(belt, frame, event)
     return True
 
 
 def _has_come_round(
-    key: Any, other: Belt, belt: Belt | None, waits: Waits, frame: FrameType
+    key: Any, other: Belt, belt: Belt | None, waits: Waits, frames: list[FrameType]
 ) -> bool:
     """Return whether a worker that waits is done with what it has of an event.
 
-    It is if it waits for that event, or has waited for it before. If it was at work when a hop has set the event, it may
+    It is if it waits for that event, or for another one at the same place: some workers have a new one for each round. It
+    is, too, if it has waited for the event before. If it was at work when a hop has set the event, it may
     wait for another one in the course of that work. If it has waited for the other one first, that is not likely: then
     the hop records that it is not known.
     """
     early = [one for one in takers[key].parcels if one.belt is other and not one.is_direct]
-    if other is belt or not early:
+    if other is belt or not early or _is_at_place(other, key, frames):
         return True
     if other.workers[key].first < waits.first:
         return False
     for hop in {one.hold.hop: None for one in early if one.hold is not None}:
-        place = f"{other.kind}, whose worker was at work, and then waits for something else at {frame_place(frame)}"
+        place = f"{other.kind}, whose worker was at work, and then waits for something else at {frame_place(frames[0])}"
         hop.untracked("event", place)
     return True
 
@@ -269,20 +311,28 @@ def _ends(event: Any) -> None:
         _idle.pop(key, None)
     if isinstance(key, Thread):
         called.pop(key.ident or 0, None)  # it is told now
-    if _signals and key in _of_workers.get(
-        id(event), ()
-    ):  # or its coroutine is closed, in whatever task
+    if key not in _of_workers.get(id(event), ()):
+        return  # its coroutine is closed, in whatever task
+    for hop, place in early_sets.found_by_worker(event).items():
+        _belt_of(event).put(event, hop, None, place)
+        early_sets.is_held(event, hop)
+    if _signals:
         _join(key, belts.get(id(event)))
 
 
-def _forget(belt: Belt, frame: FrameType) -> None:
+def _forget(belt: Belt, frame: FrameType, event: Any = None) -> None:
     """Forget who has set an event, unless a worker is still at work: the others wait, and found nothing to do.
 
     A worker that is at work may have taken something without waiting for it: it had more to do when it came round.
+    If the event is set by now, or about to be, the worker that waits for it wakes.
     """
-    if not _busy(belt):
-        assume_done(belt.waiting(), frame)
-        belt.forget_waiting()
+    with lock:
+        is_set = any(_is_being_set(one.item) for one in belt.waiting()) or _is_set(event)
+        over = [] if is_set or _busy(belt) else belt.take_waiting()
+    assume_done(over, frame)
+    for parcel in over:
+        if parcel.hold is not None:
+            parcel.hold.release()
 
 
 def _has_ended(key: Any, told: Collection[Hop]) -> None:
@@ -356,8 +406,12 @@ def _has(value: Any, event: Any, depth: int) -> bool:
 
 
 def _is_set(event: Any) -> bool:
-    """Return whether an event is set; a condition is not."""
-    return bool(event.is_set()) if hasattr(event, "is_set") else False
+    """Return whether an event is set, or about to be; a condition is not."""
+    return _is_being_set(event) or (hasattr(event, "is_set") and bool(event.is_set()))
+
+
+def _is_being_set(event: Any) -> bool:
+    return any(one is event for one in list(_being_set))
 
 
 def _user(frame: FrameType | None) -> FrameType | None:

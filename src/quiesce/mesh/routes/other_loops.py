@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import Context
 from functools import partial
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from quiesce.core import libraries
+from quiesce.core.backends.asyncio.backend import AsyncioBackend
 from quiesce.core.patches import Patch
 from quiesce.core.tree import current
 from quiesce.mesh.routes import timers
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
+    from quiesce.mesh.runtime.hop import Hop
+
 __all__: list[str] = []
 
 _others: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
 """What is replaced in loops that hops have handed something to."""
 
 
+_STARTING = frozenset({"call_at", "call_later", "create_task"})
+_UNSEEN_TURNS = 3  # as a hop waits for, if its own loop does not show its callbacks
 _running = threading.local()  # the hold of the callback that was handed over, and that runs now
 
 
@@ -65,8 +71,9 @@ def by_threadsafe(call: Callable[..., Any]) -> Callable[..., Any]:
         if is_declared(hop, frame, target_of(callback), function_name(callback)):
             return call(self, callback, *args, context=context)
         _follow_in(self)
-        # Released a turn later: by then, what it has left with the loop has run once.
-        later = _Handed(callback, hop, "callback", frame, self.call_soon)
+        later = _Handed(
+            _followed(self, callback), hop, "callback", frame, partial(_release_after, self, hop)
+        )
         return call(self, later, *args, context=context)
 
     return called
@@ -99,6 +106,27 @@ def _follow_in(loop: Any) -> None:
         made.append(Patch(loop, "call_later", timers.by_time, loop, bare=True))
 
 
+def _followed(loop: Any, callback: Any) -> Any:
+    """Return a callback with the loop's functions as they are now: the code has read its own before they were replaced."""
+    if isinstance(callback, partial):
+        return partial(_followed(loop, callback.func), *callback.args, **callback.keywords)
+    name = getattr(callback, "__name__", "")
+    is_own = getattr(callback, "__self__", None) is loop and name in _STARTING
+    return getattr(loop, name) if is_own else callback
+
+
+def _release_after(
+    loop: Any, hop: Hop, release: Callable[[], None], turns: int = _UNSEEN_TURNS
+) -> None:
+    """Release a hop as soon as no callback of it is left in a loop; after some turns, if the loop does not show that."""
+    left = AsyncioBackend(loop).about_to_run()
+    if (turns > 0) if left is None else hop in left:
+        again = partial(_release_after, loop, hop, release, turns - 1)
+        loop.call_soon(again, context=Context())
+    else:
+        release()
+
+
 def _creating(loop: Any, create: Callable[..., Any]) -> Callable[..., Any]:
     def create_task(coro: Any, **options: Any) -> Any:
         task = create(coro, **options)
@@ -121,7 +149,7 @@ def _creating(loop: Any, create: Callable[..., Any]) -> Callable[..., Any]:
             hold = Followed(hop, "task", called, frame, task, target=name)
             if handed is not None:
                 hold.place_as(handed)
-            task.add_done_callback(lambda _: loop.call_soon(hold.release))
+            task.add_done_callback(lambda _: _release_after(loop, hop, hold.release))
         return task
 
     return create_task

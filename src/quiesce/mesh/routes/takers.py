@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.hop import Hop
 
     Place = tuple[CodeType, int, tuple[int | None, ...]]
+    Site = tuple[CodeType | None, int]
 
 __all__: list[str] = []
 
@@ -47,13 +48,19 @@ class Item(Followed):
 
     __slots__ = ("_belt", "_handler", "by")
 
-    def __init__(self, belt: Belt, hop: Hop, frame: FrameType | None) -> None:
+    def __init__(
+        self, belt: Belt, hop: Hop, frame: FrameType | None, place: Site | None = None
+    ) -> None:
+        """Hold a hop for what the code of a frame puts; or for what was put at a place before, by other code."""
         self._belt = belt
         # The first hold of a hop is its handler, while that runs. Other threads must not look.
         first: Any = next(iter(hop._holds.values()), None) if hop._backend.here() else None
         self._handler = first if getattr(first, "kind", "") == "handler" else None
-        self.by: Taker | None = at_work.get()  # the taker that has put it in the course of its work
+        # The taker that has put it in the course of its work.
+        self.by: Taker | None = at_work.get() if place is None else None
         super().__init__(hop, "item", f"in {belt.kind}", frame)
+        if place is not None:
+            self._code, self._offset = place
 
     @property
     def name(self) -> str:
@@ -389,8 +396,18 @@ def frames_of(key: object, frame: FrameType | None) -> list[FrameType]:
 
 
 def work_elsewhere(taker: Taker) -> None:
-    """Set the scope of a task that waits, by what another task has taken for it."""
-    context = _context_of(taker.key) if isinstance(taker.key, asyncio.Task) else None
+    """Set the scope of a task that waits, by what other code has taken for it, or has said to be done.
+
+    That is done in the task's own event loop: while another thread is in its context, the loop cannot run the task.
+    """
+    if not isinstance(taker.key, asyncio.Task):
+        return
+    loop = taker.key.get_loop()
+    if loop is not asyncio._get_running_loop():
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(work_elsewhere, taker, context=Context())
+        return
+    context = _context_of(taker.key)
     if context is not None:
         with suppress(
             RuntimeError

@@ -26,6 +26,7 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
 from quiesce.core.tree import ScopeState, current, logger
 from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.routes import early_sets
 from quiesce.mesh.routes.following import Followed, called, hop_now
 from quiesce.mesh.routes.shared_sends import share
 from quiesce.mesh.routes.takers import takers
@@ -406,6 +407,8 @@ class Hop(LightScope):
             self._status, self._why = "cancelled", ""
         elif why and self._status == "done":
             self._status, self._why = "cancelled", why
+        if early_sets.of_hops:
+            early_sets.tell_end(self)
         if self._left:
             mesh = self._mesh
             for route, place, how in dict.fromkeys(list(self._left.values())):

@@ -17,7 +17,7 @@ from quiesce.mesh.routes.takers import Item
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
-from tests.unit.mesh.routes.working import Job, work
+from tests.unit.mesh.routes.working import Job, is_waited_for, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,6 +170,7 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
         try:
             first = threading.Event(), threading.Event()
             first[1].set()
+            await until(lambda: is_waited_for(wake, condition))
             await settles(await case.cascade(lambda: put(first)))
             with held:
                 put(plain)
@@ -335,6 +336,7 @@ async def test_a_service_that_has_left_its_loop_does_not_hold_a_hop(
         else:
             thread.start()
         try:
+            await until(lambda: is_waited_for(change))
             await settles(await case.cascade(change.set))
             ready = True
             change.set()

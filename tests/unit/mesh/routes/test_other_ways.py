@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import multiprocessing
 import os
@@ -113,6 +114,73 @@ async def test_what_is_handed_to_another_loop_holds_the_hop(
         await turns(10)
         assert other.hops[0] is not None
         assert isinstance(await cascade.settled(within=0.1), Unknown)
+        with detached():
+            other.open()
+        assert isinstance(await cascade.settled(5), Settled)
+
+
+@pytest.mark.parametrize("way", ["create_task", "partial", "call_at", "call_later"])
+async def test_a_function_of_another_loop_that_a_handler_hands_over_holds_the_hop(
+    tmp_path: Path, other: Other, way: str
+) -> None:
+    """The handler reads it before the loop is followed, for nothing was handed to the loop yet."""
+
+    def start() -> None:
+        other.tasks.append(other.loop.create_task(other.work()))
+
+    def put() -> None:
+        loop = other.loop
+        if way == "create_task":
+            loop.call_soon_threadsafe(loop.create_task, other.work())
+        elif way == "partial":
+            loop.call_soon_threadsafe(functools.partial(loop.create_task, other.work()))
+        elif way == "call_at":
+            loop.call_soon_threadsafe(loop.call_at, loop.time() + 0.1, start)
+        else:
+            loop.call_soon_threadsafe(loop.call_later, 0.1, start)
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, put)
+        await until(lambda: other.hops)
+        await turns(10)
+        assert other.hops[0] is not None
+        assert isinstance(await cascade.settled(within=0), Unknown)
+        with detached():
+            other.open()
+        assert isinstance(await cascade.settled(5), Settled)
+
+
+async def test_callbacks_that_leave_callbacks_in_another_loop_hold_the_hop(
+    tmp_path: Path, other: Other
+) -> None:
+    """One after the other; the last of them waits, and starts a task."""
+    left = 3
+    begun, go = threading.Event(), threading.Event()
+
+    def one() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            other.loop.call_soon(one)
+        else:
+            begun.set()
+            go.wait(30)
+            other.tasks.append(other.loop.create_task(other.work()))
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, lambda: other.loop.call_soon_threadsafe(one))
+        try:
+            await until(begun.is_set)
+            await turns(20)
+            assert isinstance(await cascade.settled(within=0), Unknown)
+        finally:
+            with detached():
+                go.set()
+        await until(lambda: other.hops)
+        await turns(20)
+        assert isinstance(await cascade.settled(within=0), Unknown)
         with detached():
             other.open()
         assert isinstance(await cascade.settled(5), Settled)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.mesh import Unknown
+from quiesce import detached
+from quiesce.mesh import Unknown, current_hop
+from quiesce.mesh.routes.takers import Taker
+from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
 from tests.unit.mesh.routes.working import Job, work
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from quiesce.mesh import Hop
 
 pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
@@ -77,5 +83,53 @@ async def test_what_a_call_takes_is_not_held_for_longer_than_the_call(
             verdict = await cascade.settled(5)
             assert isinstance(verdict, Unknown)
             assert "by a call in a thread that returned it" in str(verdict)
+
+    await run(tmp_path, scenario)
+
+
+async def test_another_thread_that_says_done_does_not_disturb_the_task_that_has_the_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop can run the task meanwhile: no other thread is in its context."""
+    begun, gone_on, gate = threading.Event(), threading.Event(), asyncio.Event()
+    loop_thread = threading.current_thread()
+    sets_scope = Taker.work
+
+    def work_slowly(self: Taker) -> None:
+        if threading.current_thread() is not loop_thread:
+            begun.set()
+            gone_on.wait(5)
+        sets_scope(self)
+
+    async def scenario(case: Case) -> None:
+        jobs: queue.Queue[int] = queue.Queue()
+        hops: list[Hop | None] = []
+
+        async def worker() -> None:
+            await asyncio.to_thread(jobs.get)
+            hops.append(current_hop())
+            await gate.wait()
+            hops.append(current_hop())
+            gone_on.set()
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        cascade = await case.cascade(lambda: jobs.put(1))
+        await until(lambda: hops)
+        assert await is_open(cascade)
+        monkeypatch.setattr(Taker, "work", work_slowly)
+        thread = threading.Thread(target=jobs.task_done)
+        with detached():
+            thread.start()
+        try:
+            await until(lambda: begun.is_set() or not thread.is_alive())
+            gate.set()
+            await until(gone_on.is_set)
+        finally:
+            gone_on.set()
+            thread.join()
+        assert hops[0] is not None
+        assert hops[1] is None
+        await settles(cascade)
 
     await run(tmp_path, scenario)

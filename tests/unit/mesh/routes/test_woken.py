@@ -17,7 +17,7 @@ from quiesce.mesh import Node, current_hop
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
-from tests.unit.mesh.routes.working import Job, work
+from tests.unit.mesh.routes.working import Job, is_waited_for, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,6 +196,7 @@ async def test_a_thread_that_is_woken_holds_the_hop_that_has_woken_it(
         thread.start()
         gate = threading.Event()
         try:
+            await until(lambda: is_waited_for(wake, condition))
             cascade = await case.cascade(lambda: put(gate))
             await until(begun.is_set)
             await turns(20)
