@@ -35,6 +35,7 @@ from quiesce.mesh.routes.takers import (
     Waits,
     frames_of,
     lock,
+    release_all,
     running_taker,
     taker_of,
     takers,
@@ -168,9 +169,7 @@ class Belt:
                     self._merge(parcel, same[0])
                 else:
                     self.withdraw(parcel)
-            for parcel in () if key in kept else self._along.pop(key, ()):
-                if parcel.hold is not None:
-                    parcel.hold.release()
+            release_all(() if key in kept else self._along.pop(key, ()))
 
     def keep_present(self, entries: list[Any]) -> None:
         """Forget the items of no hop that are not in the queue any more: code has removed them from its inside."""
@@ -211,9 +210,7 @@ class Belt:
 
     def forget_waiting(self) -> None:
         """Release the items that nobody has taken, and nobody will."""
-        for parcel in self.take_waiting():
-            if parcel.hold is not None:
-                parcel.hold.release()
+        release_all(self.take_waiting())
 
     def is_known_as_pool(self) -> None:
         """Release all that the queue carries, now and later: a connection has come back."""
@@ -451,9 +448,7 @@ class Belt:
             work_elsewhere(taker)
         if len(hops) > 1:
             tell_batch(taker, hops)
-        for parcel in over:
-            if parcel.hold is not None:
-                parcel.hold.release()
+        release_all(over)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

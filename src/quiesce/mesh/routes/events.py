@@ -33,6 +33,7 @@ from quiesce.mesh.routes.takers import (
     is_alive,
     lock,
     on_end,
+    release_all,
     root_of,
     running_taker,
     takers,
@@ -330,9 +331,7 @@ def _forget(belt: Belt, frame: FrameType, event: Any = None) -> None:
         is_set = any(_is_being_set(one.item) for one in belt.waiting()) or _is_set(event)
         over = [] if is_set or _busy(belt) else belt.take_waiting()
     assume_done(over, frame)
-    for parcel in over:
-        if parcel.hold is not None:
-            parcel.hold.release()
+    release_all(over)
 
 
 def _has_ended(key: Any, told: Collection[Hop]) -> None:

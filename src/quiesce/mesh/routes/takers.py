@@ -23,7 +23,7 @@ from quiesce.mesh.routes import batches
 from quiesce.mesh.routes.following import Followed, called, frame_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from types import CodeType, FrameType
 
     from quiesce.core.tree import TreeNode
@@ -106,6 +106,13 @@ class Waits:
     def __init__(self, first: int) -> None:
         self.first: int = first  # a number by which the events are in the order of its first waits
         self.places: set[tuple[CodeType, int]] = set()  # where the functions were that run in it
+
+
+def release_all(parcels: Iterable[Parcel]) -> None:
+    """Release the hops of items that are over."""
+    for parcel in parcels:
+        if parcel.hold is not None:
+            parcel.hold.release()
 
 
 class Taker:
