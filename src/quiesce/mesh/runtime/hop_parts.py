@@ -58,6 +58,9 @@ class Visit(Visitor):
                 hop._status, hop._why = "cancelled", ""
         if self._is_cut and hop._status == "done" and not hop.is_cancelled:
             hop._job_cancelled(self, service=False)  # also if the handler has swallowed that
+            owner, key = hop._owner_of_running_task()
+            if hop._state is ScopeState.CLOSING and owner is not None:
+                owner._name_once(key, hop)
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop._part_ended()

@@ -74,6 +74,7 @@ class Mesh:
         self._node = node
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
+        self._life: NodeLifespan | None = None
         below = urlsplit(node.url or "").path  # if no proxy takes it off
         self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
 
@@ -82,8 +83,12 @@ class Mesh:
         kind = scope["type"]
         send = leaving(self._node, scope, send)
         if kind == "lifespan":
-            await NodeLifespan(self._node, receive, send, self._times).run(self._app, scope)
-        elif kind != "http":
+            life = self._life = NodeLifespan(self._node, receive, send, self._times)
+            await life.run(self._app, scope)
+            return
+        if self._life is not None:
+            self._life.has_served = True
+        if kind != "http":
             await self._app(scope, receive, send)
         elif scope["path"].endswith((RECEIPTS, PROBE, READY)) and self._is_own(scope):
             await self._serve(scope, receive, send)
