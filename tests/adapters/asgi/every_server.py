@@ -270,4 +270,6 @@ async def test_hops_of_a_node_alone_end_before_the_apps_own_shutdown(kind: str, 
         assert await server.exit_code() == clean
         done = [] if left == "failing" else [f"{left} done"]
         assert server.notes == ["startup", *done, "shutdown"]
-        assert ("WORK LOST" if left == "failing" else "nothing it owned was lost") in server.errors()
+        assert (
+            "WORK LOST" if left == "failing" else "nothing it owned was lost"
+        ) in server.errors()

@@ -118,7 +118,9 @@ async def test_a_good_report() -> None:
     assert report is not None
     assert report.ok
     report.raise_if_lost()
-    assert str(report).endswith("nothing it owned was lost: 1 job completed, 1 withdrawn, 1 service stopped")
+    assert str(report).endswith(
+        "nothing it owned was lost: 1 job completed, 1 withdrawn, 1 service stopped"
+    )
     assert json.loads(report.to_json())["ok"] is True
 
 

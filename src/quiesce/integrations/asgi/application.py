@@ -263,7 +263,9 @@ class Application:
 
     def _is_worth_telling(self) -> bool:
         """Return whether a drain is one of a server: not if that failed to start, as when its port is taken."""
-        return bool(self.served or self._signals or self.requests.frontier() or self.parts.in_flight())
+        return bool(
+            self.served or self._signals or self.requests.frontier() or self.parts.in_flight()
+        )
 
     def _in_flight(self) -> str:
         """Count what the drain waits for, in words."""

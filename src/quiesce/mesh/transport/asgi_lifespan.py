@@ -47,7 +47,12 @@ class NodeLifespan:
     """One lifespan of an app, with its node."""
 
     def __init__(
-        self, node: Node, receive: Receive, send: Send, times: tuple[float, float]
+        self,
+        node: Node,
+        receive: Receive,
+        send: Send,
+        times: tuple[float, float],
+        has_served: Callable[[], bool],
     ) -> None:
         self._node = node
         self._raw_receive = receive
@@ -58,8 +63,7 @@ class NodeLifespan:
         self._home: Scope | None = None
         self._cut_at: float | None = None
         self._is_told = False
-        self.has_served: bool = False
-        """Whether the server has passed on a request."""
+        self._has_served = has_served
         self._is_silent = False  # the server has not served at all, as when its port is taken
         self._begun = False
         self._is_answered = False  # the startup
@@ -191,7 +195,7 @@ class NodeLifespan:
         if unposted:
             hops += f", {unposted} receipt{'s' * (unposted != 1)} to be posted"
         text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
-        self._is_silent = not (self.has_served or self._is_told or count or unposted)
+        self._is_silent = not (self._has_served() or self._is_told or count or unposted)
         if not self._is_silent:
             say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
         self._cut_at = home._backend.clock() + self._grace

@@ -74,7 +74,7 @@ class Mesh:
         self._node = node
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
-        self._life: NodeLifespan | None = None
+        self._has_served = False  # a request, since the lifespan began
         below = urlsplit(node.url or "").path  # if no proxy takes it off
         self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
 
@@ -82,13 +82,11 @@ class Mesh:
         """Serve one request, or the whole life of the app."""
         kind = scope["type"]
         send = leaving(self._node, scope, send)
+        self._has_served = kind != "lifespan"
         if kind == "lifespan":
-            life = self._life = NodeLifespan(self._node, receive, send, self._times)
+            life = NodeLifespan(self._node, receive, send, self._times, lambda: self._has_served)
             await life.run(self._app, scope)
-            return
-        if self._life is not None:
-            self._life.has_served = True
-        if kind != "http":
+        elif kind != "http":
             await self._app(scope, receive, send)
         elif scope["path"].endswith((RECEIPTS, PROBE, READY)) and self._is_own(scope):
             await self._serve(scope, receive, send)
