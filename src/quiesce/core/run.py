@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple,
 
 import anyio
 
-from quiesce.core import arguments, close_callers, exit_threads
+from quiesce.core import arguments, callsites, close_callers, exit_threads
 from quiesce.core.announce import write_stderr
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
@@ -169,7 +169,7 @@ class ProgramRun:
             self._turn = anyio.Event()
             control.spawn(self._watch_signals, signals, service=True)
             job: Any = self._scope.spawn(self._call_main, name="main", service=self._service)
-            code = getattr(self._main, "__code__", None)
+            code = callsites.code_of(self._main)
             if code is not None:
                 job._code_started, job._offset_started = code, 0  # it is the user's, not ours
             self._job = job

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from quiesce.core import announce, callsites
+from quiesce.core import announce, callsites, named_once
 from quiesce.core import report as reports
 from quiesce.core.hold import NOTHING, Described, Fate
 from quiesce.core.life import Life
@@ -400,28 +400,10 @@ class TreeNode(Described):
         if service:
             self._service_ended(held)
         elif self._state is ScopeState.CLOSING:
-            closed = self._outermost_closing()
-            if closed is None or held not in closed._named:
+            if not named_once.is_named(self, held):
                 self._cancelled.append(held)
         else:
             self._withdrawn += 1
-
-    def _name_once(self, key: object, other: TreeNode) -> None:
-        """Record that `other` reports as cancelled what a job of this scope did there.
-
-        If the job ends by that, and one report has both, the job is not a second loss.
-        """
-        closed = self._outermost_closing()
-        if closed is not None and closed is other._outermost_closing():
-            closed._named[key] = None  # not here: the job may be handed over
-
-    def _outermost_closing(self) -> TreeNode | None:
-        node: TreeNode | None = self
-        found: TreeNode | None = None
-        while node is not None:
-            found = node if node._closing is not None else found
-            node = node._parent
-        return found
 
     def _service_ended(self, held: Held) -> None:
         """Count a service for the report, unless quiesce itself has started it."""

@@ -27,7 +27,7 @@ EDGE = b"00-" + b"0a" * 16 + b"-%s-" + b"0b" * 6 + b"-00;b=%d;h=http://nowhere"
 def err(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> pytest.CaptureFixture[str]:
-    """Give what is written to standard error, as if nothing had configured logging."""
+    """Return what is written to standard error, as if nothing had configured logging."""
     monkeypatch.setattr(announce, "_is_configured", lambda _: False)
     return capsys
 
