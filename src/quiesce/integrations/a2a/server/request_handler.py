@@ -154,10 +154,9 @@ class QuiescentRequestHandler:
         """
         found = () if self._scope is None else self._scope.frontier().in_flight
         tasks = sum(entry.kind == "a2a task" for entry in found)
-        pushes = sum(entry.kind == "push" for entry in found)
         work = self._tracker.work
         left = 0 if work is None else len(work.frontier())
-        return {"a2a task": tasks, "push": pushes, "background task": left}
+        return {"a2a task": tasks, "background task": left}
 
     async def _drain_for_server(self, grace: float, cleanup: float) -> Report:
         """Drain as part of a server, which then tells the report."""
