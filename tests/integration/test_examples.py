@@ -139,9 +139,9 @@ withdrawn: 1, cancelled: ['ada', 'cyd']
 
 # What is told on stderr, where that is part of the story.
 COMPLAINTS = {
-    "asgi_server.py": r"quiesce: SIGTERM: draining, grace 10 s: .*nothing lost: 2 completed\n",
+    "asgi_server.py": r"quiesce: SIGTERM: draining, grace 10 s: .*nothing it owned was lost: 2 jobs completed\n",
     "escapes.py": "quiesce: the server shuts down: node 'escapes' .*stuck: daemon thread Event.wait .*\n",
-    "acp_websocket.py": "quiesce: SIGTERM: draining.* request session/prompt .*nothing lost: .*\n",
+    "acp_websocket.py": "quiesce: SIGTERM: draining.* request session/prompt .*nothing it owned was lost: .*\n",
     "mcp_sessions.py": r"process notes \(\d+\), a service, has ended by itself: exit code 3\n",
 }
 
@@ -178,7 +178,7 @@ def test_the_server_answers_whom_it_has_and_takes_nobody_more() -> None:
     ]
     assert re.match("quiesce: SIGTERM: draining for up to 10 s", done.stderr)
     assert len(re.findall("job answer · ", done.stderr)) == 2
-    assert re.search("nothing lost: .*\n$", done.stderr)
+    assert re.search("nothing it owned was lost: .*\n$", done.stderr)
 
 
 def test_the_harness_replaces_a_runner_and_answers_what_it_has() -> None:
@@ -199,7 +199,7 @@ def test_the_harness_replaces_a_runner_and_answers_what_it_has() -> None:
     assert left == "sockets left: []"
     assert re.search("lease blue · .* · state=held", done.stderr)
     assert len(re.findall("process .service. (red|blue) · ", done.stderr)) == 2
-    assert re.search("nothing lost: .*\n$", done.stderr)
+    assert re.search("nothing it owned was lost: .*\n$", done.stderr)
 
 
 def test_the_agent_is_quiet_where_the_sdk_alone_is_not() -> None:
@@ -214,7 +214,7 @@ def test_the_agent_is_quiet_where_the_sdk_alone_is_not() -> None:
     assert "its process is gone: True" in cancelled
     assert "of request 2: The agent is shutting down" in drained
     assert "of request 1: {'stopReason': 'end_turn'}" in drained
-    assert "nothing lost" in drained
+    assert "nothing it owned was lost" in drained
 
 
 def test_no_task_is_left_working() -> None:

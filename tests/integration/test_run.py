@@ -52,7 +52,7 @@ def test_a_signal_drains_and_nothing_is_lost(backend: str, sent: signal.Signals)
     assert (code, out) == (0, ["ready", "finished", WELL])
     assert f"quiesce: {sent.name}: draining for up to 60 s" in err
     assert "job finish · " in err  # the frontier, when the drain began
-    assert "nothing lost: 2 completed" in err
+    assert "nothing it owned was lost: 2 jobs completed" in err
     assert_quiet(err)
 
 
@@ -74,7 +74,7 @@ def test_work_that_overruns_is_cancelled_and_reported(backend: str, sent: signal
         child.send(sent)
         code, out, err = child.end()
     assert (code, out) == (1, ["ready", "cancelled"])
-    assert "WORK LOST: 1 completed, 1 cancelled" in err
+    assert "WORK LOST: 1 job completed, 1 cancelled" in err
     assert re.search(r"cancelled: job overrun · .* · started .*run_programs.py:\d+", err)
     assert_quiet(err)
 
@@ -149,7 +149,7 @@ def test_a_main_that_is_a_service_is_stopped_without_loss(backend: str) -> None:
         child.send(SIGTERM)
         code, out, err = child.end()
     assert (code, out) == (0, ["ready", "main stopped", "returned None"])
-    assert "nothing lost: 0 completed, 1 service stopped" in err
+    assert "nothing it owned was lost: 0 jobs completed, 1 service stopped" in err
     assert_quiet(err)
 
 
@@ -166,7 +166,7 @@ def test_a_main_that_raises_is_drained_and_its_error_gets_out(backend: str) -> N
     assert (code, out) == (1, ["finished"])
     assert err.splitlines()[-1] == "KeyError: 'of main'"
     assert err.count("Traceback") == 1
-    assert "WORK LOST: 1 completed, 1 failed" in err
+    assert "WORK LOST: 1 job completed, 1 failed" in err
 
 
 def test_a_main_that_exits_is_drained_first(backend: str) -> None:

@@ -100,6 +100,11 @@ def _plumbing_of(file: str) -> str | None:
     return None
 
 
+def is_own(where: str | None) -> bool:
+    """Return whether a place, as `describe()` gives it, is in the code of quiesce itself."""
+    return where is not None and _plumbing_of(where.rpartition(":")[0]) == "quiesce"
+
+
 def innermost(awaitable: object) -> FrameType | None:
     """Return the innermost frame that a suspended coroutine is waiting in."""
     chain = _walk(awaitable)

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from quiesce.core.scope import Scope
 
 
+REPORTED = Exception("the failure is in a report")
+"""What an `on_error` function of quiesce returns if it has put the failure into a report: it is counted there."""
+
+
 def has_function(scope: Scope, error: BaseException) -> bool:
     """Return whether the scope's `on_error` is a function that handles this failure."""
     return callable(scope._on_error) and isinstance(error, Exception)
@@ -20,8 +24,8 @@ def apply(scope: Scope, held: Any, error: BaseException) -> None:
     caught = False
     if has_function(scope, error):
         own = _call(scope, held, error)
-        if own is None:
-            scope._handled += 1
+        if own is None or own is REPORTED:
+            scope._handled += own is None
             return
         caught = is_fatal(own)
         error = own if caught else error
@@ -79,13 +83,13 @@ def take_over(scope: Scope) -> None:
 
 
 def _call(scope: Scope, held: Any, error: BaseException) -> BaseException | None:
-    """Call the user's function; return the exception that it raised itself, if any."""
+    """Call the function; return the exception that it raised itself, or REPORTED, or None: it has handled the error."""
     try:
-        scope._on_error(held, error)
+        told = scope._on_error(held, error)
     except BaseException as own:  # noqa: BLE001 - the user's; it is logged, or ends the program
         logger.exception("on_error of scope %r failed on %r", scope.name, error)
         return own
-    return None
+    return told if told is REPORTED else None
 
 
 def is_fatal(error: BaseException) -> bool:

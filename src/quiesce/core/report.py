@@ -34,7 +34,7 @@ class ReportEntry:
 
     def __str__(self) -> str:
         """Return one line, and the stack below it if there is one."""
-        line = f"{self.kind} {self.name} · {self.age:.2f} s · {started(self.where)}"
+        line = f"{with_kind(self.kind, self.name)} · {self.age:.2f} s · {started(self.where)}"
         shown = {key: text_of_value(plain_json(value)) for key, value in self.details.items()}
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
@@ -53,6 +53,11 @@ class ReportEntry:
             "error": None if self.error is None else plain_json(self.error),
             "stack": list(self.stack),
         }
+
+
+def with_kind(kind: str, name: str) -> str:
+    """Return the kind and the name, which may begin with the kind already."""
+    return name if name.startswith(f"{kind} ") else f"{kind} {name}"
 
 
 def started(where: str | None) -> str:
@@ -161,6 +166,10 @@ def chain_items(
     return own if isinstance(own, Cut) else tuple(own)
 
 
+def _counted(count: int, noun: str, verb: str) -> str:
+    return f"{noun}{'s' * (count != 1)} {verb}"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What became of everything a scope owned, when its close returned.
@@ -187,15 +196,15 @@ class Report:
     That scope is the parent, with `leftovers="parent"`, or one that awaits the result of a shared task.
     """
     services: int = 0
-    """Services that were stopped; they are not a loss."""
+    """Services that were stopped, without those of quiesce itself; they are not a loss."""
     seconds: float = 0.0
     """How long the closing took."""
     handled: int = 0
-    """Failures that `on_error` handled."""
+    """Failures that `on_error` handled, and that are not under `failed`."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was lost."""
+        """Whether nothing that the scope owned was lost."""
         return not (self.cancelled or self.failed or self.undelivered or self.stuck)
 
     def raise_if_lost(self) -> None:
@@ -214,18 +223,18 @@ class Report:
     def __str__(self) -> str:
         """Return the report for people to read: a summary, then a line for each loss."""
         counts = {
-            "completed": self.completed,
+            _counted(self.completed, "job", "completed"): self.completed,
             "withdrawn": self.withdrawn,
             "handed over": self.handed_over,
-            "service stopped" if self.services == 1 else "services stopped": self.services,
-            "failures handled": self.handled,
+            _counted(self.services, "service", "stopped"): self.services,
+            _counted(self.handled, "failure", "handled"): self.handled,
             "failed": len(self.failed),
             "cancelled": len(self.cancelled),
             "undelivered": len(self.undelivered),
             "stuck": len(self.stuck),
         }
-        said = ", ".join(f"{n} {word}" for word, n in counts.items() if n or word == "completed")
-        verdict = "nothing lost" if self.ok else "WORK LOST"
+        said = ", ".join(f"{n} {word}" for word, n in counts.items() if n or "completed" in word)
+        verdict = "nothing it owned was lost" if self.ok else "WORK LOST"
         lines = [f"scope {self.scope!r} closed in {self.seconds:.2f} s, {verdict}: {said}"]
         for word in ("failed", "cancelled", "undelivered", "stuck"):
             items: Sequence[ReportEntry] = getattr(self, word)

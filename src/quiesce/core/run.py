@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple,
 
 import anyio
 
-from quiesce.core import arguments, close_callers, exit_threads
+from quiesce.core import arguments, callsites, close_callers, exit_threads
+from quiesce.core.announce import write_stderr
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
@@ -167,7 +168,11 @@ class ProgramRun:
             self._scope = control.child("main", cleanup=self._cleanup)
             self._turn = anyio.Event()
             control.spawn(self._watch_signals, signals, service=True)
-            self._job = self._scope.spawn(self._call_main, name="main", service=self._service)
+            job: Any = self._scope.spawn(self._call_main, name="main", service=self._service)
+            code = callsites.code_of(self._main)
+            if code is not None:
+                job._code_started, job._offset_started = code, 0  # it is the user's, not ours
+            self._job = job
             control.spawn(self._watch_main, service=True)
             await self._turn.wait()
             progress = control.spawn(self._tell_progress, service=True)
@@ -253,10 +258,3 @@ class ProgramRun:
             with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
                 stream.flush()
         os._exit(code)
-
-
-def write_stderr(text: str) -> None:
-    """Write a line to standard error, if there is one."""
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # stderr is closed: the drain goes on
-            print(f"quiesce: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for a person

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
@@ -41,11 +41,13 @@ class ServerDrain(Protocol):
     def unheld(self) -> tuple[signal.Signals, ...]:
         """The signals that reach the server at once: it then waits for its open requests."""
 
-    def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
+    def join(
+        self, name: str, drain: Drain, in_flight: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
         """Register `drain(grace, cleanup)`. The drain of the server calls it, and includes its report.
 
-        It may be called again, with a shorter time that replaces the first. Work in flight in `scope` is
-        counted when the drain begins.
+        It may be called again, with a shorter time that replaces the first. When the drain begins, `in_flight`
+        counts what is in flight, by what one of it is called.
         """
 
     def met(self, node: object) -> None:

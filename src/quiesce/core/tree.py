@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from quiesce.core import callsites
+from quiesce.core import announce, callsites, named_once
 from quiesce.core import report as reports
 from quiesce.core.hold import NOTHING, Described, Fate
 from quiesce.core.life import Life
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quiesce.core.hold import Held, Resource
     from quiesce.core.job import Job
 
-logger: logging.Logger = logging.getLogger("quiesce")
+logger: logging.Logger = logging.getLogger(announce.LOGGER)
 
 current: ContextVar[TreeNode | None] = ContextVar("quiesce.current_scope", default=None)
 # The hold of the thread that the running task makes a call for.
@@ -92,6 +92,7 @@ class TreeNode(Described):
         "_keys",
         "_loop",
         "_name",
+        "_named",
         "_offset",
         "_parent",
         "_parts",
@@ -140,6 +141,7 @@ class TreeNode(Described):
         self._completed = 0
         self._withdrawn = 0
         self._stopped = 0
+        self._named: dict[object, None] = {}  # jobs whose cancellation another scope reports
         self._handled = 0
         self._cancelled: list[Held] = []
         self._fatal: BaseException | None = None
@@ -396,11 +398,16 @@ class TreeNode(Described):
 
     def _job_cancelled(self, held: Held, *, service: bool) -> None:
         if service:
-            self._stopped += 1
+            self._service_ended(held)
         elif self._state is ScopeState.CLOSING:
-            self._cancelled.append(held)
+            if not named_once.is_named(self, held):
+                self._cancelled.append(held)
         else:
             self._withdrawn += 1
+
+    def _service_ended(self, held: Held) -> None:
+        """Count a service for the report, unless quiesce itself has started it."""
+        self._stopped += not callsites.is_own(held.where)
 
     def _job_failed(self, held: Held, error: BaseException) -> None:
         self._failed.append(reports.report_entry(held, self._name, self._backend.clock(), error))

@@ -99,6 +99,7 @@ class Bond(Hold):
 
     def __init__(self, outer: TreeNode, scope: LightScope) -> None:
         super().__init__(outer, "scope", scope._name, NOTHING, scope._code, scope._offset)
+        self._since = scope._since  # the age of the work, which may be older than the hold
         self.scope: LightScope = scope
         self._was_cut = False
 

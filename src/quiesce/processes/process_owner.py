@@ -291,7 +291,7 @@ class OwnedProcess(Described):
         if self._asked is not None:
             node._job_cancelled(self, service=service)
         elif service:
-            node._stopped += 1
+            node._service_ended(self)
             if not told and not self._dismissed:
                 logger.warning(
                     "process %s (%d), a service, has ended by itself: %s",

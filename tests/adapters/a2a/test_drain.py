@@ -64,6 +64,25 @@ async def handler_of(agent: Any) -> QuiescentRequestHandler:
     return await made.open()
 
 
+async def test_a_task_in_flight_is_counted_once() -> None:
+    """Not the job of its request, nor what the SDK runs for it; and no loop of the SDK is a service of the user."""
+    agent = kit.Agent()
+    handler = await handler_of(agent)
+    call = asyncio.create_task(
+        handler.on_message_send(kit.request("wait k complete"), kit.call_context())
+    )
+    await agent.waits("k")
+    scope = handler._scope
+    assert scope is not None
+    assert len(scope.frontier()) > 1  # what was counted before
+    assert handler._in_flight() == {"a2a task": 1, "background task": 0}
+    agent.release("k")
+    await call
+    report = await handler.drain()
+    assert report.ok
+    assert report.services == 0
+
+
 async def test_what_an_executor_has_left_is_cut_at_the_deadline() -> None:
     """Not when the time for cleaning up is over: it has that time, and is in the report."""
     agent = Leaving()

@@ -437,7 +437,7 @@ async def test_an_agent_over_stdio_ends_well(end: str, backend: str) -> None:
     answer, bye = out.splitlines()
     assert json.loads(answer)["result"] == {"stopReason": "end_turn"}
     assert bye == b"bye"
-    assert b"nothing lost: 1 completed" in told
+    assert b"nothing it owned was lost: 1 job completed" in told
     assert process.returncode == 0
 
 

@@ -360,7 +360,7 @@ async def test_sigterm_drains_a_program() -> None:
         assert json.loads(await busy.recv())["result"]["stopReason"] == "end_turn"
         assert await closed(busy) == 1001
         assert await process.wait() == 0
-        assert "nothing lost" in str(process.stderr.tail())
+        assert "nothing it owned was lost" in str(process.stderr.tail())
 
 
 async def scenario() -> None:

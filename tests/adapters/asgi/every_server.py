@@ -46,7 +46,7 @@ async def test_a_drain_with_nothing_in_flight_is_over_at_once(kind: str) -> None
         with anyio.fail_after(5):
             assert await server.exit_code() == 0
         assert server.notes == ["startup", "shutdown"]
-        assert "nothing lost" in server.errors()
+        assert "nothing it owned was lost" in server.errors()
 
 
 @here
@@ -61,7 +61,7 @@ async def test_a_drain_is_seen_once_with_and_without_logging(kind: str, *, logs:
         await server.exit_code()
         told = server.errors()
     assert told.count("SIGTERM: draining, grace 600 s: nothing in flight") == 1
-    assert len(re.findall("scope 'requests' closed in .* s, nothing lost", told)) == 1
+    assert len(re.findall("scope 'requests' closed in .* s, nothing it owned was lost", told)) == 1
     assert ("quiesce: SIGTERM" in told) is not logs
 
 
@@ -164,7 +164,7 @@ async def test_what_is_lost_is_in_the_log(kind: str) -> None:
         assert await socket.frame() == ("close", 1001)
         assert await server.exit_code() == (0 if SERVER == "granian" else 1)
         # The WebSocket has ended when it was told, or has been ended as a service just after.
-        lost = r"WORK LOST: 0 completed, (1 service stopped, )?1 cancelled"
+        lost = r"WORK LOST: 0 jobs completed, (1 service stopped, )?1 cancelled"
         assert re.search(lost, server.errors())
         assert "cancelled: job GET /slow" in server.errors()
 
@@ -243,7 +243,7 @@ async def test_the_exit_code_of_a_node_alone_tells_of_a_loss(kind: str, grace: f
         told = server.errors()
     assert told.count(f"node 'hotel' is draining, grace {grace} s: 1 hop in flight") == 1
     assert told.count("scope 'node hotel' closed in") == 1
-    assert ("nothing lost" in told, "WORK LOST" in told) == (bool(grace), not grace)
+    assert ("nothing it owned was lost" in told, "WORK LOST" in told) == (bool(grace), not grace)
 
 
 @here
@@ -270,4 +270,6 @@ async def test_hops_of_a_node_alone_end_before_the_apps_own_shutdown(kind: str, 
         assert await server.exit_code() == clean
         done = [] if left == "failing" else [f"{left} done"]
         assert server.notes == ["startup", *done, "shutdown"]
-        assert ("WORK LOST" if left == "failing" else "nothing lost") in server.errors()
+        assert (
+            "WORK LOST" if left == "failing" else "nothing it owned was lost"
+        ) in server.errors()

@@ -90,7 +90,7 @@ async def test_a_thread_of_fastapi_that_cannot_be_stopped_is_stuck() -> None:
         assert (status, headers["quiesce-outcome"]) == (500, "cut")
         assert "retry-after" not in headers
         assert await server.exit_code() == 1
-        assert "WORK LOST: 0 completed, 1 stuck" in server.errors()
+        assert "WORK LOST: 0 jobs completed, 1 stuck" in server.errors()
         assert "stuck: job GET /blocking" in server.errors()
 
 

@@ -81,7 +81,7 @@ async def test_the_text_names_every_loss() -> None:
     head, *lines = str(report).splitlines()
     assert head.startswith("scope 'all' closed in ")
     assert head.endswith(
-        "WORK LOST: 2 completed, 2 withdrawn, 2 services stopped, 2 failed, 2 cancelled, "
+        "WORK LOST: 2 jobs completed, 2 withdrawn, 2 services stopped, 2 failed, 2 cancelled, "
         "2 undelivered"
     )
     assert len(lines) == 6
@@ -118,7 +118,9 @@ async def test_a_good_report() -> None:
     assert report is not None
     assert report.ok
     report.raise_if_lost()
-    assert str(report).endswith("nothing lost: 1 completed, 1 withdrawn, 1 service stopped")
+    assert str(report).endswith(
+        "nothing it owned was lost: 1 job completed, 1 withdrawn, 1 service stopped"
+    )
     assert json.loads(report.to_json())["ok"] is True
 
 

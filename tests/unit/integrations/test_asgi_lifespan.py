@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from quiesce import Report, Scope, UsageError, current_scope
+from quiesce.core import announce
 from quiesce.core.roots import roots
-from quiesce.integrations.asgi import Quiesce, application
+from quiesce.integrations.asgi import Quiesce
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -354,7 +355,7 @@ async def test_the_drain_is_told_without_logging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its beginning and its report are on standard error, if nothing has configured a handler."""
-    monkeypatch.setattr(application.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(announce, "_is_configured", lambda _: False)
     app = wrapped(events)
     call = Call(app, "/stream")
     async with anyio.create_task_group() as group, living(app):

@@ -356,7 +356,7 @@ async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCapt
         owner = quiesce.core.server_drain.drain_of_server.get()
         assert owner is not None
         part.hold("task", "t1")
-        owner.join("part", drain, part)
+        owner.join("part", drain, lambda: {"part task": len(part.frontier())})
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await send({"type": "lifespan.shutdown.complete"})

@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from quiesce import Scope
-from quiesce.core import process_exit
-from quiesce.core.tree import logger
+from quiesce.core import announce, process_exit
 from quiesce.errors import JournalInUse
 from quiesce.mesh import CascadeFront, Patience
 from quiesce.mesh.protocol import codec
@@ -201,7 +200,7 @@ async def test_an_app_may_live_inside_of_a_cascade(
         await job
     assert life.told == ["startup.complete", "shutdown.complete"]
     assert order == ["<Node 'b' closing, 1 hops>", "<Node 'b' new or closed, 0 hops>"]
-    assert caplog.text.count("nothing lost") == 1
+    assert caplog.text.count("nothing it owned was lost") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -311,14 +310,17 @@ async def test_the_drain_of_a_node_is_seen_without_logging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_signalled: bool
 ) -> None:
     """Its beginning and its end are on standard error, once each, also if nothing was lost."""
-    monkeypatch.setattr(logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(announce, "_is_configured", lambda _: False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         async with World() as world, Scope("server") as server:
-            life = Life(world.make("b").asgi(with_lifespan))
+            app = world.make("b").asgi(not_caring)
+            life = Life(app)
             life.ask("startup")
             job = server.spawn(life.run)
             await until(lambda: life.told)
+            if not is_signalled:
+                await Exchange(app, "GET", "/").run()
             if is_signalled:
                 signal.raise_signal(signal.SIGTERM)
                 await lasting(2.5)  # the server waits for its open requests
@@ -333,7 +335,7 @@ async def test_the_drain_of_a_node_is_seen_without_logging(
     assert "Quiesce(app, node=node)" in begin
     _, _, seconds = end.partition("quiesce: scope 'node b' closed in ")
     assert float(seconds.partition(" s, ")[0]) >= (2.5 if is_signalled else 0.0)
-    assert "nothing lost" in end
+    assert "nothing it owned was lost" in end
 
 
 @pytest.mark.parametrize("is_front", [False, True])

@@ -49,8 +49,7 @@ async def test_a_startup_that_raises_is_told_to_the_server(
             await life.run()
         assert (life.told, life.message) == (["startup.failed"], "HandlerError: no database")
         assert node._scope is None
-    assert "the startup failed" in caplog.text
-    assert "shuts down" not in caplog.text
+    assert "drain" not in caplog.text  # of a server that has served nothing
 
 
 @pytest.mark.parametrize("is_within", [False, True])
@@ -107,9 +106,7 @@ async def test_a_life_that_ends_badly_closes_the_node(
         assert node._scope is None
         await turns()  # the scope hears of a failure a moment later
         server._failed.clear()
-    why = "the startup failed" if how == "fails" else "the lifespan has ended"
-    assert f"{why}: node 'b' is draining" in caplog.text
-    assert "shuts down" not in caplog.text
+    assert "drain" not in caplog.text  # of a server that has served nothing
 
 
 @pytest.mark.real_time

@@ -206,7 +206,7 @@ def end_trio_job(job: TrioJob[T], outcome: Outcome[T]) -> None:
     elif outcome.error is not None:
         node._job_failed(held, outcome.error)
     elif service:
-        node._stopped += 1
+        node._service_ended(held)
     else:
         node._completed += 1
     node._discard(job)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from quiesce.core import close_callers, exit_threads, process_exit
+from quiesce.core import close_callers, exit_threads, failures, process_exit
 from quiesce.core import report as reports
 from quiesce.core.announce import say
 from quiesce.core.current import current_scope, detached
@@ -32,7 +32,7 @@ from quiesce.core.light_scope import LightScope, Model, count_in
 from quiesce.core.scope import Scope
 from quiesce.core.tree import ScopeState
 from quiesce.errors import JobCancelled
-from quiesce.integrations.asgi.drain_parts import Parts
+from quiesce.integrations.asgi.drain_parts import Parts, counted_in_flight
 from quiesce.integrations.asgi.held_signal import HeldSignal
 
 if TYPE_CHECKING:
@@ -87,10 +87,13 @@ class Application:
         """What has joined the drain."""
         self.exchanges: dict[RequestExchange, None] = {}
         self.draining: bool = False
+        self.served: bool = not lives
+        """Whether the server has passed on a request."""
         self.server_stops: bool = False
         """Whether the server has said so: then it need not be told."""
         self.report: Report | None = None
         self._refusing = False
+        self._is_silent = False
         self._began = math.inf  # the drain; not yet
         self._signals = 0
         self._closing_when_idle = False
@@ -195,12 +198,14 @@ class Application:
         await scope.aclose()
         self.left_over(scope)
 
-    def failed(self, job: Any, error: BaseException) -> None:
-        """Log a job whose failure no caller receives; in a drain it is in the report."""
+    def failed(self, job: Any, error: BaseException) -> object:
+        """Log a job whose failure no caller receives; in a drain it is in the report (see `failures.REPORTED`)."""
         logger.error("%s %s failed", job.kind, job.name, exc_info=error)
-        if self._refusing:
-            now = self.root._backend.clock()
-            self._failures.append(reports.report_entry(job, self.requests.name, now, error))
+        if not self._refusing:
+            return None
+        now = self.root._backend.clock()
+        self._failures.append(reports.report_entry(job, self.requests.name, now, error))
+        return failures.REPORTED
 
     def left(self, exchange: RequestExchange) -> None:
         """See the end of a request, and whether it was the last."""
@@ -250,22 +255,27 @@ class Application:
             self.draining = True
             served = f", new requests are served for {notice:g} s" if notice else ""
             text = f"{why}: draining, grace {self.settings.grace:g} s{served}: {self._in_flight()}"
-            say(logger, logging.INFO, text, str(self.requests.frontier()))
+            self._is_silent = not self._is_worth_telling()
+            if not self._is_silent:
+                say(logger, logging.INFO, text, str(self.requests.frontier()))
             self._stopping = self.root.spawn(self._stop, notice, name="drain", service=True)
         return self._stopping
 
+    def _is_worth_telling(self) -> bool:
+        """Return whether a drain is one of a server: not if that failed to start, as when its port is taken."""
+        return bool(
+            self.served or self._signals or self.requests.frontier() or self.parts.in_flight()
+        )
+
     def _in_flight(self) -> str:
-        """Count what is open, in words."""
+        """Count what the drain waits for, in words."""
         services = sum(exchange.is_service for exchange in self.exchanges)
         # Requests and nodes have scopes of their own; what requests have left behind is held here.
         left = sum(not isinstance(held, Scope) for held in self.requests._holds.values())
-        found = {
-            "request": len(self.exchanges) - services,
-            "background task": left,
-            **self.parts.in_flight(),
-        }
-        told = [f"{n} {word}{'s' * (n != 1)}" for word, n in found.items() if n]
-        return (", ".join(told) or "nothing") + " in flight"
+        found = {"request": len(self.exchanges) - services, "background task": left}
+        for word, count in self.parts.in_flight().items():
+            found[word] = found.get(word, 0) + count
+        return counted_in_flight(found, self.parts.unposted)
 
     async def stopped(self, why: str, *, notice: float) -> Report:
         """Stop, and wait for the report: of the stop, or of the close if that is sooner.
@@ -367,7 +377,8 @@ class Application:
 
     def tell(self, report: Report) -> None:
         """Write a report, and remember for the exit code whether anything was lost."""
-        say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        if not (self._is_silent and report.ok):
+            say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         exit_threads.watch_exit_threads()
         self._judge(report)
 

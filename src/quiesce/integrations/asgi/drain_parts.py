@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.core import report as reports
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
@@ -40,18 +40,20 @@ class Parts:
         self.nodes: list[Any] = []
         self._on_node = on_node
         self._drains: dict[str, Drain] = {}
-        self._scopes: list[tuple[str, Scope]] = []
+        self._counts: list[Callable[[], Mapping[str, int]]] = []
         self._reports: dict[str, Report] = {}
 
     def __bool__(self) -> bool:
         """Whether anything drains itself."""
         return bool(self._drains)
 
-    def join(self, name: str, drain: Drain, scope: Scope | None = None) -> None:
+    def join(
+        self, name: str, drain: Drain, in_flight: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
         """Register something that drains itself when the app is drained."""
         self._drains[name if name not in self._drains else f"{name} {len(self._drains)}"] = drain
-        if scope is not None:
-            self._scopes.append((f"{name} task", scope))
+        if in_flight is not None:
+            self._counts.append(in_flight)
 
     def met(self, node: Any) -> None:
         """Take note of a node that was opened below `scope`."""
@@ -70,9 +72,15 @@ class Parts:
     def in_flight(self) -> dict[str, int]:
         """Count what the parts have in flight, by what it is called."""
         found = {"hop": sum(len(node._hops) for node in self.nodes)}
-        for word, scope in self._scopes:
-            found[word] = found.get(word, 0) + len(scope.frontier().in_flight)
-        return found
+        for count in self._counts:
+            for word, n in count().items():
+                found[word] = found.get(word, 0) + n
+        return {word: n for word, n in found.items() if n}
+
+    @property
+    def unposted(self) -> int:
+        """How many receipts the nodes have still to post to other agents."""
+        return sum(node._engine.unposted for node in self.nodes)
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
         """Drain all of them at the same time, and keep their reports."""
@@ -99,6 +107,14 @@ class Parts:
         }
         seconds = max(one.seconds for one in every)
         return replace(report, seconds=seconds, **counts, **joined)
+
+
+def counted_in_flight(found: Mapping[str, int], unposted: int) -> str:
+    """Return what a drain waits for, in words: counts of what is in flight, and receipts that are still to be posted."""
+    told = [f"{n} {word}{'s' * (n != 1)}" for word, n in found.items() if n]
+    receipts = f"{unposted} receipt{'s' * (unposted != 1)} to be posted"
+    in_flight = f"{', '.join(told) or 'nothing'} in flight"
+    return f"{in_flight}, {receipts}" if unposted else in_flight
 
 
 async def _drained(drain: Drain, grace: float, cleanup: float) -> Report:

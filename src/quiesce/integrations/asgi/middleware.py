@@ -162,7 +162,10 @@ class Quiesce:
         application = self._application
         if kind == "lifespan":
             await self._live(scope, receive, send)
-        elif kind == "http" and self._is_own(scope):
+            return
+        if application is not None:
+            application.served = True
+        if kind == "http" and self._is_own(scope):
             await self._answer(scope, send)
         elif application is not None and application.lives and application.serves:
             await RequestExchange(application, self.app, scope, receive, send).run()

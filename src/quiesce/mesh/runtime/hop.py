@@ -49,6 +49,7 @@ SHUT_DOWN = "its agent was shut down"
 _NOT_BEGUN = "its agent took it, and never began to work on it"
 _FROM_OUTSIDE = "code that is not its own cancelled some of its work"
 _LEFT_MAX = 32  # ways out of one hop that are named
+_NAMED_MAX = 3  # pieces of work of one hop, in one line
 _leaving = threading.Lock()
 
 
@@ -235,14 +236,19 @@ class Hop(LightScope):
         if self._status == "done":
             self._status, self._why = "failed", f"it answered {status}"
 
-    def _fail_unheard(self, error: BaseException, work: Any) -> None:
-        """Record that work failed for which nobody waits: in a drain, the report names it."""
+    def _fail_unheard(self, error: BaseException, work: Any) -> bool:
+        """Record that work failed for which nobody waits: in a drain, the report names it.
+
+        Return whether it does.
+        """
         if self._state is ScopeState.CLOSED:
-            return  # it was stuck, and is in the report as that
+            return False  # it was stuck, and is in the report as that
         self._fail(error)
         home = self._home_in_drain()
-        if home is not None and not self.is_cancelled:
-            home._failed.append(reports.report_entry(work, self.name, self._backend.clock(), error))
+        if home is None or self.is_cancelled:
+            return False
+        home._failed.append(reports.report_entry(work, self.name, self._backend.clock(), error))
+        return True
 
     def _cut_short(self) -> None:
         """Record that a drain of another tree cancels what is in flight here, and reports it."""
@@ -359,6 +365,27 @@ class Hop(LightScope):
                 self._status, self._why = "lost", _NOT_BEGUN
             self._end(SHUT_DOWN if is_cut or not self._awaited else "")
 
+    def left_running(self) -> str:
+        """Return what of it did not end when it was closed, and where that was started and is now, in words.
+
+        Its handlers come first, if the close has ended those.
+        """
+        report = self.report
+        stuck = () if report is None else report.stuck
+        ended = () if report is None else report.cancelled
+        found = [
+            f"{reports.with_kind(item.kind, item.name)} was cancelled"
+            for item in ended
+            if item.kind == "handler"
+        ][:1]
+        found += [
+            f"{reports.with_kind(item.kind, item.name)}, {reports.started(item.where)}"
+            + (f", now at {item.stack[-1]}" if item.stack else "")
+            for item in stuck[:_NAMED_MAX]
+        ]
+        more = [f"{len(stuck) - _NAMED_MAX} more"] if len(stuck) > _NAMED_MAX else []
+        return f"{self.name} ({'; '.join([*found, *more])})"
+
     def _hold_unbegun(self) -> None:
         """Hold the hop in a drain if no task has begun it: or the drain would not see the hop (4)."""
         if not (self._holds or self._awaited or self._ended or self._unbegun):
@@ -427,11 +454,13 @@ def _has_closers(node: Tree) -> bool:
     return bool(node._closers) or any(_has_closers(child) for child in children)
 
 
-def job_failed(job: Any, error: BaseException) -> None:
-    """Record in the hop of a job that the job failed."""
+def job_failed(job: Any, error: BaseException) -> object:
+    """Record in the hop of a job that the job failed; see `failures.REPORTED`."""
     node: Tree | None = job._node
     while node is not None and not isinstance(node, Hop):
         node = node._parent
     if node is not None:
         logger.error("%s %s of %s failed", job.kind, job.name, node.name, exc_info=error)
-        node._fail_unheard(error, job)
+        if node._fail_unheard(error, job):
+            return failures.REPORTED
+    return None

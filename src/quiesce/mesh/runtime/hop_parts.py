@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiesce.core import callsites, libraries
+from quiesce.core import callsites, libraries, named_once
 from quiesce.core.callsites import Callsite
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.tree import ScopeState
@@ -58,6 +58,9 @@ class Visit(Visitor):
                 hop._status, hop._why = "cancelled", ""
         if self._is_cut and hop._status == "done" and not hop.is_cancelled:
             hop._job_cancelled(self, service=False)  # also if the handler has swallowed that
+            owner, key = hop._owner_of_running_task()
+            if hop._state is ScopeState.CLOSING and owner is not None:
+                named_once.name_once(owner, key, hop)
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop._part_ended()

@@ -205,12 +205,11 @@ class Node(Steps):
         """Close the journal, and wake the tasks that wait for a verdict which will not come."""
         if self._hops:
             # Whoever has the journal next takes for dead what was at work: so nobody may have it.
-            names = ", ".join(hop.name for hop in self._hops.values())
             logger.error(
-                "node %r was closed while %s did not end; if it has a journal, that stays locked until this process ends",
-                self.name,
-                names,
-            )
+                "node %r was closed, but work of its hops still runs: %s. If the node has a journal, that stays locked "
+                "until this process ends. Make this work end when it is cancelled",
+                self.name, "; ".join(hop.left_running() for hop in self._hops.values()),
+            )  # fmt: skip
         elif self._keeping is not None:
             self._keeping.close()
         self._abandon()

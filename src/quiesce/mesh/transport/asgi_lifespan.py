@@ -47,7 +47,12 @@ class NodeLifespan:
     """One lifespan of an app, with its node."""
 
     def __init__(
-        self, node: Node, receive: Receive, send: Send, times: tuple[float, float]
+        self,
+        node: Node,
+        receive: Receive,
+        send: Send,
+        times: tuple[float, float],
+        has_served: Callable[[], bool],
     ) -> None:
         self._node = node
         self._raw_receive = receive
@@ -58,6 +63,8 @@ class NodeLifespan:
         self._home: Scope | None = None
         self._cut_at: float | None = None
         self._is_told = False
+        self._has_served = has_served
+        self._is_silent = False  # the server has not served at all, as when its port is taken
         self._begun = False
         self._is_answered = False  # the startup
         self._is_over = False  # it has failed, or the shutdown was received
@@ -175,17 +182,22 @@ class NodeLifespan:
         self._home = None
         seconds = home._backend.clock() - cut_at + self._grace
         report = replace(report, seconds=seconds)  # since the signal: the server has waited before
-        say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
+        if not (self._is_silent and report.ok):
+            say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         exit_threads.watch_exit_threads()
         if not report.ok and self._is_told:
             process_exit.lost()
 
     def _begin(self, why: str, home: Scope) -> float:
         """Say that the node drains, and what would drain the rest of the server; return when the grace is over."""
-        count = len(self._node._hops)
+        count, unposted = len(self._node._hops), self._node._engine.unposted
         hops = f"{count or 'no'} hop{'s' * (count != 1)} in flight"
+        if unposted:
+            hops += f", {unposted} receipt{'s' * (unposted != 1)} to be posted"
         text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
-        say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
+        self._is_silent = not (self._has_served() or self._is_told or count or unposted)
+        if not self._is_silent:
+            say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
         self._cut_at = home._backend.clock() + self._grace
         return self._cut_at
 

@@ -83,6 +83,7 @@ class Mesh:
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
         self._is_told = False  # that the node was never opened
+        self._has_served = False  # a request, since the lifespan began
         below = urlsplit(node.url or "").path  # if no proxy takes it off
         self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
 
@@ -90,8 +91,10 @@ class Mesh:
         """Serve one request, or the whole life of the app."""
         kind = scope["type"]
         send = leaving(self._node, scope, send)
+        self._has_served = kind != "lifespan"
         if kind == "lifespan":
-            await NodeLifespan(self._node, receive, send, self._times).run(self._app, scope)
+            life = NodeLifespan(self._node, receive, send, self._times, lambda: self._has_served)
+            await life.run(self._app, scope)
         elif kind != "http":
             await self._app(scope, receive, send)
         elif scope["path"].endswith((RECEIPTS, PROBE, READY)) and self._is_own(scope):

@@ -312,7 +312,7 @@ def settle_job(node: TreeNode, key: object, held: Any, task: Future[Any]) -> Non
     elif (error := task.exception()) is not None:
         node._job_failed(held, error)
     elif service:
-        node._stopped += 1
+        node._service_ended(held)
     else:
         node._completed += 1
     node._discard(key)
@@ -354,7 +354,8 @@ def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
         else:  # it has no finalizer of ours: keep it
             node._unasked.append((lambda: held, described))
     elif service:
-        node._stopped += not part
+        if not part:
+            node._service_ended(held)
     else:
         node._completed += 1
     node._discard(task)

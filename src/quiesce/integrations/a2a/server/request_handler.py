@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -144,8 +145,19 @@ class QuiescentRequestHandler:
         owner = drain_of_server.get()
         if owner is not None and not self._has_joined:
             self._has_joined = True
-            owner.join("a2a", self._drain_for_server, self._scope)
+            owner.join("a2a", self._drain_for_server, self._in_flight)
         return self
+
+    def _in_flight(self) -> dict[str, int]:
+        """Count the tasks of the protocol; of the tasks of the event loop those that executors have left behind.
+
+        Those of the SDK, and of the handler itself, work for a task of the protocol, or for a request.
+        """
+        found = () if self._scope is None else self._scope.frontier().in_flight
+        tasks = sum(entry.kind == "a2a task" for entry in found)
+        work = self._tracker.work
+        left = 0 if work is None else len(work.frontier())
+        return {"a2a task": tasks, "background task": left}
 
     async def _drain_for_server(self, grace: float, cleanup: float) -> Report:
         """Drain as part of a server, which then tells the report."""
@@ -232,7 +244,8 @@ class QuiescentRequestHandler:
         """
         end = await self._ending()
         try:
-            return await end.join(grace, cleanup)
+            report = await end.join(grace, cleanup)
+            return replace(report, services=0)  # they are the SDK's
         finally:
             if self._mesh is not None:
                 self._mesh.end_all()
