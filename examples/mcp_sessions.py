@@ -86,7 +86,7 @@ async def main() -> None:
             print(f"  {pool.stats.calls} calls in flight, {pool.stats.connected} server")
             group.cancel_scope.cancel()
         report = await pool.drain(grace=5)
-    print(f"nothing it owned was lost: {report.ok}")
+    print(f"nothing lost: {report.ok}")
 
 
 if __name__ == "__main__":
