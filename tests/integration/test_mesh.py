@@ -257,6 +257,30 @@ def test_the_judge_excuses_a_beginner_that_was_robbed(tmp_path: Path) -> None:
     assert judge.judge(robbed, CASCADES, untold={"x"}, give_up=6.0).findings == []
 
 
+@pytest.mark.parametrize(("agent", "count", "found"), [("a", 1, 0), ("b", 0, 3)])
+def test_the_judge_counts_copies_that_come_after_a_journal_was_lost(
+    tmp_path: Path, agent: str, count: int, found: int
+) -> None:
+    """The agent cannot know that it has worked on them; it is another matter if another agent lost its journal."""
+    first, again = begin(1), begin(6)
+    lines = (
+        start(), first, end(2, first), verdict(3), fault(4, 5, "forget", agent=agent), again,
+        {"t": 7, "is": "copy", "agent": "rig", "pid": 1, "hop": "x/0.0", "status": 200}, end(8, again),
+    )  # fmt: skip
+    made = judge.judge(facts(tmp_path, *lines), CASCADES, untold=(), give_up=6.0)
+    assert (made.unnoticed, len(made.findings)) == (count, found), made.findings
+
+
+def test_the_judge_knows_that_an_error_without_a_header_leaves_a_message_in_doubt(
+    tmp_path: Path,
+) -> None:
+    """It is not known whether the agent has answered, or a proxy before it."""
+    below = plans.Plan("0.0", "old", fail=True)
+    cascades = {"x": plans.Casc("x", plans.Plan("0", "home", children=[below]))}
+    lines = (start(), ODD, end(2, ODD), verdict(3, "Unknown", "Unknown"))
+    assert judge.judge(facts(tmp_path, *lines), cascades, untold=(), give_up=6.0).findings == []
+
+
 def test_the_judge_counts_what_an_old_journal_cannot_know(tmp_path: Path) -> None:
     """The copy was made before the work began, and put back after that; it is another matter if it was made later."""
     for copied, count, found in ((0.5, 1, 0), (1.5, 0, 2)):

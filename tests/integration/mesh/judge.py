@@ -139,6 +139,7 @@ def judge(
             elif course is not None and course.begin < math.inf and not _is_robbed(truth, cascade):
                 made.findings.append(Finding("it was begun, and is forgotten", name))
             continue
+        made.unnoticed += _forgive_copies(truth, name, course)
         faults = [fault for fault in truth.faults if _meets(fault, cascade, course)]
         _mark_plain(cascade, course, is_full=any(one["kind"] == "full" for one in faults))
         made.findings += _outside(name, cascade, course)
@@ -187,6 +188,27 @@ def _is_unmade(course: Course, faults: list[dict[str, Any]]) -> bool:
     )
 
 
+def _forgive_copies(truth: Truth, name: str, course: Course) -> int:
+    """Take out what ran again because of a copy that an agent got after it had lost its journal; return how often.
+
+    Nothing is left there by which the copy could be known, and the verdict may have been given before: a limit, see
+    docs/explanation/mesh.md.
+    """
+    count = 0
+    for copy in truth.copies:
+        cascade, _, hop = str(copy["hop"]).partition("/")
+        if cascade != name:
+            continue
+        ran = sorted(work.begin for work in course.works if (work.hop, work.name) == (hop, "handler"))  # fmt: skip
+        agents = {work.agent for work in course.works if work.hop == hop}
+        lost = [one["to"] for one in truth.faults if one["kind"] in _AMNESIA and one["agent"] in agents]  # fmt: skip
+        if len(ran) > 1 and any(ran[0] < at for at in lost):
+            again = ran[1]
+            course.works = [work for work in course.works if work.begin < again or not work.hop.startswith(hop)]  # fmt: skip
+            count += 1
+    return count
+
+
 def _patterns(cascade: Casc, course: Course) -> Iterable[str]:
     """Name the patterns in which something of a cascade was really done."""
     ran = {work.hop for work in course.works}
@@ -229,9 +251,10 @@ def _may_be(
     away = sum(fault["to"] - fault["from"] for fault in faults if fault in harm or fault["kind"] == "stop")  # fmt: skip
     # Whether an agent takes part is not known before it has answered; one without a journal cannot tell
     # whether it was sent something that has not come.
-    is_shy = cascade.agents & {"old", "brief"} and (
-        faults or cascade.cancel_after is not None or course.unanswered
-    )
+    is_met = faults or cascade.cancel_after is not None or course.unanswered
+    is_shy = bool(cascade.agents & {"old", "brief"} and is_met)
+    # An error without a header may be that of a proxy: an agent that takes no part is then not known for one.
+    is_shy |= any(plan.agent == "old" and plan.fail for plan in cascade.plan.everything())
     # With a clock that jumped, what was never delivered cannot be told from what was forgotten.
     is_undelivered = harm or cascade.cancel_after is not None or course.unanswered
     is_late = "clock" in kinds and is_undelivered

@@ -341,7 +341,8 @@ class Rig:
         journal = self.folder / f"{agent.name}.journal"
         begin, copy = time.monotonic(), b""
         if fault.kind == "restore":
-            copy = journal.read_bytes()
+            async with agent.busy:  # or another fault has it deleted
+                copy = journal.read_bytes()
             await self._last(fault, told)
         async with agent.busy:
             begin = begin if fault.kind == "restore" else time.monotonic()
