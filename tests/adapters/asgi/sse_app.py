@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quiesce.integrations.asgi import Quiesce
+from quiesce.mesh import Node
 from tests.adapters.asgi.app import note, stage
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ async def feed(_: object) -> Any:
     return EventSourceResponse(events())
 
 
-app = Quiesce(
-    Starlette(routes=[Route("/short", short), Route("/feed", feed)], lifespan=lifespan),
-    **json.loads(os.environ["ASGI_QUIESCE"]),
-)
+streams = Starlette(routes=[Route("/short", short), Route("/feed", feed)], lifespan=lifespan)
+app = Quiesce(streams, **json.loads(os.environ["ASGI_QUIESCE"]))
+in_mesh = Node("sse", url="http://sse").asgi(streams, grace=1000)

@@ -137,7 +137,12 @@ class NodeLifespan:
         if owner is None:
             home = self._home = (await node.open())._opened()
             self._signals.enter_context(
-                heard(home._backend.post, self._told_to_end, sets_exit_code=True)
+                heard(
+                    home._backend.post,
+                    self._told_to_end,
+                    sets_exit_code=True,
+                    is_busy=self._is_busy,
+                )
             )
             return
         token = current.set(owner.scope)
@@ -147,6 +152,11 @@ class NodeLifespan:
             current.reset(token)
         owner.met(node)
         self._signals.enter_context(hearing(node))
+
+    def _is_busy(self) -> bool:
+        """Return whether the node has hops that the drain lets go on."""
+        home = self._home
+        return home is not None and home._closing is None and bool(self._node._hops)
 
     def _told_to_end(self) -> None:
         """Count the grace from the signal: the server waits for its open requests first."""
