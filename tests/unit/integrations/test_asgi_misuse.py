@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import itertools
 from typing import Any
@@ -175,3 +176,20 @@ def test_every_await_may_be_cancelled(scenario: Any, where: Any, backend: Any) -
     assert not found.failures, str(found)
     assert found.points > 1
     assert not found.not_covered
+
+
+async def test_attributes_of_the_app_are_found() -> None:
+    """Handlers of a module use its `app.state`, also after `app = Quiesce(app)`."""
+
+    class App:
+        state = "of the app"
+
+        async def __call__(self, *_: Any) -> None:
+            """Serve nothing."""
+
+    app: Any = Quiesce(App())
+    assert app.state == "of the app"
+    for name in ("router", "_private"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(app, name)
+    assert copy.copy(app).state == "of the app"

@@ -88,7 +88,8 @@ async def test_it_may_be_asked_for_inside_of_the_block() -> None:
             found = await cascade.settled(0)
             assert isinstance(found, Unknown)
             (missing,) = found.missing
-            assert missing.startswith("when a ends its own work on the cascade. It was waited")
+            assert missing.startswith("when a ends its own work on the cascade: cascade c since")
+            assert "It was waited for inside of its own block" in missing
             assert "at work" in str(found)
         assert isinstance(await cascade.settled(1), Settled)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quiesce.core.frontier import Frontier
 from quiesce.errors import UsageError
@@ -111,6 +111,16 @@ class Quiesce:
         )  # fmt: skip
         self._application: Application | None = None
         self._entry: App = self._handle  # behind what answers other nodes, if there is a node
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the app: code that uses `app.state` goes on to work after `app = Quiesce(app)`.
+
+        *Raises*: `AttributeError` if the app has no such attribute.
+        """
+        if name.startswith("_"):  # of a class of its own, or before it was made
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(message)
+        return getattr(self.app, name)
 
     # Asking.
 

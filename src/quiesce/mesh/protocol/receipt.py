@@ -31,6 +31,10 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 _new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as long as to begin anew
 
 
+ASSUMES = "assumes "
+"""What the reason of a hop that is *done* begins with, if it is something that the hop assumes."""
+
+
 @lru_cache(maxsize=1024)  # an edge is named several times in a row
 def edge_mark(edge: bytes) -> str:
     """Return the name of an edge that everybody may see."""

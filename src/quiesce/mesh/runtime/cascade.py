@@ -154,6 +154,8 @@ class Cascade:
         found: tuple[Busy, ...] = ()
         if look >= _LOOK_MIN and not self._gate.is_open:
             found = await self._look(record, self._gate, look)
+        elif not self._gate.is_open:
+            found = (progress.own_work(self._node, record),)  # there is no time to ask others
         receipt = self._receipt
         if receipt is None:
             return self._so_far(record, found, inside)

@@ -25,7 +25,7 @@ from quiesce.core import report as reports
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
 from quiesce.core.tree import ScopeState, current, logger
-from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.protocol.receipt import ASSUMES, edge_mark
 from quiesce.mesh.routes import early_sets
 from quiesce.mesh.routes.following import Followed, called, hop_now
 from quiesce.mesh.routes.shared_sends import share
@@ -48,6 +48,7 @@ __all__ = ["Hop", "current_hop"]
 SHUT_DOWN = "its agent was shut down"
 _NOT_BEGUN = "its agent took it, and never began to work on it"
 _FROM_OUTSIDE = "code that is not its own cancelled some of its work"
+_SERVER_ERRORS = 500
 _LEFT_MAX = 32  # ways out of one hop that are named
 _NAMED_MAX = 3  # pieces of work of one hop, in one line
 _leaving = threading.Lock()
@@ -221,7 +222,7 @@ class Hop(LightScope):
 
         The hop is *done* all the same. See `Settlement.assumptions`.
         """
-        if self._status == "done" and not self._why:
+        if self._status == "done" and not self._why.startswith(ASSUMES):
             self._why = what
 
     def _fail(self, error: BaseException) -> None:
@@ -232,9 +233,17 @@ class Hop(LightScope):
             self._status, self._why = "failed", type(error).__name__
 
     def answered_with_error(self, status: int) -> None:
-        """Record that its handler has answered with a server error: that is how frameworks tell of a failure."""
-        if self._status == "done":
+        """Record that its handler has answered with an error.
+
+        By a server error frameworks tell of a failure. Any other error is an answer, which the sender has: the hop is
+        *done*, and the verdict shows the status.
+        """
+        if self._status != "done":
+            return
+        if status >= _SERVER_ERRORS:
             self._status, self._why = "failed", f"it answered {status}"
+        elif not self._why:
+            self._why = f"it answered {status}"
 
     def _fail_unheard(self, error: BaseException, work: Any) -> bool:
         """Record that work failed for which nobody waits: in a drain, the report names it.

@@ -88,7 +88,7 @@ async def ask_frontier(
 
 
 async def _gather(node: Node, transport: Transport, hop: HopRecord, within: float) -> list[Busy]:
-    found = [_own(node, hop)]
+    found = [own_work(node, hop)]
     by_node: dict[str, list[bytes]] = {}
     for edge, sent in hop.edges.items():
         by_node.setdefault(sent.to, []).append(edge)
@@ -124,7 +124,8 @@ def _few(addresses: set[str]) -> str:
     return ", ".join(sorted(addresses)[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def _own(node: Node, hop: HopRecord) -> Busy:
+def own_work(node: Node, hop: HopRecord) -> Busy:
+    """Return what this node does for a hop itself."""
     scope = node._hops.get(hop.edge)
     if scope is None:
         return Busy(edge_mark(hop.edge), hop.parent, node.name, "waits")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from quiesce.core import arguments
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.harmless_text import harmless
-from quiesce.mesh.protocol.receipt import ENDS
+from quiesce.mesh.protocol.receipt import ASSUMES, ENDS
 from quiesce.mesh.runtime.hop_tree import tree
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class Settlement:
     def assumptions(self) -> tuple[str, ...]:
         """What the verdict takes to be so and does not know: an agent's name, and what its hop assumes."""
         notes = self.receipt.notes
-        found = (f"{one.name} {one.why}" for one in notes if one.status == "done" and one.why)
+        found = (
+            f"{one.name} {one.why}"
+            for one in notes
+            if one.status == "done" and one.why.startswith(ASSUMES)
+        )
         return tuple(dict.fromkeys(found))
 
     def to_json(self) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class _Exchange(Visit):
     def finish(self) -> Awaitable[None]:
         """End, when the app has; what is to be awaited sends what was kept."""
         hop = self._hop
-        if self._status >= _FAILED:
+        if self._status >= _BAD:
             hop.answered_with_error(self._status)
         hop.rides = True  # if it was not answered, as it was if some of it is sent already
         self.leave(None)
@@ -293,7 +293,7 @@ class _Exchange(Visit):
     async def keep(self, message: Message) -> None:
         """Send a message of the app, or keep it until the next turn of the loop."""
         kind = message["type"]
-        if kind == "http.response.start" and message["status"] >= _FAILED:
+        if kind == "http.response.start" and message["status"] >= _BAD:
             self._status = message["status"]
         if self._started or not (
             kind == "http.response.start"
