@@ -150,6 +150,9 @@ async def test_an_interrupt_begins_the_drain_at_once(tmp_path: Path) -> None:
     [
         (kit.Agent, {}, "not the class Agent: make one"),
         (None, {}, "must be an executor"),
+        (kit.Agent(), {"card": {}}, "card must be an AgentCard of a2a.types, not dict"),
+        (kit.Agent(), {"rest": "rest"}, "rest must be a path that begins with '/', and is 'rest'"),
+        (kit.Agent(), {"rpc": "rpc"}, "rpc must be a path that begins with '/'"),
         ("agent", {}, "must be an executor"),
         (kit.Agent(), {"node": "hotel"}, "node must be a Node"),
         (kit.Agent(), {"grace": "30"}, "grace must be a number of seconds"),
@@ -165,7 +168,7 @@ async def test_an_interrupt_begins_the_drain_at_once(tmp_path: Path) -> None:
 async def test_what_cannot_be_served_is_refused(agent: Any, options: Any, text: str) -> None:
     """Before anything is opened, and by the name of the option."""
     with pytest.raises(ArgumentError, match=text):
-        quiesce_app(agent, card=kit.card(), **options)
+        quiesce_app(agent, **{"card": kit.card(), **options})
 
 
 @pytest.mark.filterwarnings("ignore:'HTTP_4")  # the SDK's own, of 0.3

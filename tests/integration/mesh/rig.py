@@ -34,7 +34,7 @@ PATIENCE = {
 }  # fmt: skip
 _START_SECONDS = 300.0  # these are guards
 _END_SECONDS = 30.0
-_VERDICT_SECONDS = 120.0
+_VERDICT_SECONDS = 120.0  # after the time for which nodes wait
 _ORDER_SECONDS = 300.0
 _numbers = itertools.count()
 
@@ -274,7 +274,7 @@ class Rig:
             begun = [group.create_task(self._begin(cascade)) for cascade in wave.cascades]
             await asyncio.wait(begun)
             try:
-                async with asyncio.timeout(_VERDICT_SECONDS):
+                async with asyncio.timeout(self.patience["give_up"] + _VERDICT_SECONDS):
                     for done in self.waiting.values():
                         await done.wait()
             except TimeoutError:

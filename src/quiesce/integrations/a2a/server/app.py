@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from a2a.types import AgentCard
+
 from quiesce.core.current import detached
 from quiesce.core.signals import heard
 from quiesce.errors import ArgumentError, SdkMissing
@@ -77,6 +79,7 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
 
     *Raises*: `ArgumentError` if an option cannot be; `SdkMissing` if Starlette is not installed.
     """
+    _check(card, rpc, rest)
     if (sender := _sender(outbox, allow_private)) is not None:
         options.setdefault("push_sender", sender)
     if node is not None:
@@ -95,6 +98,17 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     app.state.a2a = handler
     app.state.push_sender = options.get("push_sender")
     return app
+
+
+def _check(card: object, rpc: str, rest: str | None) -> None:
+    """Refuse a card that is not one, and paths that are not."""
+    if not isinstance(card, AgentCard):
+        message = f"card must be an AgentCard of a2a.types, not {type(card).__name__}"
+        raise ArgumentError(message)
+    for name, path in (("rpc", rpc), ("rest", rest)):
+        if path and not path.startswith("/"):
+            message = f"{name} must be a path that begins with '/', and is {path!r}"
+            raise ArgumentError(message)
 
 
 @asynccontextmanager
