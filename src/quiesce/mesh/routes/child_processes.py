@@ -81,9 +81,10 @@ def by_fork(fork: Callable[..., Any]) -> Callable[..., Any]:
     return forked
 
 
-os.register_at_fork(
-    after_in_child=partial(current.set, None)
-)  # a child works for no hop of its parent
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        after_in_child=partial(current.set, None)
+    )  # a child works for no hop of its parent
 
 
 def _program(args: Any) -> str | None:

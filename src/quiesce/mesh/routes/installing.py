@@ -62,6 +62,7 @@ def _everywhere() -> list[Patch]:
         *(
             _patch(os, name, child_processes.by_fork)
             for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp")
+            if hasattr(os, name)  # not on Windows
         ),
         _patch(asyncio.BaseEventLoop, "call_soon_threadsafe", other_loops.by_threadsafe),
         _patch(queue, "SimpleQueue", simple_queue.followed),
