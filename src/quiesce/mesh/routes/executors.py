@@ -22,12 +22,12 @@ from quiesce.mesh.routes.following import (
     Followed,
     Later,
     calling_frame,
+    declaration_of,
     frame_place,
     function_name,
     hop_now,
     is_declared,
     is_declared_service,
-    names_of,
     target_of,
 )
 from quiesce.mesh.routes.takers import call_returns
@@ -159,8 +159,7 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             return
         run, node = self.run, current.get()
         if self.daemon:
-            starter = self.name if frame is None else names_of(frame)[0]
-            line = libraries.declaration([target or starter])
+            line = declaration_of(target)
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
             threads = hop._mesh._threads
