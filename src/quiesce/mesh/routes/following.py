@@ -7,6 +7,7 @@ that works for a hop is held by it until its last call, so what it starts is hel
 from __future__ import annotations
 
 import sys
+import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,14 @@ __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
 
+
+class HandedCall(threading.local):
+    """For each thread, the hold of the call that a hop has handed to it; None if the thread runs no such call."""
+
+    hold: Hold | None = None
+
+
+handed: HandedCall = HandedCall()
 
 called: dict[int, tuple[Thread, Callable[[Thread], None]]] = {}
 """Threads that hops have given something to do while they were at work, by their ids, with what joins each to these hops.
