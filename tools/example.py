@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def environment(file: str) -> dict[str, str]:
-    """Return the environment in which an example catalogue."""
+    """Return the environment that an example runs in."""
     if file in SUBJECTS:
         return subjects.environment(SUBJECTS[file])
     return dict(os.environ)

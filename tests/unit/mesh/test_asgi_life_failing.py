@@ -154,4 +154,4 @@ async def test_a_daemon_thread_that_the_exit_will_cut_is_in_the_report(
     assert process_exit._lost is not ends
     assert ("stuck: daemon thread Event.wait" in said) is not ends
     assert (f"started {__file__}:{handler.__code__.co_firstlineno + 1}" in said) is not ends
-    assert ("Node(services=[" in said) is not ends
+    assert ("declare=`with quiesce.detached():`" in said) is not ends

@@ -89,7 +89,7 @@ async def verdict(folder: Path, pool: Any, use: str, services: list[str]) -> Any
             r"http://b .* at work for \d\.\d s: task Pool\.keep since \d\.\d s, started at ",
             "Pool.keep",
         ),
-        ("use_thread", "daemon thread, Event.wait started at ", "Pool.use_thread"),
+        ("use_thread", "daemon thread, Event.wait started at ", None),
         (
             "use_queue",
             r"item in asyncio\.Queue, which no worker has taken since \d\.\d s, started at ",
@@ -105,7 +105,7 @@ async def test_the_verdict_names_it_and_the_line_that_declares_it(
     told: str,
     name: str | None,
 ) -> None:
-    """What it is, where it was started and since when; with the line, which an item has none of, it is settled."""
+    """What it is, where it was started and since when; with the line, if there is one, it is settled."""
     monkeypatch.setattr(progress, "_LASTING_SECONDS", 0.0)
     folders = [tmp_path / name for name in ("unknown", "named", "module")]
     for folder in folders:

@@ -104,7 +104,7 @@ async def test_an_app_that_is_served_already_keeps_its_node() -> None:
 
 async def test_the_node_may_be_given() -> None:
     """With what it declares."""
-    app, node = App(), Node("mine", transport=Memory(), services=["*App.notify"])
+    app, node = App(), Node("mine", transport=Memory(), services=[f"{App.__module__}.*"])
     async with escapes(app, node=node) as found:
         await turns()
         await found.request("GET", "/notify")

@@ -207,7 +207,7 @@ async def test_the_end_of_a_task_of_the_hop_hands_nothing_over() -> None:
 
 
 async def test_a_declared_place_is_no_escape() -> None:
-    """By `detached()`, and by `Node(services=…)`."""
+    """By `detached()`, and by `Node(services=…)` for its module."""
     semaphore = anyio.Semaphore(0)
 
     def flush() -> None:
@@ -222,7 +222,7 @@ async def test_a_declared_place_is_no_escape() -> None:
         await turns()
         assert await found_at(declared) == []
         await turns()
-        node = Node("n", transport=Memory(), services=["*.flush"])
+        node = Node("n", transport=Memory(), services=[f"{__name__}.*"])
         assert await found_at(flush, node=node) == []
 
 

@@ -21,9 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from quiesce.core.callsites import Frame
+from quiesce.core.callsites import Frame, line_of
 from quiesce.core.tree import current, logger
-from quiesce.mesh.routes.following import called
+from quiesce.mesh.routes.following import called, handed
 from quiesce.mesh.runtime.hop import current_hop
 from quiesce.mesh.runtime.peers import may_start_work, peers_of
 
@@ -45,10 +45,10 @@ HTTP = frozenset(
 )
 """Packages that are HTTP clients, or parts of one."""
 _PLUMBING = HTTP | frozenset(
-    ("aiohappyeyeballs", "anyio", "asyncio", "contextlib", "functools", "socket", "ssl", "trio", "uvloop")
+    ("aiohappyeyeballs", "anyio", "asyncio", "concurrent", "contextlib", "functools", "multiprocessing", "quiesce",
+     "socket", "ssl", "threading", "trio", "uvloop")
 )  # fmt: skip
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
-_OWN = ("quiesce.mesh.clients.", "quiesce.mesh.transport.http_transport", "quiesce.core.patches")
 
 within: ContextVar[Hop | object | None] = ContextVar("quiesce_within_client", default=None)
 """The hop that a client around the running code sends for: that sees to edges, and its sockets are not raw ones."""
@@ -155,10 +155,14 @@ def where() -> tuple[str, str]:
         package = name.partition(".")[0]
         if package in HTTP:
             client = name if package in {"http", "urllib"} else package
-        elif package not in _PLUMBING and not name.startswith(_OWN):
+        elif package not in _PLUMBING:
             code = frame.f_code
             return client, str(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
         frame = None if frame is last else frame.f_back
+    hold = handed.hold if last is None else None
+    if hold is not None and hold._code is not None:  # the thread runs nothing of the user's
+        code = hold._code
+        return client, str(Frame(code.co_filename, line_of(code, hold._offset), code.co_qualname))
     return client, f"a task or thread that {package or 'the interpreter'} started"
 
 

@@ -22,12 +22,13 @@ from quiesce.mesh.routes.following import (
     Followed,
     Later,
     calling_frame,
+    declaration_of,
     frame_place,
     function_name,
+    handed,
     hop_now,
     is_declared,
     is_declared_service,
-    names_of,
     target_of,
 )
 from quiesce.mesh.routes.takers import call_returns
@@ -72,20 +73,23 @@ def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
         node = current.get()
+        holds: list[Call] = []
 
         def call() -> Any:
             token = current.set(current.get() if hop is None else node)
+            handed.hold = holds[0] if holds else None
             result = None
             try:
                 result = fn(*args, **options)
                 return result
             finally:
                 call_returns(result)
+                handed.hold = None
                 current.reset(token)
 
         if hop is None:
             return submit(self, call)
-        return _followed(hop, "thread", fn, submit, self, call)
+        return _followed(hop, "thread", fn, holds, submit, self, call)
 
     return submitted
 
@@ -97,21 +101,29 @@ def by_process_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
         hop = hop_now()
         if hop is None:
             return submit(self, fn, *args, **options)
-        return _followed(hop, "process", fn, submit, self, fn, *args, **options)
+        return _followed(hop, "process", fn, [], submit, self, fn, *args, **options)
 
     return submitted
 
 
 def _followed(
-    hop: Hop, kind: str, fn: Any, submit: Callable[..., Any], *args: Any, **options: Any
+    hop: Hop,
+    kind: str,
+    fn: Any,
+    holds: list[Call],
+    submit: Callable[..., Any],
+    *args: Any,
+    **options: Any,
 ) -> Any:
-    """Submit a call, and release its hold when it has ended, or was never begun.
+    """Submit a call, add its hold to a list before, and release that when the call has ended, or was never begun.
 
     What the pool itself starts for it, its threads and processes, is the pool's and not the hop's.
     """
     frame, target = calling_frame(), target_of(fn)
     is_work = not is_declared_service(hop, frame, target, function_name(fn))
     hold = Call(hop, kind, function_name(fn), frame, target=target) if is_work else None
+    if hold is not None:
+        holds.append(hold)
     token = current.set(None)
     try:
         future = submit(*args, **options)
@@ -159,16 +171,16 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             return
         run, node = self.run, current.get()
         if self.daemon:
-            starter = self.name if frame is None else names_of(frame)[0]
-            line = libraries.declaration([target or starter])
+            line = declaration_of(target)
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
             threads = hop._mesh._threads
-            threads[self] = _Daemon(hop, name, frame, self, line)
+            held: Hold = _Daemon(hop, name, frame, self, line)
+            threads[self] = held
             ended: Callable[[], object] = partial(_daemon_ended, hop, threads, self)
             failed: Callable[[BaseException], object] = partial(_fail_daemon, hop)
         else:
-            hold = Followed(hop, "thread", name, frame, self, target=target)
+            held = hold = Followed(hop, "thread", name, frame, self, target=target)
             ended, failed = hold.release, hold.fail
         if isinstance(self, ThreadTimer):
             _timers[self] = partial(_put_off, hop, None if self.daemon else hold, name)
@@ -177,6 +189,7 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
         def followed() -> None:
             del self.run
             current.set(node)
+            handed.hold = held
             try:
                 run()
             except SystemExit:  # a way to end a thread

@@ -7,6 +7,7 @@ that works for a hop is held by it until its last call, so what it starts is hel
 from __future__ import annotations
 
 import sys
+import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,14 @@ __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
 
+
+class HandedCall(threading.local):
+    """For each thread, the hold of the call that a hop has handed to it; None if the thread runs no such call."""
+
+    hold: Hold | None = None
+
+
+handed: HandedCall = HandedCall()
 
 called: dict[int, tuple[Thread, Callable[[Thread], None]]] = {}
 """Threads that hops have given something to do while they were at work, by their ids, with what joins each to these hops.
@@ -77,13 +86,13 @@ class Followed(Hold):
         *,
         target: str | None = None,
     ) -> None:
-        """Hold it, from any thread; `target` is the name by which `TreeNode(services=…)` declares it."""
+        """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares what runs."""
         code, offset = _started(hop) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self.hop: Hop = hop
         """The hop that it is work for; it may be held by another scope after the hop was closed."""
         self._key: object = self
-        self._declared_as: str | None = target or (None if frame is None else names_of(frame)[0])
+        self._declared_as: str | None = _advised(target)
         self.thing: object = thing
         if hop._backend.here():
             hop._insert(self, self)
@@ -161,24 +170,42 @@ def calling_frame() -> FrameType | None:
 
 
 def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether something is housekeeping: by the library that starts it, or by `TreeNode(services=…)`."""
+    """Return whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
     is_own = frame is not None and libraries.is_housekeeper(frame)
     return is_own or is_declared_service(hop, frame, *names)
 
 
 def is_declared_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether `TreeNode(services=…)` declares something: by its own names, or by the code that starts it."""
+    """Return whether `Node(services=…)` declares something: by its own names, or by the module that starts it.
+
+    A pattern that matches any name in a module, like `package.module.*`, declares what the code of the module starts.
+    One that names a function declares what runs that function: the function may start work as well.
+    """
     pattern = hop._model.values["_service_pattern"]
     if pattern is None:
         return False
-    starter = () if frame is None else names_of(frame)
-    return any(name and pattern.fullmatch(name) is not None for name in (*starter, *names))
+    module = None if frame is None else f"{frame.f_globals.get('__name__', '')}."
+    return any(name and pattern.fullmatch(name) is not None for name in (module, *names))
 
 
-def names_of(frame: FrameType) -> tuple[str, str]:
-    """Return the names by which `TreeNode(services=…)` declares what the code of a frame starts."""
-    name = frame.f_code.co_qualname
-    return f"{frame.f_globals.get('__name__', '')}.{name}", name
+def declaration_of(target: str | None) -> str:
+    """Return the line of code that declares something by the name of what it runs, or without one."""
+    name = _advised(target)
+    if name is None:
+        return "`with quiesce.detached():` around the code that starts it"
+    return libraries.declaration([name])
+
+
+def _advised(target: str | None) -> str | None:
+    """Return the name of what runs, if a user can declare it by that name, and no work along with it.
+
+    Any work may run a function of Python or of a well-known library; and all lambdas of a function have one name.
+    """
+    if target is None or target.endswith("<lambda>"):
+        return None
+    package, dot = libraries.package_of(target), "." in target
+    is_shared = package in sys.stdlib_module_names or package in libraries.HOUSEKEEPERS
+    return None if dot and is_shared else target
 
 
 def function_name(fn: Any) -> str:
@@ -188,7 +215,7 @@ def function_name(fn: Any) -> str:
 
 
 def target_of(fn: Any) -> str | None:
-    """Return the name by which `TreeNode(services=…)` declares calls of a function: its module and qualified name.
+    """Return the name by which `Node(services=…)` declares calls of a function: its module and qualified name.
 
     None for functions of Python itself and of event loops, like `Event.wait`: every program uses them for its work.
     """

@@ -15,6 +15,7 @@ from quiesce.mesh.routes.following import (
     Followed,
     calling_frame,
     function_name,
+    handed,
     hop_now,
     is_declared_service,
     target_of,
@@ -47,7 +48,7 @@ def by_call(call: Callable[..., Any]) -> Callable[..., Any]:
             kind = "thread" if is_thread else "process"
             hold = Followed(hop, kind, function_name(func), frame, target=target)
             _starting.call = node, hold
-            func = _within(node, func) if is_thread else func
+            func = _within(node, func, hold) if is_thread else func
         token = current.set(None)  # what the pool itself starts and queues is not the hop's
         try:
             return call(self, func, *args, **options)
@@ -102,12 +103,14 @@ def _release(job: int) -> None:
         hold.release()
 
 
-def _within(node: TreeNode | None, fn: Any) -> Any:
+def _within(node: TreeNode | None, fn: Any, hold: Followed | None = None) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         token = current.set(node)
+        handed.hold = hold
         try:
             return fn(*args, **options)
         finally:
+            handed.hold = None
             current.reset(token)
 
     return call

@@ -85,8 +85,8 @@ class Node(Steps):
             All nodes of a mesh should have the same: one with more is refused by those with less.
         on_journal_failure: What to do while the journal cannot be written, as on a full disk. `"refuse"`: take no
             messages. `"serve"`: go on as a node without a journal, of which nothing is fully settled.
-        services: Patterns of names or functions of tasks that are loops, not work: a hop does not
-            wait for them, and they go on after it.
+        services: Patterns of names or functions of tasks, threads and calls that are loops, not work: a hop does
+            not wait for them, and they go on after it. `package.module.*` also declares what that module's code starts.
         hops_max: How many messages are worked on at once; more are refused. None: any number.
     """
 

@@ -120,14 +120,14 @@ async def test_a_thread_that_a_map_of_a_pool_starts_holds_the_hop(
 async def test_a_daemon_thread_that_is_started_through_a_library_is_named(
     tmp_path: Path, gate: Gate
 ) -> None:
-    """It has no line of the handler: its own function declares it."""
+    """It has no line of the handler, and no function of the user's: `detached()` declares it."""
 
     async def scenario(case: Case) -> None:
         thread = threading.Thread(target=gate.event.wait, daemon=True, name="watcher")
         cascade = await case.cascade(lambda: in_thread(thread.start))
         found = await cascade.settled(5)
         assert not isinstance(found, Settled)
-        assert 'services=["watcher"]' in str(found)
+        assert "declare it: `with quiesce.detached():` around the code" in str(found)
         gate.event.set()
         await asyncio.to_thread(thread.join)
 
