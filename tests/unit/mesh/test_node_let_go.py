@@ -1,4 +1,4 @@
-"""What a node lets go of: cascades that nobody asks for, and the ids in an error."""
+"""What a node lets go of: cascades that nobody asks for, the ids in an error, and itself when it is closed twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce.errors import JournalBroken, UsageError
-from quiesce.mesh import Unknown
+from quiesce.mesh import Node, Unknown
 from quiesce.mesh.protocol.facts import EdgeClosed
 from quiesce.mesh.protocol.receipt import Receipt
 from quiesce.mesh.store.journal import Journal
@@ -120,3 +120,30 @@ async def test_one_that_is_dropped_after_a_restart_does_not_take_the_other_along
         await turns(5)
         assert node._engine.detector.roots()
         assert (await again.settled(1)).ok
+
+
+@pytest.mark.parametrize("again", ["aclose", "drain"])
+@pytest.mark.parametrize("before", ["aclose", "drain"])
+async def test_a_node_that_is_closed_may_be_closed_again(before: str, again: str) -> None:
+    """It returns its report, as a scope does: `finally: await node.aclose()` hides no cancellation."""
+    async with World() as world:
+        node = await world.add("a")
+        with anyio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await getattr(node, before)()
+        assert cancelled.cancelled_caught
+        assert node._scope is None
+        report = await getattr(node, again)()
+        assert report.scope == "node a"
+        await node.open()
+        async with node.cascade("c"):
+            pass
+        assert (await node.drain()).seconds >= 0.0
+        assert await getattr(node, again)() is not report
+
+
+@pytest.mark.parametrize("how", ["aclose", "drain"])
+async def test_a_node_that_was_never_opened_cannot_be_closed(how: str) -> None:
+    """There is nothing to report: it was perhaps forgotten to open it."""
+    with pytest.raises(UsageError, match="is not open"):
+        await getattr(Node("a"), how)()

@@ -126,6 +126,7 @@ class Node(Steps):
         self._wall: Callable[[], float] = time.time
         self._random: Callable[[int], bytes] = os.urandom
         self._scope: Scope | None = None
+        self._closed_scope: Scope | None = None  # which has the report
         self._is_opening = self._serves = self._was_opened = False
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._shared: shared_sends.Shared = {}  # messages that are sent for several hops
@@ -196,7 +197,7 @@ class Node(Steps):
             if scope is not None:
                 await scope.aclose()
             raise
-        self._scope = scope
+        self._scope, self._closed_scope = scope, None
         self._was_opened = True
         scope.belong_to(self)
         self._exchange.start()
@@ -220,25 +221,32 @@ class Node(Steps):
 
     def _is_closed(self) -> None:
         """Record that its scope is closed, in this step."""
-        self._scope = None
+        self._closed_scope, self._scope = self._scope, None
         self._let_go()
 
     async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new messages, wait for the work to end, post the receipts, then close.
 
         When the work has ended, the receipts have `cleanup` seconds to be posted, as has work that was
-        cut to end. A receipt that was not posted is lost, unless there is a journal.
+        cut to end. A receipt that was not posted is lost, unless there is a journal. If the node is closed
+        already, this returns the report of that close.
 
         *Cancel safety*: as that of `Scope.drain()`.
+
+        *Raises*: `UsageError` if the node was never opened.
         """
-        return await self._opened().drain(grace, cleanup=cleanup)
+        scope = self._closed_scope if self._scope is None else self._scope
+        return await (scope or self._opened()).drain(grace, cleanup=cleanup)
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
-        """Cancel what is worked on, and close.
+        """Cancel what is worked on, and close; if the node is closed already, return the report of that close.
 
         *Cancel safety*: as that of `Scope.aclose()`.
+
+        *Raises*: `UsageError` if the node was never opened.
         """
-        return await self._opened().aclose(cleanup)
+        scope = self._closed_scope if self._scope is None else self._scope
+        return await (scope or self._opened()).aclose(cleanup)
 
     async def __aenter__(self) -> Self:
         """Open it."""

@@ -123,7 +123,7 @@ class Steps:
                     self._refuse()
                 if keeping.error is not None or keeping.tidying.is_over():
                     exchange.wake()  # it sees to that, too
-            if exchange._polls:
+            if exchange._polls or exchange._flush is not None:
                 exchange.wrote(writes)
             if self._shared:
                 shared_sends.edges_closed(self._shared, writes)

@@ -28,7 +28,7 @@ from quiesce.mesh.protocol.states import HopState
 from quiesce.mesh.runtime import progress
 from quiesce.mesh.runtime.admission import Allowances
 from quiesce.mesh.runtime.receipt_pull import Pull
-from quiesce.mesh.runtime.unposted import Receipts, not_posted
+from quiesce.mesh.runtime.unposted import Receipts, Untold, not_posted
 from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
 from quiesce.mesh.transport.call_bodies import CallBodies
 from quiesce.mesh.transport.links import Links
@@ -77,6 +77,7 @@ class PeerCalls:
         self._errors: dict[str, str] = {}  # why the last call to an address failed
         self._is_over = False
         self._ending_by = -math.inf
+        self._untold = Untold()
         self._flush: Hold | None = None
         self._flush_from = math.inf  # the work here has ended, and receipts are still to be posted
         self._noted = Allowances(self._clock)
@@ -153,6 +154,12 @@ class PeerCalls:
         by: float = self._flush_from + root._closing.cleanup
         return by if own is None else min(by, own.join_by)
 
+    @property
+    def _end_at(self) -> float:
+        """When the node may have been held open for long enough."""
+        is_held = self._flush is not None and not self._flush.released
+        return min(self._flush_by, self._untold.next_at() if is_held else math.inf)
+
     def _try_to_end(self) -> None:
         """Hold the node open no longer, if that was all; or have it do so in a while."""
         flush = self._flush
@@ -161,14 +168,17 @@ class PeerCalls:
         if not all(hop._only_closers for hop in self._node._hops.values()):
             return
         now, unposted = self._clock(), self._engine.unposted
-        if not unposted or self._node._is_refusing:
+        self._untold.forget(now)
+        if not (unposted or self._untold) or self._node._is_refusing:
             flush.release()
             return
         if now < self._flush_from:
             self._flush_from = now
             self._engine.post_now(now)
             self.wake()
-        if now >= self._flush_by:
+        if now >= self._flush_by and not unposted:
+            flush.release()
+        elif now >= self._flush_by:
             has_journal = self._node._journal is not None
             why = not_posted(self._engine, self._errors, has_journal=has_journal)
             logger.warning("node %r: %s", self._node.name, why)
@@ -184,7 +194,7 @@ class PeerCalls:
         """See whether something is due earlier than before, after a step that may have changed that."""
         if self._flush is not None:
             self._try_to_end()
-        if min(self._engine.next_at(), self._flush_by) < self._awake_at:
+        if min(self._engine.next_at(), self._end_at) < self._awake_at:
             self.wake()
 
     def wake(self) -> None:
@@ -198,13 +208,14 @@ class PeerCalls:
         node, engine = self._node, self._engine
         while True:
             now = self._clock()
-            if now >= self._flush_by:
+            if now >= self._end_at:
+                is_late = now >= self._flush_by
                 self._try_to_end()
-                self._flush_from = math.inf
+                self._flush_from = math.inf if is_late else self._flush_from
             is_behind = node._is_behind and not node._retry()
             if not node._is_refusing:
                 self._make_due(now)
-            self._awake_at = min(engine.next_at(), self._flush_by)
+            self._awake_at = min(engine.next_at(), self._end_at)
             if is_behind:  # what is due waits, if it rests on what is not written
                 later = now + RETRY_SECONDS
                 self._awake_at = later if node._is_refusing else min(self._awake_at, later)
@@ -356,6 +367,9 @@ class PeerCalls:
             self._noted.known(caller)
         asks = tuple(ask for ask in call.asks if self.may_note(ask[0], caller))
         reply = self._engine.called(replace(call, asks=asks), self._clock())
+        for edge, answer in reply.answers if self._untold else ():
+            if answer.kind != "working":
+                self._untold.told(edge)
         try:
             self._node._commit()
         except QuiesceError as error:
@@ -432,10 +446,11 @@ class PeerCalls:
 
     def wrote(self, records: list[Record]) -> None:
         """Wake the questions that these records may answer (see `_change`)."""
-        if not self._polls:
-            return
         kinds = (Closed, Ended) if self.is_told_to_end() else (Closed,)
         for record in records:
+            if isinstance(record, Closed):
+                hop = self._engine.detector.find_root(record.edge)
+                self._untold.closed(hop, self._clock())
             if isinstance(record, kinds):
                 for waiter in self._polls.get(record.edge, ()):
                     if not waiter.done():
