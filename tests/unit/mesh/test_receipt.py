@@ -16,6 +16,7 @@ from quiesce.mesh.protocol.receipt import (
     ENDS,
     NAME_MAX,
     NOTES_MAX,
+    WHY_MAX,
     Alone,
     Note,
     Receipt,
@@ -65,14 +66,15 @@ def test_what_is_made_is_what_it_would_be_and_frozen() -> None:
     st.text(max_size=20),
     st.text(max_size=NAME_MAX + 5),
     st.integers(0, 10**15),
+    st.text(max_size=WHY_MAX + 5),
 )
 def test_one_that_was_alone_is_what_any_other_would_be(
-    edge: bytes, parent: str, name: str, microseconds: int
+    edge: bytes, parent: str, name: str, microseconds: int, why: str
 ) -> None:
     """It says what one says that is made in the long way, and others can read it."""
-    own = edge_note(edge, parent, name, "done", microseconds / 1e6, "")
+    own = edge_note(edge, parent, name, "done", microseconds / 1e6, why)
     other = Tally().close("done", own, volatile=False)
-    written = Alone(name).packed(edge, parent, microseconds)
+    written = Alone(name).packed(edge, parent, microseconds, why)
     assert unpack(written) == unpack(pack(other))
     if not parent:
         assert codec.receipt_of(json.loads(written)) == unpack(written)

@@ -275,7 +275,7 @@ class Detector(Knowledge):
                 return Answer("closed", hop.receipt)
         return self._known(edge) or self._never()
 
-    def finish(self, hop: HopRecord, microseconds: int) -> bytes | None:
+    def finish(self, hop: HopRecord, microseconds: int, why: str = "") -> bytes | None:
         """Record that a hop is done whose answer is about to be sent: `end`, and `ride` on that answer.
 
         Gives its receipt, packed. Most hops have handed nothing on, and then this takes a third of the time
@@ -294,7 +294,7 @@ class Detector(Knowledge):
         ):
             return None
         edge, hop.state = hop.edge, _OVER  # by way of being closed
-        packed = self._over[edge] = self._alone.packed(edge, hop.parent, microseconds)
+        packed = self._over[edge] = self._alone.packed(edge, hop.parent, microseconds, why)
         del self._hops[edge]
         self.writes.append(Over(edge, packed))
         return packed

@@ -276,9 +276,9 @@ class Alone:
     def __init__(self, name: str) -> None:
         self._rest = f',{quoted(name[:NAME_MAX])},"done",'
 
-    def packed(self, edge: bytes, parent: str, microseconds: int) -> bytes:
+    def packed(self, edge: bytes, parent: str, microseconds: int, why: str = "") -> bytes:
         """Write the receipt of an edge; times are written as whole numbers, which takes a fifth."""
-        notes = f'["{edge_mark(edge)}",{quoted(parent)}{self._rest}{microseconds}e-6,""]'
+        notes = f'["{edge_mark(edge)}",{quoted(parent)}{self._rest}{microseconds}e-6,{quoted(why[:WHY_MAX])}]'
         return f'{{"s":"done","n":1,"notes":[{notes}]}}'.encode()
 
 

@@ -246,8 +246,8 @@ class Steps:
         keeping = self._keeping
         try:
             is_kept = keeping is None or keeping.error is None
-            if hop.rides and not why and status == "done" and is_kept:
-                packed = self._engine.detector.finish(record, microseconds)
+            if hop.rides and status == "done" and is_kept:
+                packed = self._engine.detector.finish(record, microseconds, why)
                 if packed is not None:
                     self._commit()
                     hop.packed = packed
