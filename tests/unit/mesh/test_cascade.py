@@ -340,6 +340,53 @@ async def test_an_agent_that_has_not_answered_may_not_have_the_message() -> None
         assert "has not answered: it is not known whether it has the message" in str(found)
 
 
+async def test_an_agent_that_is_not_reached_is_named_once() -> None:
+    """With how many messages it was sent."""
+    async with World() as world:
+        await world.add("a"), await world.add("b")
+        async with world.nodes["a"].cascade("c") as cascade:
+            for _ in range(3):
+                with here().delegate("http://b"):
+                    pass
+            with here().delegate("http://d"):
+                pass
+            world.lines.cut |= {"http://b", "http://d"}
+        found = await cascade.settled(0.6)
+        assert isinstance(found, Unknown)
+        lost = [text.partition(" (")[0] for text in found.missing if "was not reached" in text]
+        assert sorted(lost) == [
+            "what http://b does with 3 messages: it was not reached",
+            "what http://d does: it was not reached",
+        ]
+
+
+async def test_the_look_at_a_cascade_is_not_work_of_it() -> None:
+    """Also if it is asked for inside of its own block."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            found = await cascade.settled(1)
+        assert isinstance(found, Unknown)
+        (missing,) = found.missing
+        assert "cascade c since" in missing
+        assert "Cascade._look" not in missing
+
+
+async def test_an_error_that_says_nothing_of_the_message_is_told() -> None:
+    """It is an answer, and does not say whether the message was taken."""
+    async with World() as world:
+        node = await world.add("a")
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                handing.answered(None, is_error=True, status=503)
+        found = await cascade.settled(0)
+        assert isinstance(found, Unknown)
+        (missing,) = found.missing
+        said = r"it answered 503, which does not say whether it took the message"
+        assert re.fullmatch(rf"whether http://b has message [0-9a-f]{{12}}: {said}", missing)
+        assert "(answered 503, which does not say whether it took the message)" in str(found)
+
+
 async def test_one_that_has_settled_cannot_be_cancelled() -> None:
     """Nor one whose node is closed."""
     async with World() as world:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 in_virtual_time = pytest.mark.backends("asyncio", "trio")
 PATIENCE = Patience(ask_every=5000, give_up=600)
 CLOSED = Answer("closed", Receipt("done", hops=1))
-WRONG = "no mesh at {}: it answered 404. Is node.asgi mounted there, is its url= right"
+WRONG = "no mesh at {}: it answered 404. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app)"
 
 
 class Elsewhere(Lines):

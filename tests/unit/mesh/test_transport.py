@@ -38,9 +38,7 @@ def test_what_is_no_node_says_so_by_its_status(status: int) -> None:
     """A plain server, or a proxy that has lost a prefix; who reads it knows what to look for."""
     error = not_ok("http://b", status)
     assert isinstance(error, NoMesh)
-    text = (
-        f"no mesh at http://b: it answered {status}. Is node.asgi mounted there, is its url= right"
-    )
+    text = f"no mesh at http://b: it answered {status}. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app)"
     assert str(error).startswith(text)
 
 
@@ -72,5 +70,8 @@ def test_what_answers_and_is_no_node_is_said_to_be_none(status: int) -> None:
     """It was reached: a peer that is served without `node.asgi` answers everything in its own way."""
     error = not_ok("http://b", status)
     assert isinstance(error, NoMesh)
-    assert f"no mesh at http://b: it answered {status}. Is node.asgi mounted there" in str(error)
+    assert (
+        f"no mesh at http://b: it answered {status}. Is it served by Quiesce(app, node=…)"
+        in str(error)
+    )
     assert not isinstance(not_ok("http://b", 503), NoMesh)

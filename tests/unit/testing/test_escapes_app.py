@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -110,6 +111,32 @@ async def test_the_node_may_be_given() -> None:
         await found.request("GET", "/notify")
     assert [hop._mesh for hop in app.hops if hop is not None] == [node]
     assert list(found) == []
+
+
+async def test_the_drain_of_its_own_node_is_not_told(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user has no such node; what is left is in the table."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await receive()
+        threads.append(threading.Thread(target=over.wait, daemon=True))
+        threads[0].start()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    caplog.set_level("DEBUG", "quiesce")
+    async with escapes(app) as found:
+        await found.request("GET", "/")
+    over.set()
+    threads[0].join()
+    assert ("untracked", "daemon thread") in places(found)
+    said = caplog.text + capsys.readouterr().err
+    assert "draining" not in said
+    assert "closed in" not in said
 
 
 async def test_an_app_without_a_lifespan_is_served() -> None:

@@ -128,7 +128,7 @@ class RequestEdge:
     def answered(self, header: str | None, status: int) -> None:
         """Record the head of the answer."""
         is_error = status >= _ERRORS or status in _REDIRECTS
-        self._resolve(partial(self._handing.answered, header, is_error=is_error))
+        self._resolve(partial(self._handing.answered, header, is_error=is_error, status=status))
 
     def failed(self, how: Literal["not sent", "in doubt"]) -> None:
         """Record that there was no answer."""

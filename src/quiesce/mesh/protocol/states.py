@@ -79,7 +79,7 @@ NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
 class EdgeRecord:
     """An edge that was sent from here, and is not closed."""
 
-    __slots__ = ("below", "by", "hop", "is_taken", "state", "to")
+    __slots__ = ("below", "by", "error_status", "hop", "is_taken", "state", "to")
 
     def __init__(self, hop: HopRecord, to: str, by: float = 0) -> None:
         self.hop: HopRecord = hop
@@ -87,6 +87,9 @@ class EdgeRecord:
         self.by: float = by  # exactly, if this process has sent it; else in whole seconds, an `int`
         self.state: EdgeState = EdgeState.SENDING
         self.is_taken: bool = False
+        self.error_status: int = (
+            0  # of an answer that does not say whether it is taken; not kept in the journal
+        )
         self.below: tuple[tuple[bytes, str], ...] = ()  # what follows from it, and to whom
 
 

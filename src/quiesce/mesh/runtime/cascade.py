@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from sys import _getframe
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from quiesce.core import arguments, libraries
+from quiesce.core.current import detached
 from quiesce.core.latch import Latch
 from quiesce.errors import UsageError
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
@@ -191,7 +193,8 @@ class Cascade:
             found.extend(seen.entries)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(look)
+            with detached():  # the caller may be work of the cascade, and this is not
+                group.start_soon(look)
             with anyio.move_on_after(seconds):
                 await gate.wait()
             group.cancel_scope.cancel()
@@ -218,9 +221,11 @@ class Cascade:
             missing.append(what)
         direct = {note.mark for note in notes}
         end = ", and was not told to end" if record.is_cancelled else ""
+        lost = Counter((one.name, one.what) for one in found if one.state == "not reached")
+        for (name, what), count in lost.items():
+            sent_to = f" with {count} messages" if count > 1 else ""
+            missing.append(f"what {name} does{sent_to}: it was not reached ({what}){end}")
         for entry in found:
-            if entry.state == "not reached":
-                missing.append(f"what {entry.name} does: it was not reached ({entry.what}){end}")
             if entry.mark not in direct:
                 if entry.state == "at work":
                     missing.append(_at_work(entry.mark, entry.name, entry))
@@ -303,8 +308,11 @@ def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tup
     if sent.is_taken:
         text = f"when {to} ends its work on message {mark}: it has the message, and has not reported the end of its work yet"
         return text, "has the message, and has not reported the end of its work yet"
-    text = f"whether {to} has message {mark}: it has not answered"
-    return text, "has not answered: it is not known whether it has the message"
+    text = f"whether {to} has message {mark}: it "
+    if sent.error_status:
+        said = f"answered {sent.error_status}, which does not say whether it took the message"
+        return text + said, said
+    return f"{text}has not answered", "has not answered: it is not known whether it has the message"
 
 
 def _at_work(mark: str, name: str, entry: Busy) -> str:

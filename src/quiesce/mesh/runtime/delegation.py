@@ -37,11 +37,12 @@ class Handing:
     at the end of the block, and the receiver is asked.
     """
 
-    __slots__ = ("_edge", "_header", "_node", "_resolved", "_uses", "to")
+    __slots__ = ("_edge", "_header", "_hop", "_node", "_resolved", "_uses", "to")
 
     def __init__(self, node: Node, hop: HopRecord, to: str) -> None:
         """Write it down: nothing has left before that."""
         self._node = node
+        self._hop = hop
         self._resolved = False
         self.to: str = to
         """The agent that it is handed to."""
@@ -64,7 +65,9 @@ class Handing:
         """The header, to be sent with the message."""
         return {codec.REQUEST_HEADER: self.header}
 
-    def answered(self, header: str | bytes | None, *, is_error: bool = False) -> None:
+    def answered(
+        self, header: str | bytes | None, *, is_error: bool = False, status: int = 0
+    ) -> None:
         """Record how the receiver has answered.
 
         Args:
@@ -74,9 +77,11 @@ class Handing:
                 the message may be worked on: the receiver is asked, unless it is known to take no part. Anything
                 else is of the agent, which has the message: if it does not know of it, what came along was lost on
                 the way.
+            status: the HTTP status of the error, for verdicts.
         """
         if header is None:
             if is_error:
+                self._answered_with(status)
                 self._resolve("is in doubt")
             elif not self._node._policy.allows(self.to):
                 self._resolve("is opaque")
@@ -108,6 +113,12 @@ class Handing:
     def in_doubt(self) -> None:
         """Record that it is not known whether it has arrived; the receiver is asked."""
         self._resolve("is in doubt")
+
+    def _answered_with(self, status: int) -> None:
+        """Record the status of an error that does not say whether the message was taken."""
+        sent = self._hop.edges.get(self._edge)
+        if sent is not None and status:
+            sent.error_status = status
 
     def _resolve(self, how: Sending) -> None:
         if not self._resolved:

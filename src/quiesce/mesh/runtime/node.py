@@ -128,6 +128,7 @@ class Node(Steps):
         self._scope: Scope | None = None
         self._closed_scope: Scope | None = None  # which has the report
         self._is_opening = self._serves = self._was_opened = False
+        self._tells_drain = True  # not if quiesce has made it for itself
         self._strays: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
         self._shared: shared_sends.Shared = {}  # messages that are sent for several hops
         self._threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end

@@ -192,7 +192,7 @@ class NodeLifespan:
         self._home = None
         seconds = home._backend.clock() - cut_at + self._grace
         report = replace(report, seconds=seconds)  # since the signal: the server has waited before
-        if not (self._is_silent and report.ok):
+        if self._node._tells_drain and not (self._is_silent and report.ok):
             say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         exit_threads.watch_exit_threads()
         if not report.ok and self._is_told:
@@ -206,7 +206,7 @@ class NodeLifespan:
             hops += f", {unposted} receipt{'s' * (unposted != 1)} to be posted"
         text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
         self._is_silent = not (self._has_served() or self._is_told or count or unposted)
-        if not self._is_silent:
+        if self._node._tells_drain and not self._is_silent:
             say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
         self._cut_at = home._backend.clock() + self._grace
         return self._cut_at

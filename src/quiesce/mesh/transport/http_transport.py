@@ -268,7 +268,8 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
                 request.extensions = extensions
             try:
                 is_error = response.status_code >= _ERRORS or response.has_redirect_location
-                handing.answered(response.headers.get(codec.RESPONSE_HEADER), is_error=is_error)
+                header, status = response.headers.get(codec.RESPONSE_HEADER), response.status_code
+                handing.answered(header, is_error=is_error, status=status)
             except BaseException:  # the caller never gets it: nothing else closes its connection
                 with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await response.aclose()

@@ -32,8 +32,8 @@ def not_ok(to: str, status: int) -> PeerLost:
 def no_mesh(to: str, how: str) -> str:
     """Say what is wrong with an address, and what to do."""
     return (
-        f"no mesh at {to}: {how}. Is node.asgi mounted there, is its url= right, and, if it is below a path, "
-        "is it in peers=?"
+        f"no mesh at {to}: {how}. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app), "
+        "is its url= right, and, if it is below a path, is it in peers=?"
     )
 
 

@@ -291,7 +291,9 @@ class _Message:
             handing.answered(header)
         elif response.status_code < _ERRORS and not response.has_redirect_location:
             self._resolve(None)
-        # Else a proxy may have answered without passing it on, and it may be sent again (5).
+        else:
+            handing._answered_with(response.status_code)
+        # A proxy may have answered with an error without passing it on, and it may be sent again (5).
 
     def _over(self, error: BaseException | None) -> None:
         """Resolve the edge, if the head of the answer has not (3)."""
