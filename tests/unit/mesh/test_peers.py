@@ -40,6 +40,23 @@ def test_a_server_is_found_by_its_origin_and_its_path(url: str, found: str | Non
     assert peers_of(NODE).find_url(url) == found
 
 
+@pytest.mark.parametrize("peer", ["localhost", "127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
+def test_the_names_of_this_machine_are_one_host(peer: str, host: str) -> None:
+    """A program writes one in `peers`, and another where it sends."""
+    node = Node("b", peers=[f"http://{peer}:81/agent"])
+    assert peers_of(node).find_url(f"http://{host}:81/agent/run") == f"http://{peer}:81/agent"
+    assert peers_of(node).find_url(f"http://{host}:82/agent/run") is None
+    assert peers_of(node).find_url(f"http://{host}:81/other") is None
+
+
+def test_of_two_names_of_this_machine_the_one_that_is_written_counts() -> None:
+    """Two nodes may be known at one port, by different names."""
+    both = ["http://127.0.0.1:81", "http://localhost:81"]
+    peers = peers_of(Node("b", peers=both))
+    assert [peers.find_url(one) for one in both] == both
+
+
 def test_a_server_that_answers_with_a_receipt_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten if there are ever new ones; peers are not."""
     monkeypatch.setattr(mesh_peers, "_LEARNED_MAX", 2)

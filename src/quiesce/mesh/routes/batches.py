@@ -1,9 +1,9 @@
 """Batches: whether a worker collects what it takes from a queue before it works on it.
 
 A worker that asks for another item has done the one before, or has put it aside, or something that it made of it. It
-is taken to collect if its code still reads a variable whose value is the item (but not a copy of one), if the item goes straight into something
-that is being made (`[await q.get() for _ in range(3)]`), or if a container in its reach has grown since it took the
-item, and all of these hold:
+is taken to collect if its code still reads the variable to which the item was assigned (but not a copy of one), if the
+item goes straight into something that is being made (`[await q.get() for _ in range(3)]`), or if a container in its reach
+has grown since it took the item, and all of these hold:
 
 1. Its code also empties that container, or puts another in its place, again and again. A container that is only
    ever filled is a record of what was done; one that certain things are taken out of is a register of what goes on.
@@ -21,8 +21,18 @@ import asyncio
 from collections import deque
 from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
+from enum import Enum
 from itertools import islice
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiesce.core.libraries import HOUSEKEEPERS, PLUMBING, package_of
@@ -46,6 +56,11 @@ _METHODS: list[
     (set, frozenset({"clear", "pop"}), frozenset({"discard", "remove"})),
     (object, frozenset({"clear", "pop", "popleft"}), frozenset({"remove"})),
 ]
+# Another variable may have the same number or constant: identity says nothing.
+_INTERNED = (
+    int, str, bytes, float, complex, tuple, frozenset, type, FunctionType, BuiltinFunctionType, ModuleType, Enum,
+    NoneType, EllipsisType,
+)  # fmt: skip
 _ENDS = frozenset({
     "__aexit__", "__del__", "__exit__", "__init__", "aclose", "close", "disconnect", "reset", "shutdown", "stop",
 })  # fmt: skip
@@ -79,13 +94,46 @@ def sizes(frames: list[FrameType]) -> Sizes:
     }
 
 
-def reads_item_later(frames: list[FrameType], item: object) -> bool:
-    """Return whether the worker's code still reads a variable whose value is the item.
+class Variables(NamedTuple):
+    """Which variables of a taker have an item by its take, and which have its value by chance."""
+
+    assigned: frozenset[tuple[CodeType, str]] | None
+    """Those to which the item was assigned; None if its identity says enough."""
+    before: frozenset[tuple[CodeType, str]]
+    """Those that had its value before, and that the code still reads."""
+
+
+UNKNOWN = Variables(None, frozenset())
+
+
+def variables(frames: list[FrameType], item: object) -> Variables:
+    """Return to which variables a taker assigns an item that it takes now."""
+    assigned = {
+        (frame.f_code, name)
+        for frame in frames
+        for name in bytecode_flow.assigned_next(frame.f_code, frame.f_lasti)
+    }
+    before = {
+        (frame.f_code, name)
+        for frame in frames
+        for name, value in frame.f_locals.items()
+        if value is item
+        and (frame.f_code, name) not in assigned
+        and bytecode_flow.reads_local_later(frame.f_code, frame.f_lasti, name)
+    }
+    is_interned = issubclass(type(item), _INTERNED)
+    return Variables(frozenset(assigned) if is_interned else None, frozenset(before))
+
+
+def reads_item_later(frames: list[FrameType], item: object, known: Variables) -> bool:
+    """Return whether the worker's code still reads a variable that has the item by its take.
 
     A copy of one does not count: `last = job` is a record of what was done.
     """
     return any(
         value is item
+        and (known.assigned is None or (frame.f_code, name) in known.assigned)
+        and (frame.f_code, name) not in known.before
         and not bytecode_flow.is_copy(frame.f_code, name)
         and bytecode_flow.reads_local_later(frame.f_code, frame.f_lasti, name)
         for frame in frames

@@ -263,7 +263,9 @@ class Belt:
             hold.worked_on_by(taker.key)
         if not self.counted:
             parcel.place = _place(frame)
-            parcel.before = batches.sizes(frames_of(taker.key, frame))
+            frames = frames_of(taker.key, frame)
+            parcel.before = batches.sizes(frames)
+            parcel.variables = batches.variables(frames, parcel.item)
         parcel.others = frozenset(hop._holds)
 
     def _is_covered(self, hop: Hop, key: object) -> bool:
@@ -351,7 +353,7 @@ class Belt:
         """Return whether the taker has an item itself at hand, when it asks for another."""
         return (
             _is_later_in_line(parcel.place, place)
-            or batches.reads_item_later(frames, parcel.item)
+            or batches.reads_item_later(frames, parcel.item, parcel.variables)
             or (not taker.has_turned and batches.makes_comprehension(frames, parcel.item))
         )
 

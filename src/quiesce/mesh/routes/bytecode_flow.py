@@ -337,6 +337,22 @@ def goes_into_comprehension(code: CodeType, offset: int) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)
+def assigned_next(code: CodeType, offset: int) -> frozenset[str]:
+    """Return the variables to which the value of an instruction, or each of its parts, is assigned."""
+    flow = _flow(code)
+    found: set[str] = set()
+    for step in flow.steps[flow.begin(offset) + 1 :]:
+        uses = _uses(step) if "ATTR" not in step.opname else []
+        stores = [of for use, of in uses if use == "STORE"]
+        found.update(stores)
+        if (found and not stores) or step.opname.startswith(("STORE_ATTR", "STORE_SUBSCR")):
+            break
+        if step.opname.startswith(("POP_TOP", "RETURN", "LOAD")):
+            break
+    return frozenset(found)
+
+
 @lru_cache(maxsize=1024)
 def called_on(code: CodeType, method: str) -> tuple[tuple[str, ...], ...]:
     """Return the names of what a method is called on in the code: `("jobs",)`, `("self", "jobs")`."""

@@ -83,7 +83,7 @@ class Parcel:
     """An item, from when it was put until the work on it is over."""
 
     __slots__ = (
-        "before", "belt", "hold", "host", "is_direct", "is_done", "item", "others", "place",
+        "before", "belt", "hold", "host", "is_direct", "is_done", "item", "others", "place", "variables",
     )  # fmt: skip
 
     def __init__(self, belt: Belt, item: object, hold: Followed | None) -> None:
@@ -92,6 +92,7 @@ class Parcel:
         self.hold: Followed | None = hold  # None: no hop has put it
         self.host: Parcel | None = None  # what the queue has merged it with
         self.before: batches.Sizes = {}  # what the taker had collected when it took the item
+        self.variables: batches.Variables = batches.UNKNOWN  # which of them have it by the take
         self.is_direct: bool = False  # whether the taker has taken it itself
         self.place: Place | None = None  # where it was taken
         self.is_done: bool = False  # whether the taker has said so, perhaps too early

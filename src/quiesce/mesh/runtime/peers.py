@@ -86,11 +86,12 @@ class Peers:
     def find(self, scheme: str, host: str, port: int | None, path: str) -> str | None:
         """Return the address of the node that a request goes to; None if no node is known there."""
         scheme = _SCHEMES.get(scheme, scheme)
-        at = (scheme, host.lower().strip("[]"), port or (443 if scheme == "https" else 80))
+        host, port = host.lower().strip("[]"), port or (443 if scheme == "https" else 80)
         path = path.partition("?")[0]
-        for below, address in self._paths.get(at, ()):
-            if path.startswith(below) and path[len(below) : len(below) + 1] in {"", "/"}:
-                return address
+        for name in (host, *sorted(_LOCAL - {host})) if host in _LOCAL else (host,):
+            for below, address in self._paths.get((scheme, name, port), ()):
+                if path.startswith(below) and path[len(below) : len(below) + 1] in {"", "/"}:
+                    return address
         return None
 
     def find_url(self, url: str) -> str | None:
