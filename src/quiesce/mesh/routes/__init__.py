@@ -13,6 +13,7 @@ work of a hop. In reading order:
 - `child_processes`: child processes, and forks.
 - `other_loops`: event loops of other threads.
 - `takers`: the tasks and threads that have items of hops, and for which hops they work.
+- `two_hops`: takers that are a part of another hop than their items.
 - `belts`: what one queue carries of hops, and when the work on an item is over.
 - `batches`: whether a worker collects items before it works on them.
 - `bytecode_flow`: what the code of a function does next.

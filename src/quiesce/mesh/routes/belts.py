@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
-from quiesce.mesh.routes import batches, bytecode_flow
-from quiesce.mesh.routes.following import Followed, frame_place
+from quiesce.mesh.routes import batches, bytecode_flow, two_hops
+from quiesce.mesh.routes.following import frame_place
 from quiesce.mesh.routes.takers import (
     Item,
     Parcel,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType, FrameType
 
-    from quiesce.core.tree import TreeNode
     from quiesce.mesh.routes.takers import Site
     from quiesce.mesh.runtime.hop import Hop
 
@@ -245,6 +244,8 @@ class Belt:
         taker = taker_of(key, self._backend)
         is_running = key is running_taker()
         parcel.is_direct = is_running
+        if hold is not None and not taker.is_worker:
+            taker.is_worker = two_hops.is_worker(key, frames_of(key, frame))
         taker.took(parcel)
         if hold is not None:
             self._begun(parcel, taker, frame)
@@ -259,6 +260,7 @@ class Belt:
         assert hold is not None  # noqa: S101 - it is an item of a hop
         hop = hold.hop
         hold._name = f"taken from {self.kind}"
+        parcel.at = None if frame is None else (frame.f_code, frame.f_lineno)
         if hop._backend.here():
             hold.worked_on_by(taker.key)
         if not self.counted:
@@ -272,11 +274,7 @@ class Belt:
         """Return whether the taker is a task of the hop, which is held by itself."""
         if key is None or not hop._backend.here():
             return False
-        node: TreeNode = getattr(key, "_node", hop)  # of its own tasks, in a scope below it perhaps
-        held = (node if node._is_within(hop) else hop)._holds.get(key)
-        if held is None or isinstance(held, Followed):
-            return False
-        return getattr(current.get(), "_errand", None) is hop
+        return two_hops.is_task_of(hop, key) and getattr(current.get(), "_errand", None) is hop
 
     def asks(
         self, key: object, queue: object, frame: FrameType | None, *, is_look: bool = False
@@ -375,6 +373,7 @@ class Belt:
             own = Parcel(self, waiting.item, Item(self, hold.hop, None, (hold._code, hold._offset)))
             taker = taker_of(key, self._backend)
             own.is_direct = is_woken
+            taker.is_worker = True
             taker.took(own)
             self._begun(own, taker, None)
             if isinstance(key, Thread) or key is running_taker():

@@ -161,7 +161,12 @@ def frame_place(frame: FrameType | None) -> str:
     """Return `file:line in function` of a frame."""
     if frame is None:
         return "an unknown place"
-    return str(callsites.Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+    return code_place(frame.f_code, frame.f_lineno)
+
+
+def code_place(code: CodeType, line: int) -> str:
+    """Return `file:line in function` of a line of code."""
+    return str(callsites.Frame(code.co_filename, line, code.co_qualname))
 
 
 def calling_frame() -> FrameType | None:

@@ -1,7 +1,7 @@
 """Takers: tasks and threads that have taken items of hops from queues, and for whom they work.
 
-A task of a hop works for its own hop. Any other taker works for the hop of the newest item that it has. What it sends
-meanwhile is waited for by all hops whose items it has (see `sharing`).
+A taker works for the hop of the newest item that it has; a task or thread of another hop does so only if it is a worker
+(see `two_hops`). What it sends meanwhile is waited for by all hops whose items it has (see `sharing`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches
-from quiesce.mesh.routes.following import Followed, called, frame_place
+from quiesce.mesh.routes.following import Followed, called, code_place, frame_place
+from quiesce.mesh.routes.two_hops import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -83,7 +84,7 @@ class Parcel:
     """An item, from when it was put until the work on it is over."""
 
     __slots__ = (
-        "before", "belt", "hold", "host", "is_direct", "is_done", "item", "others", "place", "variables",
+        "at", "before", "belt", "beside", "hold", "host", "is_direct", "is_done", "item", "others", "place", "variables",
     )  # fmt: skip
 
     def __init__(self, belt: Belt, item: object, hold: Followed | None) -> None:
@@ -97,6 +98,12 @@ class Parcel:
         self.place: Place | None = None  # where it was taken
         self.is_done: bool = False  # whether the taker has said so, perhaps too early
         self.others: frozenset[object] = frozenset()  # what the hop held when the item was taken
+        self.at: tuple[CodeType, int] | None = None  # where it was taken, for messages
+        self.beside: Beside | None = None  # if its taker is of another hop
+
+    def __str__(self) -> str:
+        place = code_place(*self.at) if self.at else "an unknown place"
+        return f"an item from {self.belt.kind} that was taken at {place}"
 
 
 class Waits:
@@ -112,6 +119,8 @@ class Waits:
 def release_all(parcels: Iterable[Parcel]) -> None:
     """Release the hops of items that are over."""
     for parcel in parcels:
+        if parcel.beside is not None:
+            parcel.beside.tell()
         if parcel.hold is not None:
             parcel.hold.release()
 
@@ -119,7 +128,9 @@ def release_all(parcels: Iterable[Parcel]) -> None:
 class Taker:
     """A task or thread, and the items that it has."""
 
-    __slots__ = ("_takes", "first", "has_turned", "is_at_work", "key", "outer", "parcels", "within")
+    __slots__ = (
+        "_takes", "first", "has_turned", "is_at_work", "is_worker", "key", "outer", "parcels", "within",
+    )  # fmt: skip
 
     def __init__(self, key: object) -> None:
         self.key: object = key
@@ -129,6 +140,7 @@ class Taker:
         )  # in the order of the first takes
         self.outer: TreeNode | None = None  # the scope that it works in without an item
         self.is_at_work: bool = False  # whether it has an item of a hop
+        self.is_worker: bool = False  # whether it takes items again and again
         self.has_turned: bool = (
             False  # whether it has waited for something since it took its newest item
         )
@@ -177,9 +189,12 @@ class Taker:
         """Set the scope of the running code, which is the taker's or in its context, to that of its newest item."""
         if not self.is_at_work:
             self.outer = current.get()
-        outer = None if self.outer is None else self.outer._errand
-        if outer is not None and outer._state is not _CLOSED:
-            return
+        outer: Any = None if self.outer is None else self.outer._errand
+        own: Hop | None = None if outer is None or outer._state is _CLOSED else outer
+        if own is not None:
+            self._look_beside(own)
+            if not self.is_worker:
+                return
         newest = self.parcels[-1] if self.parcels else None
         hops = self.hops()
         self.is_at_work = bool(hops)
@@ -187,7 +202,21 @@ class Taker:
         if newest is None or not hops or (newest.hold is None and newest.belt.counted):
             current.set(self.outer)
         else:
-            current.set(next(reversed(hops)))
+            hop = next(reversed(hops))
+            current.set(self.outer if hop is own else hop)
+
+    def _look_beside(self, own: Hop) -> None:
+        """Look from now on what it starts while it has an item of another hop than its own."""
+        for parcel in self.parcels:
+            hop = None if parcel.hold is None else parcel.hold.hop
+            if hop is None or hop is own or parcel.beside is not None:
+                continue
+            if self.is_worker:
+                what = f"is not work for this message, when it had {parcel}"
+                parcel.beside = Beside(hop, own, self.key, what)
+            else:
+                what = f"is not work on {parcel}"
+                parcel.beside = Beside(own, hop, self.key, what)
 
 
 takers: dict[object, Taker] = {}
@@ -321,7 +350,7 @@ def _finished(key: object) -> None:
             continue
         if not parcel.hold.released:  # or its hop was closed before
             _tell_end(key, parcel)
-        parcel.hold.release()
+        release_all([parcel])
     for tell in on_end:
         tell(key, hops)
 
@@ -345,7 +374,7 @@ def call_returns(result: object) -> None:
             hop.assume(
                 f"assumes that a call in a thread was done with an item from {kind} when it returned a result"
             )
-        parcel.hold.release()
+        release_all([parcel])
 
 
 def _tell_end(key: object, parcel: Parcel) -> None:
