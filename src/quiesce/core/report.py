@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+from quiesce.core.harmless_text import harmless
 from quiesce.errors import DrainTimeout, WorkLost
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ReportEntry:
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
             line += f" · {type(self.error).__name__}: {text_of_value(self.error)}"
-        return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
+        return "\n".join([harmless(line), *(f"    {harmless(frame)}" for frame in self.stack)])
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""
