@@ -84,10 +84,11 @@ def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
 def report_entry(
     held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
 ) -> ReportEntry:
-    """Return the entry that describes a hold as it is now."""
+    """Return the entry that describes a hold as it is now; one that has failed before, as it was then."""
+    ended: float = getattr(held, "_failed_at", now)
     frames = tuple(str(frame) for frame in held._chain()) if stack else ()
     return ReportEntry(
-        held.kind, held.name, scope, held.where, now - held.since, held.details, error, frames
+        held.kind, held.name, scope, held.where, ended - held.since, held.details, error, frames
     )
 
 
