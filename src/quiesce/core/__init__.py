@@ -16,6 +16,7 @@ In reading order:
 - `threads`: work in threads, and calls from threads.
 - `frontier`: what a scope has in flight now, for people and for machines.
 - `report`: what became of everything that a scope owned.
+- `harmless_text`: texts of others without control characters.
 - `named_once`: one loss, one entry in a report.
 - `current`: the scope that the running code is in.
 - `owner`: which scope owns a new resource.

@@ -12,6 +12,8 @@ import logging
 import sys
 from contextlib import suppress
 
+from quiesce.core.harmless_text import harmless
+
 __all__: list[str] = []
 
 LOGGER = "quiesce"
@@ -29,10 +31,15 @@ def say(logger: logging.Logger, level: int, text: str, more: str = "") -> None:
 def write_stderr(text: str) -> None:
     """Write a text to standard error; each line begins with `quiesce:`."""
     if sys.stderr is not None:  # it is None in programs without a console
-        lines = [f"{_PREFIX}{line}".rstrip() for line in text.splitlines()]
+        lines = [f"{_PREFIX}{line}".rstrip() for line in _lines(text)]
         with suppress(OSError, ValueError):  # it is closed: the drain goes on
             sys.stderr.write("\n".join([*lines, ""]))
             sys.stderr.flush()
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text, in which a terminal obeys nothing."""
+    return [harmless(line) for line in text.expandtabs().removesuffix("\n").split("\n")]
 
 
 class LastResort(logging.Handler):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quiesce.core import callsites
 from quiesce.core import report as reports
+from quiesce.core.harmless_text import harmless
 from quiesce.core.tree import TreeNode
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class FrontierEntry:
         if self.waiting_on is not None:
             parts.append(f"waiting at {self.waiting_on}")
         parts += [f"{key}={reports.text_of_value(value)}" for key, value in self.details.items()]
-        return " · ".join(parts)
+        return harmless(" · ".join(parts))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""

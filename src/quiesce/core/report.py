@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+from quiesce.core.harmless_text import harmless
 from quiesce.errors import DrainTimeout, WorkLost
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ReportEntry:
         line += "".join(f" · {key}={text}" for key, text in shown.items() if text not in self.name)
         if self.error is not None:
             line += f" · {type(self.error).__name__}: {text_of_value(self.error)}"
-        return "\n".join([line, *(f"    {frame}" for frame in self.stack)])
+        return "\n".join([harmless(line), *(f"    {harmless(frame)}" for frame in self.stack)])
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""
@@ -83,10 +84,11 @@ def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
 def report_entry(
     held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
 ) -> ReportEntry:
-    """Return the entry that describes a hold as it is now."""
+    """Return the entry that describes a hold as it is now; one that has failed before, as it was then."""
+    ended: float = getattr(held, "_failed_at", now)
     frames = tuple(str(frame) for frame in held._chain()) if stack else ()
     return ReportEntry(
-        held.kind, held.name, scope, held.where, now - held.since, held.details, error, frames
+        held.kind, held.name, scope, held.where, ended - held.since, held.details, error, frames
     )
 
 

@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from quiesce import DrainTimeout, Report, ReportEntry, Scope, WorkLost
+from quiesce import DrainTimeout, Frontier, FrontierEntry, Report, ReportEntry, Scope, WorkLost
+from quiesce.core.announce import write_stderr
 from tests.loops import let_others_run
 
 if TYPE_CHECKING:
@@ -280,3 +281,34 @@ async def test_ages_are_those_of_the_close(backend: str) -> None:
     with anyio.move_on_after(0.02 if backend == "uvloop" else 3600):
         await anyio.sleep_forever()
     assert report.cancelled[0].age == before
+
+
+EVIL = "boom\n  cancelled: job forged\r\x1b[31m\u2028"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{"error": ValueError(EVIL)}, {"name": EVIL}, {"details": {"key": EVIL}}, {"stack": (EVIL,)}],
+)
+def test_a_text_of_the_program_cannot_forge_a_line(what: dict[str, Any]) -> None:
+    """It may quote what a client has sent: it stays on its line, and a terminal obeys nothing in it."""
+    lines = str(report_of(failed=(item(**what),))).split("\n")
+    assert len(lines) == 2 + ("stack" in what)
+    assert all(line.isprintable() for line in lines)
+    assert "boom\\n  cancelled: job forged\\r\\x1b[31m\\u2028" in lines[-1]
+
+
+def test_a_frontier_has_one_line_for_each_entry() -> None:
+    """As a report has."""
+    entry = FrontierEntry("job", EVIL, 1.0, None, None, service=False, details={})
+    lines = str(Frontier("made", "open", (entry,))).split("\n")
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
+def test_what_is_written_to_standard_error_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    """A traceback keeps its lines; a terminal obeys nothing in it."""
+    write_stderr("Traceback:\n\tat x\nValueError: boom\r\x1b[31m\x85\n")
+    assert capsys.readouterr().err == (
+        "quiesce: Traceback:\nquiesce:         at x\nquiesce: ValueError: boom\\r\\x1b[31m\\x85\n"
+    )

@@ -16,7 +16,15 @@ from quiesce.core.light_scope import LightScope, Model
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import current_hop
 from tests.stress import lasting
-from tests.unit.integrations.asgi_driver import SHORT, Call, living, plain, respond, wrapped
+from tests.unit.integrations.asgi_driver import (
+    SHORT,
+    Call,
+    begin_events,
+    living,
+    plain,
+    respond,
+    wrapped,
+)
 from tests.unit.mesh.meshing import World, until
 from tests.unit.mesh.serving import Life, answers
 
@@ -38,23 +46,35 @@ def of_cascade(app: Any, world: World, number: int = 1) -> Call:
     return Call(app, "/work", headers=[(b"cascade", header)])
 
 
-async def test_a_request_that_is_a_hop_is_one_loss() -> None:
-    """It was named twice: as the job of the request, and as the handler of the hop."""
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_a_request_that_is_a_hop_is_one_loss(*, hurried: bool, streams: bool) -> None:
+    """It was counted again: as the job of the request, as one that completed, and as a response that was not."""
     begun = anyio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             raise NotImplementedError
+        if streams:
+            await begin_events(send)
         begun.set()
         await anyio.sleep_forever()
 
     async with World() as world:
-        served = Quiesce(app, node=world.make("b"), grace=SHORT, cleanup=SHORT, hold_signal=False)
+        grace = 60 if hurried else SHORT
+        served = Quiesce(app, node=world.make("b"), grace=grace, cleanup=SHORT, hold_signal=False)
         async with living(served), anyio.create_task_group() as group:
             group.start_soon(of_cascade(served, world).run)
             await begun.wait()
+            application = served._application
+            assert application is not None
+            if hurried:
+                application.stop("test", notice=0)
+                await until(lambda: application._refusing)
+                application.hurry("test")
             report = await served.drain()
     assert [item.name for item in report.cancelled] == ["GET /work"]
+    assert (report.completed, len(report.undelivered)) == (0, 0)
 
 
 @pytest.mark.backends("asyncio")
@@ -215,3 +235,35 @@ async def test_the_age_of_a_scope_is_its_own() -> None:
         report = await outer.aclose()
         await light.aclose()
     assert [round(item.age) for item in report.cancelled if item.kind == "scope"] == [5]
+
+
+@pytest.mark.backends("asyncio")
+async def test_the_age_of_a_failure_is_how_long_it_ran() -> None:
+    """It was the time until the report, for which the drain has waited for other work."""
+    kept: list[Any] = []
+    done = anyio.Event()
+
+    async def fail() -> None:
+        scope = served.scope
+        assert scope is not None
+        await scope.closing()
+        message = "no"
+        raise ValueError(message)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        kept.extend([asyncio.create_task(fail()), asyncio.create_task(done.wait())])
+        await respond(send)
+
+    served = Quiesce(app, grace=60, cleanup=0, hold_signal=False)
+    async with living(served), anyio.create_task_group() as group:
+        await Call(served, "/work").run()
+        group.start_soon(served.drain)
+        await until(kept[0].done)
+        with anyio.move_on_after(5):
+            await anyio.Event().wait()
+        done.set()
+        report = await served.drain()
+    (failed,) = report.failed
+    assert failed.age < 5

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from quiesce.core.harmless_text import harmless
 from quiesce.errors import RemoteProtocolError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.detector import Detector
 from quiesce.mesh.protocol.facts import Answer
-from quiesce.mesh.protocol.harmless_text import harmless
 from quiesce.mesh.protocol.horizon import Horizon
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
 from quiesce.mesh.protocol.scheduler import NodeCall

@@ -27,6 +27,7 @@ from quiesce.core import close_callers, exit_threads, failures, process_exit
 from quiesce.core import report as reports
 from quiesce.core.announce import say
 from quiesce.core.current import current_scope, detached
+from quiesce.core.harmless_text import harmless
 from quiesce.core.latch import Latch
 from quiesce.core.light_scope import LightScope, Model, count_in
 from quiesce.core.scope import Scope
@@ -200,7 +201,7 @@ class Application:
 
     def failed(self, job: Any, error: BaseException) -> object:
         """Log a job whose failure no caller receives; in a drain it is in the report (see `failures.REPORTED`)."""
-        logger.error("%s %s failed", job.kind, job.name, exc_info=error)
+        logger.error("%s %s failed", job.kind, harmless(job.name), exc_info=error)
         if not self._refusing:
             return None
         now = self.root._backend.clock()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core import named_once
 from quiesce.core.backends.asyncio.tasks import _task_done
 from quiesce.core.light_scope import LightScope
 from quiesce.core.report import ReportEntry
@@ -215,7 +216,11 @@ class RequestExchange:
     def _seen(self, job: Any) -> None:
         """See the end of a job that has not settled itself: it was cancelled, or has failed."""
         if not self._settled:
-            _task_done(job)
+            ended_well = not job.cancelled() and job.exception() is None
+            if ended_well and named_once.is_named(job._node, job):
+                job._node._discard(job)  # the report has it as the handler of a hop, which was cut
+            else:
+                _task_done(job)
             self.release()
 
     async def _outlast(self) -> None:
@@ -248,7 +253,8 @@ class RequestExchange:
             raise RuntimeError(message)
         self._taken = True
         half = self._started and not self._complete and not self._service
-        if self._returned and self._app.cut and half:
+        is_named = named_once.is_named(self._scope, self._job)  # as the handler of a hop
+        if self._returned and self._app.cut and half and not is_named:
             self._app.lose(self._as_lost())
         try:
             with anyio.move_on_after(self._app.settings.cleanup):

@@ -11,5 +11,4 @@ In reading order; docs/reference/protocol.md describes the protocol for other im
 - `scheduler`: which receipts and questions go to which node, and when.
 - `engine`: detector, horizon and scheduler, put together.
 - `codec`: headers and JSON bodies, as they are on the wire.
-- `harmless_text`: texts of other agents without control characters.
 """

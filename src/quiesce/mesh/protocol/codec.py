@@ -13,9 +13,9 @@ from binascii import unhexlify
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
+from quiesce.core.harmless_text import harmless
 from quiesce.errors import LocalProtocolError, RemoteProtocolError
 from quiesce.mesh.protocol.facts import Answer
-from quiesce.mesh.protocol.harmless_text import harmless
 from quiesce.mesh.protocol.receipt import (
     COUNT_MAX,
     ENDS,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import failures
 from quiesce.core import report as reports
+from quiesce.core.harmless_text import harmless
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
 from quiesce.core.tree import ScopeState, current, logger
@@ -469,7 +470,8 @@ def job_failed(job: Any, error: BaseException) -> object:
     while node is not None and not isinstance(node, Hop):
         node = node._parent
     if node is not None:
-        logger.error("%s %s of %s failed", job.kind, job.name, node.name, exc_info=error)
+        name = harmless(job.name)
+        logger.error("%s %s of %s failed", job.kind, name, node.name, exc_info=error)
         if node._fail_unheard(error, job):
             return failures.REPORTED
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from quiesce.mesh.protocol.harmless_text import harmless
+from quiesce.core.harmless_text import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

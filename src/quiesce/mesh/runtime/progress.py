@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.core import libraries
+from quiesce.core.harmless_text import harmless
 from quiesce.errors import PeerLost, QuiesceError, RemoteProtocolError
 from quiesce.mesh.protocol import codec
-from quiesce.mesh.protocol.harmless_text import harmless
 from quiesce.mesh.protocol.receipt import NAME_MAX, WHY_MAX, edge_mark
 from quiesce.mesh.runtime.hop_tree import tree
 from quiesce.mesh.transport.node_transport import PROBE

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quiesce.core import arguments
+from quiesce.core.harmless_text import harmless
 from quiesce.mesh.protocol import codec
-from quiesce.mesh.protocol.harmless_text import harmless
 from quiesce.mesh.protocol.receipt import ASSUMES, ENDS
 from quiesce.mesh.runtime.hop_tree import tree
 

@@ -167,6 +167,9 @@ async def test_a_failure_that_code_reads_is_not_the_hops(
             seen.append(future.exception(30))
 
     assert not has_failed(await verdict(put, fuse.lit.set))
+    for thread in threads:
+        if thread.ident is not None:  # it has been started
+            thread.join(30)
 
 
 async def test_a_wait_that_is_over_has_read_nothing(fuse: Fuse, pool: ThreadPoolExecutor) -> None:

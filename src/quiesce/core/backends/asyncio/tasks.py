@@ -51,12 +51,13 @@ _UNASKED_MIN = 64  # failures kept before the received ones are dropped
 class OwnedTask(Task[T]):
     """A task that a scope holds."""
 
-    __slots__ = ("_code_started", "_node", "_offset_started", "_since")
+    __slots__ = ("_code_started", "_failed_at", "_node", "_offset_started", "_since")
 
     _fate: ClassVar[Fate] = "stuck"
     _stops: ClassVar[bool] = True
     _node: TreeNode
     _since: float
+    _failed_at: float  # when it failed; only a task that has failed has it
     _code_started: CodeType | None
     _offset_started: int
 
@@ -349,6 +350,7 @@ def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
         described = reports.report_entry(held, node._name, node._backend.clock())
         if isinstance(task, AdoptedTask):
             task.__class__ = FailedTask
+            task._failed_at = node._backend.clock()
             runners.add(_getframe(2).f_code)  # the caller of `adopted_done`
             node._unasked.append((weakref.ref(task), described))
         else:  # it has no finalizer of ours: keep it
