@@ -19,6 +19,7 @@ work of a hop. In reading order:
 - `bytecode_flow`: what the code of a function does next.
 - `queues`: `asyncio.Queue`, `queue.Queue` and their kinds, anyio's memory object streams, `Channel`.
 - `simple_queue`: `queue.SimpleQueue`, and queues that are shut down.
+- `waits_once`: waits for events that are not a worker's.
 - `early_sets`: events that a hop sets before a worker has waited for them.
 - `events`: events and conditions, which wake a worker.
 - `shared_sends`: a message that is sent for several hops at once.

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, finalize
 
 from quiesce.core.callsites import Callsite, describe
 from quiesce.core.tree import current, logger
+from quiesce.mesh.routes import waits_once
 from quiesce.mesh.routes.following import hop_behind, is_declared
 from quiesce.mesh.routes.takers import lock
 
@@ -47,11 +48,15 @@ of_hops: WeakKeyDictionary[Hop, set[int]] = WeakKeyDictionary()
 def note(event: Any, kind: str, frame: FrameType | None) -> None:
     """Record that the running code sets an event that no worker has waited for, if that is the code of a hop."""
     hop = hop_behind(current.get())
-    if hop is None or getattr(getattr(event, "_cond", event), "_waiters", None):
-        return  # what waits now is not a worker
+    waits = getattr(getattr(event, "_cond", event), "_waiters", None)
+    if hop is None or (waits and id(event) not in waits_once.of_events):
+        return  # what waits now is a library's
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
         frame = frame.f_back
     if frame is None or is_declared(hop, frame):
+        return
+    if waits:
+        waits_once.tell(event, kind, hop, frame)
         return
     with lock:
         mine = of_hops.setdefault(hop, set())

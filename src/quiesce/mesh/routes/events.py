@@ -3,8 +3,8 @@
 A `deque` and an event, or a condition, are a queue, too. A task or thread outside of all hops that waits for one in a
 loop is a worker: woken by a hop, it works for that hop until it waits again, or ends. If it is at work when a hop sets
 the event, it may find the job of the hop without waiting: it works for the hop from then on. An event that is waited for
-once, and not in a loop, is a signal, and carries nothing. So are the events and conditions of libraries, queues among
-them.
+once, and not in a loop, is a signal, which holds nothing (see `waits_once`). So are the events and conditions of libraries,
+queues among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, finalize
 from quiesce.core.libraries import is_housekeeper, starting_frame
 from quiesce.core.tree import current
 from quiesce.mesh.clients.strays import plain_request
-from quiesce.mesh.routes import bytecode_flow, early_sets
+from quiesce.mesh.routes import bytecode_flow, early_sets, waits_once
 from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
 from quiesce.mesh.routes.following import called, frame_place, hop_now, is_declared
@@ -102,6 +102,8 @@ def _wakes(event: Any, around: FrameType | None) -> None:
         return
     frame = starting_frame(around)
     belt = _belt_of(event)
+    if not is_declared(hop, frame):
+        waits_once.tell(event, belt.kind, hop, frame)
     if not (is_declared(hop, frame) or belt.has(event, hop)):
         with lock:
             alive = list(filter(is_alive, belt.workers))
@@ -200,12 +202,14 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     async def waiting(self: Any) -> Any:
         frame = _getframe().f_back
-        if _is_part_of_hop(self, frame) or not _begins(self, frame):
-            return await wait(self)
+        is_workers = not _is_part_of_hop(self, frame) and _begins(self, frame)
+        once = None if is_workers else _begins_once(self, frame)
         try:
             return await wait(self)
         finally:
-            _ends(self)
+            if is_workers:
+                _ends(self)
+            waits_once.end(self, once)
 
     return waiting
 
@@ -215,14 +219,21 @@ def by_thread_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     def waiting(self: Any, timeout: float | None = None) -> Any:
         frame = _getframe().f_back
-        if _is_part_of_hop(self, frame) or not _begins(self, frame):
-            return wait(self, timeout)
+        is_workers = not _is_part_of_hop(self, frame) and _begins(self, frame)
+        once = None if is_workers else _begins_once(self, frame)
         try:
             return wait(self, timeout)
         finally:
-            _ends(self)
+            if is_workers:
+                _ends(self)
+            waits_once.end(self, once)
 
     return waiting
+
+
+def _begins_once(event: Any, frame: FrameType | None) -> waits_once.Wait | None:
+    """Record that code waits that is not a worker, unless it is a library's, or a request outside of all cascades."""
+    return waits_once.begin(event, None if plain_request.get() else _user(frame))
 
 
 def _is_part_of_hop(event: Any, frame: FrameType | None) -> bool:

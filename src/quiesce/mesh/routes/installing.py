@@ -15,6 +15,7 @@ from multiprocessing.pool import Pool, _PoolCache  # type: ignore[attr-defined] 
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from quiesce.channels.channel import Channel
@@ -79,6 +80,7 @@ def _everywhere() -> list[Patch]:
             _patch(module, "to_thread", queues.by_to_thread)
             for module in (asyncio.threads, asyncio)
         ),
+        _patch(anyio.to_thread, "run_sync", partial(queues.by_to_thread, takes_options=True)),
         *(
             _patch(kind, name, queues.by_look)
             for kind in (asyncio.Queue, queue.Queue)

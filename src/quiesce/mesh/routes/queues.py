@@ -396,8 +396,13 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
     return getting
 
 
-def by_to_thread(to_thread: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of `asyncio.to_thread`: the task that waits for an item is the one that has it."""
+def by_to_thread(
+    to_thread: Callable[..., Any], *, takes_options: bool = False
+) -> Callable[..., Any]:
+    """Return the replacement of `asyncio.to_thread`: the task that waits for an item is the one that has it.
+
+    `anyio.to_thread.run_sync` takes options of its own; with `asyncio.to_thread`, they are the function's.
+    """
 
     async def called(func: Any, /, *args: Any, **options: Any) -> Any:
         queue = getattr(func, "__self__", None)
@@ -408,15 +413,16 @@ def by_to_thread(to_thread: Callable[..., Any]) -> Callable[..., Any]:
         frame = calling_frame()
         if belt is not None:
             belt.asks(running_taker(), queue, frame)
+        given, own = ({}, options) if takes_options else (options, {})
 
         def take() -> Any:
             _for_task.queue = queue
             try:
-                return func(*args, **options)
+                return func(*args, **given)
             finally:
                 _for_task.queue = None
 
-        found = await to_thread(take)
+        found = await to_thread(take, **own)
         _took(queue, (found,), running_taker(), frame)
         return found
 

@@ -7,6 +7,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 import pytest
 
 from quiesce import detached
@@ -131,5 +132,37 @@ async def test_another_thread_that_says_done_does_not_disturb_the_task_that_has_
         assert hops[0] is not None
         assert hops[1] is None
         await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_task_has_what_a_thread_of_anyio_takes_for_it(tmp_path: Path) -> None:
+    """The assumption names the line of the task, and not an unknown place."""
+
+    async def scenario(case: Case) -> None:
+        jobs: queue.Queue[Job | None] = queue.Queue()
+
+        async def worker() -> None:
+            while (
+                job := await anyio.to_thread.run_sync(jobs.get, True, 30, abandon_on_cancel=True)  # noqa: FBT003 - its own
+            ) is not None:
+                await work(job)
+
+        task = asyncio.get_running_loop().create_task(worker())
+        job = Job("1")
+        try:
+            cascade = await case.cascade(lambda: jobs.put(job))
+            await until(lambda: job.is_begun)
+            assert job.hop is not None
+            assert await is_open(cascade)
+            job.gate.set()
+            verdict = await cascade.settled(5)
+            assert verdict.ok, str(verdict)
+            (told,) = verdict.assumptions
+            assert f"when it asked for more at {__file__}:" in told
+        finally:
+            job.gate.set()
+            jobs.put(None)
+            await task
 
     await run(tmp_path, scenario)
