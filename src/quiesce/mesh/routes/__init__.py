@@ -20,6 +20,7 @@ work of a hop. In reading order:
 - `queues`: `asyncio.Queue`, `queue.Queue` and their kinds, anyio's memory object streams, `Channel`.
 - `simple_queue`: `queue.SimpleQueue`, and queues that are shut down.
 - `waits_once`: waits for events that are not a worker's.
+- `drivers`: the tasks that begin cascades, which are not workers of these.
 - `early_sets`: events that a hop sets before a worker has waited for them.
 - `events`: events and conditions, which wake a worker.
 - `shared_sends`: a message that is sent for several hops at once.

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches, bytecode_flow, two_hops
+from quiesce.mesh.routes.drivers import is_driver
 from quiesce.mesh.routes.following import frame_place
 from quiesce.mesh.routes.takers import (
     Item,
@@ -366,7 +367,7 @@ class Belt:
             taker = takers.get(key)
             hold = waiting.hold
             mine = [] if taker is None or hold is None else taker.of(hold.hop, self)
-            if hold is None or mine:
+            if hold is None or mine or is_driver(key, hold.hop):
                 for parcel in mine:
                     parcel.is_direct |= is_woken
                 continue

@@ -24,6 +24,7 @@ from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.routes import bytecode_flow, early_sets, waits_once
 from quiesce.mesh.routes.batches import FRAMES_MAX, attributes_of, reach
 from quiesce.mesh.routes.belts import Belt, assume_done
+from quiesce.mesh.routes.drivers import is_driver
 from quiesce.mesh.routes.following import called, frame_place, hop_now, is_declared
 from quiesce.mesh.routes.queues import belts, keep
 from quiesce.mesh.routes.takers import (
@@ -106,7 +107,10 @@ def _wakes(event: Any, around: FrameType | None) -> None:
         waits_once.tell(event, belt.kind, hop, frame)
     if not (is_declared(hop, frame) or belt.has(event, hop)):
         with lock:
-            alive = list(filter(is_alive, belt.workers))
+            every = list(filter(is_alive, belt.workers))
+        alive = [key for key in every if not is_driver(key, hop)]
+        if every and not alive:
+            return
         left = [key for key in alive if _has_left(belt, key)]
         if not left or len(left) < len(alive):
             belt.put(event, hop, frame)
@@ -117,7 +121,7 @@ def _wakes(event: Any, around: FrameType | None) -> None:
             )
             hop.untracked("event", place)
         for key in _busy(belt):
-            if key not in _idle:  # else it is told when it waits no longer
+            if key in alive and key not in _idle:  # else it is told when it waits no longer
                 _call(belt, key, hop, frame)
 
 
@@ -326,6 +330,8 @@ def _ends(event: Any) -> None:
     if key not in _of_workers.get(id(event), ()):
         return  # its coroutine is closed, in whatever task
     for hop, place in early_sets.found_by_worker(event).items():
+        if is_driver(key, hop):
+            continue
         _belt_of(event).put(event, hop, None, place)
         early_sets.is_held(event, hop)
     if _signals:

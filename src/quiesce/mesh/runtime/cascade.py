@@ -13,6 +13,7 @@ from quiesce.core.current import detached
 from quiesce.core.latch import Latch
 from quiesce.errors import UsageError
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
+from quiesce.mesh.routes import drivers
 from quiesce.mesh.routes.following import frame_place
 from quiesce.mesh.runtime import progress
 from quiesce.mesh.runtime.hop_parts import Part
@@ -69,6 +70,7 @@ class Cascade:
         self._resume(hop._record)
         self._part = Part(hop, "cascade", self.name, _getframe(1))
         self._part.enter()
+        drivers.begins(self)
         return self
 
     def _resume(self, record: states.HopRecord) -> None:
