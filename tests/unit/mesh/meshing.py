@@ -208,7 +208,7 @@ async def leaves(hop: Hop) -> None:
 
 async def until(fact: Callable[[], object]) -> None:
     """Wait for something of which nobody tells."""
-    give_up_at = anyio.current_time() + 5
+    give_up_at = anyio.current_time() + 60  # a guard
     while not fact():
         assert anyio.current_time() < give_up_at, "it did not come to that"
         await lasting(0.005)

@@ -6,7 +6,7 @@ These things do, whichever comes first:
 
 1. The taker has called `task_done()` for all items that it has: it need not work on them in the order in which it took
    them. If it did so in the very step in which it took the item, or in a thread, its work may come after that: then the
-   item is over when it asks for more.
+   item is over when it asks for more. That is an assumption if it seems to collect a batch.
 2. The taker has ended. If it returned the item, another task may work on it: then the hop records that.
 3. The taker asks the queue for more, does not collect a batch (see `batches`), and does not use `task_done()`. That is
    an assumption, and the hop's receipt names it (`Hop.assume`).
@@ -69,6 +69,7 @@ class Belt:
         "_backend",
         "_waiting",
         "counted",
+        "is_early",
         "is_pool",
         "is_signal",
         "is_stack",
@@ -100,6 +101,8 @@ class Belt:
         self.is_stack: bool = is_stack
         self.counted: bool = False
         """Whether the program says when it is done with an item."""
+        self.is_early: bool = False
+        """Whether it may say so before the work."""
         self.is_pool: bool = False
         """Whether its items are no jobs: they are taken, used and given back."""
         self.puts: int = 0
@@ -266,6 +269,7 @@ class Belt:
             hold.worked_on_by(taker.key)
         if not self.counted:
             parcel.place = _place(frame)
+        if self.is_early or not self.counted:
             frames = frames_of(taker.key, frame)
             parcel.before = batches.sizes(frames)
             parcel.variables = batches.variables(frames, parcel.item)
@@ -327,7 +331,9 @@ class Belt:
             self._leave(taker, found)
             return
         frames = frames_of(taker.key, frame)
-        counts = not self.counted and any(_is_called_on(one, "task_done", queue) for one in frames)
+        counts = not self.counted and any(
+            bytecode_flow.is_called_on(one, "task_done", queue) for one in frames
+        )
         place = None if is_look else _place(frame)
         over = [
             parcel
@@ -338,10 +344,15 @@ class Belt:
                 else parcel.hold is None or not self._is_kept(taker, parcel, frames, place)
             )
         ]
-        if any(parcel.hold is not None for parcel in over) and batches.is_collecting(
+        collects = any(parcel.hold is not None for parcel in over) and batches.is_collecting(
             frames, hopped[0].before, [parcel.item for parcel in hopped]
-        ):
+        )
+        if collects:
             over = [parcel for parcel in over if parcel.hold is None or parcel.is_done]
+        for parcel in over:  # of which it has said so at once
+            parcel.is_early = collects or batches.reads_item_later(
+                frames, parcel.item, parcel.variables
+            )
         own = (one for one in frames if not libraries.is_housekeeper(one))
         assume_done(over, frame or next(own, None))
         self._leave(taker, over)
@@ -436,7 +447,8 @@ class Belt:
             self._leave(taker, [parcel])
         elif taker.has_turned and all(one.is_done for one in mine):
             self._leave(taker, mine)
-        # Else its work may come after this, in the same step or in a thread; or this was said of another item.
+        else:  # its work may come after this, in the same step or in a thread; or this was said of another item
+            self.is_early = True
 
     def _leave(self, taker: Taker, over: list[Parcel]) -> None:
         if not over:
@@ -466,7 +478,7 @@ def assume_done(over: list[Parcel], frame: FrameType | None) -> None:
     Of the loops of well-known libraries that is known, and not assumed.
     """
     for parcel in () if libraries.is_relay(frame) else over:
-        if parcel.hold is not None and not parcel.is_done:
+        if parcel.hold is not None and (parcel.is_early or not parcel.is_done):
             parcel.hold.hop.assume(
                 f"assumes that a worker was done with an item from {parcel.belt.kind} when it asked for more"
                 f" at {frame_place(frame)}"
@@ -486,14 +498,3 @@ def _is_later_in_line(one: Place | None, other: Place | None) -> bool:
     if one is None or other is None or one[:2] != other[:2] or None in (*one[2], *other[2]):
         return False
     return one[2] < other[2]
-
-
-def _is_called_on(frame: FrameType, method: str, thing: object) -> bool:
-    """Return whether the code of a frame calls a method of a thing."""
-    for first, *rest in filter(None, bytecode_flow.called_on(frame.f_code, method)):
-        found: Any = frame.f_locals.get(first, frame.f_globals.get(first))
-        for name in rest:
-            found = getattr(found, name, None)
-        if found is thing:
-            return True
-    return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType
+    from types import CodeType, FrameType
 
     Use = Literal["LOAD", "STORE"]
 
@@ -368,3 +368,14 @@ def called_on(code: CodeType, method: str) -> tuple[tuple[str, ...], ...]:
             names = [of for use, of in _uses(steps[before]) if use == "LOAD"]
             found.append((*names[-1:], *path))
     return tuple(found)
+
+
+def is_called_on(frame: FrameType, method: str, thing: object) -> bool:
+    """Return whether the code of a frame calls a method of a thing."""
+    for first, *rest in filter(None, called_on(frame.f_code, method)):
+        found: Any = frame.f_locals.get(first, frame.f_globals.get(first))
+        for name in rest:
+            found = getattr(found, name, None)
+        if found is thing:
+            return True
+    return False

@@ -390,6 +390,9 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
         except thread_queue.Empty:
             _found_empty(self)
             raise
+        frame = frame or (
+            calling_frame() if belts else None
+        )  # the first hop may have come meanwhile
         _took(self, (item,), running_taker(), frame)
         return item
 

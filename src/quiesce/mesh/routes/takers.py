@@ -21,7 +21,7 @@ from quiesce.core import libraries
 from quiesce.core.tree import ScopeState, current
 from quiesce.mesh.routes import batches
 from quiesce.mesh.routes.following import Followed, called, code_place, frame_place
-from quiesce.mesh.routes.two_hops import Beside
+from quiesce.mesh.routes.two_hops import Beside, taker_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -84,7 +84,8 @@ class Parcel:
     """An item, from when it was put until the work on it is over."""
 
     __slots__ = (
-        "at", "before", "belt", "beside", "hold", "host", "is_direct", "is_done", "item", "others", "place", "variables",
+        "at", "before", "belt", "beside", "hold", "host", "is_direct", "is_done", "is_early", "item", "others", "place",
+        "variables",
     )  # fmt: skip
 
     def __init__(self, belt: Belt, item: object, hold: Followed | None) -> None:
@@ -97,6 +98,7 @@ class Parcel:
         self.is_direct: bool = False  # whether the taker has taken it itself
         self.place: Place | None = None  # where it was taken
         self.is_done: bool = False  # whether the taker has said so, perhaps too early
+        self.is_early: bool = False  # whether it seems to be so
         self.others: frozenset[object] = frozenset()  # what the hop held when the item was taken
         self.at: tuple[CodeType, int] | None = None  # where it was taken, for messages
         self.beside: Beside | None = None  # if its taker is of another hop
@@ -370,31 +372,32 @@ def call_returns(result: object) -> None:
         if _is_in(result, parcel.item):
             place = f"from {kind}, by a call in a thread that returned it. Take items by `await asyncio.to_thread(queue.get)`"
             hop.untracked("item", place)
-        elif result is not None and not parcel.is_done:
-            hop.assume(
-                f"assumes that a call in a thread was done with an item from {kind} when it returned a result"
-            )
+        elif not parcel.is_done and parcel.item is not None:
+            hop.assume(f"assumes that a call in a thread was done with {parcel} when it returned")
         release_all([parcel])
 
 
 def _tell_end(key: object, parcel: Parcel) -> None:
-    """Record in the hop of an item how its taker has ended: the item may not be done, or not yet."""
-    if not isinstance(key, asyncio.Task) or parcel.hold is None:
+    """Record in the hop of an item how its taker has ended: the item may not be done, or not yet.
+
+    A None tells the taker to end. What the end of an event's worker says is for `events` to know.
+    """
+    if parcel.hold is None:
         return
-    hop, kind = parcel.hold.hop, parcel.belt.kind
-    if key.cancelled():
-        hop._cut_unheard()
-    elif key._exception is not None:
-        hop._fail_unheard(key._exception, hop)
-    elif _is_in(key.result(), parcel.item):
-        place = (
-            f"from {kind}, by a task that returned it. Take items in the task that works on them"
-        )
+    hop, result = parcel.hold.hop, None
+    if isinstance(key, asyncio.Task):
+        if key.cancelled():
+            hop._cut_unheard()
+            return
+        if key._exception is not None:
+            hop._fail_unheard(key._exception, hop)
+            return
+        result = key.result()
+    if _is_in(result, parcel.item):
+        place = f"from {parcel.belt.kind}, by a task that returned it. Take items in the task that works on them"
         hop.untracked("item", place)
-    elif key.result() is not None and not parcel.is_done:
-        hop.assume(
-            f"assumes that task {key.get_name()} was done with an item from {kind} when it returned a result"
-        )
+    elif not parcel.is_done and parcel.item is not None and not parcel.belt.is_signal:
+        hop.assume(f"assumes that {taker_name(key)} was done with {parcel} when it ended")
 
 
 def _is_in(result: object, item: object) -> bool:

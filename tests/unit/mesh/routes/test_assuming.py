@@ -224,7 +224,7 @@ async def test_a_task_that_returns_something_made_of_an_item_is_taken_to_be_done
         verdict = await cascade.settled(5)
         assert verdict.ok, str(verdict)
         (told,) = verdict.assumptions
-        assert "when it returned a result" in told
+        assert "when it ended" in told
 
     await run(tmp_path, scenario)
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from quiesce.mesh import Cascade, Hop
 
-pytestmark = pytest.mark.backends("asyncio", "uvloop")
+# Threads do not know of any other time.
+pytestmark = [pytest.mark.backends("asyncio", "uvloop"), pytest.mark.real_time]
 
 
 class LazyJob(Job):
@@ -85,7 +86,7 @@ class Lazy:
 
 
 async def _settled(cascade: Cascade) -> Settled:
-    verdict = await cascade.settled(5)
+    verdict = await cascade.settled(30)
     assert isinstance(verdict, Settled), verdict
     return verdict
 
