@@ -7,6 +7,7 @@ import gc
 import inspect
 import itertools
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import hypothesis  # it looks for referrers of trio's random, so it is imported before we freeze
@@ -17,6 +18,11 @@ from tests import loops, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+
+# In the background of a shell script SIGINT is ignored, also by what the tests start; servers have to begin as they do
+# elsewhere. Here, before any test: the guard sees handlers that a test leaves behind.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS_BETWEEN_FREEZES = 20
 finished = itertools.count(1)

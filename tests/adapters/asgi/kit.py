@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 _SOURCE = Path(quiesce.__file__).parents[1]  # as it is tested here
 APP = "tests.adapters.asgi.app:app"
-# In the background of a shell script SIGINT is ignored, also by what is started here; the servers have
-# to begin as they do elsewhere.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _START_SECONDS = 8.0
 _LOOK_SECONDS = 0.01  # between two looks at whether all that was killed is gone

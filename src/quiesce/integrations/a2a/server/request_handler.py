@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -244,8 +243,7 @@ class QuiescentRequestHandler:
         """
         end = await self._ending()
         try:
-            report = await end.join(grace, cleanup)
-            return replace(report, services=0)  # they are the SDK's
+            return await end.join(grace, cleanup)
         finally:
             if self._mesh is not None:
                 self._mesh.end_all()
