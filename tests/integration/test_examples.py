@@ -140,7 +140,6 @@ withdrawn: 1, cancelled: ['ada', 'cyd']
 # What is told on stderr, where that is part of the story.
 COMPLAINTS = {
     "asgi_server.py": r"quiesce: SIGTERM: draining, grace 10 s: .*nothing it owned was lost: 2 jobs completed\n",
-    "escapes.py": "quiesce: the server shuts down: node 'escapes' .*stuck: daemon thread Event.wait .*\n",
     "acp_websocket.py": "quiesce: SIGTERM: draining.* request session/prompt .*nothing it owned was lost: .*\n",
     "mcp_sessions.py": r"quiesce: process notes \(\d+\), a service, has ended by itself: exit code 3\n",
 }

@@ -101,9 +101,9 @@ async def test_a_call_in_the_executor_of_the_loop_that_fails(fuse: Fuse, *, is_k
 
     assert has_failed(await verdict(put, fuse.lit.set))
     kept.clear()
+    await loop.shutdown_default_executor()  # its thread keeps the future until it has ended
     await turns(3)
     assert [type(one) for one in reports] == [ValueError]
-    await loop.shutdown_default_executor()
 
 
 @on_asyncio
