@@ -39,7 +39,7 @@ def open_exit_fd(pid: int) -> int | None:
 def watch_exit(
     backend: Backend, pid: int, exit_fd: int | None, call: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call `call` in the loop when the process has exited; gives the way to stop."""
+    """Call `call` in the loop when the process has exited; return the way to stop."""
     if exit_fd is not None:
         return watch_readable(backend, exit_fd, call)
     wanted = [call]
@@ -66,7 +66,7 @@ def has_exited(pid: int, exit_fd: int | None) -> bool:
 
 
 def watch_readable(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in the loop whenever `fd` is readable; gives the way to stop.
+    """Call `call` in the loop whenever `fd` is readable; return the way to stop.
 
     That must be called before `fd` is closed.
     """
@@ -78,7 +78,7 @@ def watch_readable(backend: Backend, fd: int, call: Callable[[], None]) -> Calla
 
 
 def watch_writable(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in the loop whenever `fd` is writable; gives the way to stop, as above."""
+    """Call `call` in the loop whenever `fd` is writable; return the way to stop, as above."""
     if backend.name == "trio":
         return _watch_on_trio("wait_writable", fd, call)
     loop: Any = backend.loop

@@ -117,7 +117,7 @@ class Process(OwnedProcess):
     async def stop(self, grace: float | None = None) -> int:
         """Stop it, and wait until nothing of it is left: SIGTERM, then SIGKILL after `grace`.
 
-        Gives the exit code.
+        Return the exit code.
 
         *Cancel safety*: the stop goes on, and is waited for, before the cancellation is passed
         on.

@@ -185,7 +185,7 @@ class OwnedProcess(Described):
         return self._bell.interrupted and self._state == "stuck"
 
     def _advance(self) -> float | None:
-        """Do to a running process what is due; gives when to look again."""
+        """Do to a running process what is due; return when to look again."""
         now = self._backend.clock()
         if self._bell.interrupted and self._asked is None:
             self._asked = "the end of the event loop"

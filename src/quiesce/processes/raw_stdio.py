@@ -137,7 +137,7 @@ class Input:
         return self._fd is not None and not self.broken
 
     def post(self, data: bytes) -> int:
-        """Write, or put in line what the pipe does not take now, in one step; gives when that was.
+        """Write, or put in line what the pipe does not take now, in one step; return when that was.
 
         It must be open.
         """
@@ -192,7 +192,7 @@ class Input:
             self._unwatch = None
 
     def _write(self, data: memoryview) -> memoryview:
-        """Write as much as the pipe takes; gives the rest."""
+        """Write as much as the pipe takes; return the rest."""
         assert self._fd is not None  # noqa: S101 - open, or there would be nothing to write
         try:
             while data:

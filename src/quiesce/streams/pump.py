@@ -366,7 +366,7 @@ class Pump(Described, Generic[T]):
     async def _take_at_hand(
         self, step: Callable[[], Awaitable[T]], ready: Callable[[], bool]
     ) -> Callable[[], Awaitable[T]]:
-        """Take the items that need no waiting; gives the next step, for an error is its reader's."""
+        """Take the items that need no waiting; return the next step, for an error is its reader's."""
         items, dropped = self._items, self._nested.dropped
         while len(items) < _AT_HAND_MAX and not (self._closing or dropped) and ready():
             try:

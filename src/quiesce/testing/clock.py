@@ -109,7 +109,7 @@ def run(
     clock: Clock = "mock",
     seed: int | None = None,
 ) -> T:
-    """Run an async function to its end, on a fresh event loop; gives what it returns.
+    """Run an async function to its end, on a fresh event loop; return what it returns.
 
     Args:
         fn: The function; it is called inside the event loop.

@@ -89,7 +89,7 @@ async def spawn_agent_process(
     transport_kwargs: Mapping[str, Any] | None = None,
     **connection_kwargs: Any,
 ) -> AsyncIterator[tuple[ClientSideConnection, Process]]:
-    """Run an agent as a child process for the time of a block; gives the connection and the process.
+    """Run an agent as a child process for the time of a block; return the connection and the process.
 
     The arguments are those of the SDK, and of `open_agent_process()`.
 

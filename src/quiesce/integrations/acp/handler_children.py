@@ -38,7 +38,7 @@ _watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
 
 
 def watch_children(scope: Scope) -> Callable[[], None]:
-    """Own the processes that are started in this scope from now on; gives the way to end that."""
+    """Own the processes that are started in this scope from now on; return the way to end that."""
     loop = asyncio.get_running_loop()
     found = _watches.get(loop)
     if found is None:

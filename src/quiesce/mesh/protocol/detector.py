@@ -278,7 +278,7 @@ class Detector(Knowledge):
     def finish(self, hop: HopRecord, microseconds: int, why: str = "") -> bytes | None:
         """Record that a hop is done whose answer is about to be sent: `end`, and `ride` on that answer.
 
-        Gives its receipt, packed. Most hops have handed nothing on, and then this takes a third of the time
+        Return its receipt, packed. Most hops have handed nothing on, and then this takes a third of the time
         of both; of any other hop nothing is known after this that was not before, and it gives None.
 
         After a restart it is not posted either: whoever has sent the message was told nothing else, so he has

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 from quiesce.core.callsites import Callsite, describe
+from quiesce.core.libraries import is_housekeeper
 from quiesce.core.tree import current, logger
 from quiesce.mesh.routes import waits_once
-from quiesce.mesh.routes.following import hop_behind, is_declared
+from quiesce.mesh.routes.following import hop_behind, is_declared_service
 from quiesce.mesh.routes.takers import lock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from quiesce.mesh.runtime.hop import Hop
@@ -45,25 +47,29 @@ of_hops: WeakKeyDictionary[Hop, set[int]] = WeakKeyDictionary()
 """By hop, the ids of the events that it has set early."""
 
 
-def note(event: Any, kind: str, frame: FrameType | None) -> None:
+def note(event: Any, kind_of: Callable[[Any], str], frame: FrameType | None) -> None:
     """Record that the running code sets an event that no worker has waited for, if that is the code of a hop."""
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
+        frame = frame.f_back
+    if frame is None or is_housekeeper(
+        frame
+    ):  # first: a client of HTTP sets three for each request
+        return
     hop = hop_behind(current.get())
     waits = getattr(getattr(event, "_cond", event), "_waiters", None)
     if hop is None or (waits and id(event) not in waits_once.of_events):
         return  # what waits now is a library's
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
-        frame = frame.f_back
-    if frame is None or is_declared(hop, frame):
+    if is_declared_service(hop, frame):
         return
     if waits:
-        waits_once.tell(event, kind, hop, frame)
+        waits_once.tell(event, kind_of(event), hop, frame)
         return
     with lock:
         mine = of_hops.setdefault(hop, set())
         if len(mine) >= _EVENTS_MAX:
             return
         if id(event) not in _of_events:
-            _of_events[id(event)] = EarlySet(kind)
+            _of_events[id(event)] = EarlySet(kind_of(event))
             finalize(event, _of_events.pop, id(event), None).atexit = False
         mine.add(id(event))
         _of_events[id(event)].hops[hop] = Callsite(frame.f_code, frame.f_lasti)

@@ -69,7 +69,7 @@ def by_set(signal: Callable[[Any], None]) -> Callable[[Any], None]:
     def setting(self: Any) -> None:
         if id(self) not in _of_workers:  # as most are: a server sets several for each request
             if current.get() is not None:
-                early_sets.note(self, _kind(self), _getframe().f_back)
+                early_sets.note(self, _kind, _getframe().f_back)
             if id(self) not in _of_workers:  # or the first has come, in another thread
                 signal(self)
                 return
@@ -90,7 +90,7 @@ def by_notify(signal: Callable[[Any, int], None]) -> Callable[..., None]:
         if id(self) in _of_workers:  # its lock is held: none of them comes to wait meanwhile
             _wakes(self, _getframe().f_back)
         elif current.get() is not None:
-            early_sets.note(self, _kind(self), _getframe().f_back)
+            early_sets.note(self, _kind, _getframe().f_back)
         signal(self, n)
 
     return notifying

@@ -46,7 +46,7 @@ class Visit(Visitor):
             self._body.interrupt()
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; gives what is left to raise."""
+        """End; return what is left to raise."""
         hop = self._hop
         left = exc if self._body is None else self._body.leave(exc)
         if exc is not None:
@@ -107,7 +107,7 @@ class Part:
         return hop
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; gives what is left to raise."""
+        """End; return what is left to raise."""
         assert self._visit is not None  # noqa: S101 - entered
         return self._visit.leave(exc)
 

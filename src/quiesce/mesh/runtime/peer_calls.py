@@ -116,7 +116,7 @@ class PeerCalls:
     ) -> Job[None] | None:
         """Start a service of the node; also while it is drained, which needs them to end well.
 
-        Gives None if the node is closed.
+        Return None if the node is closed.
         """
         scope = self._scope
         if scope._state is ScopeState.CLOSED:

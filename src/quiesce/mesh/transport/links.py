@@ -298,7 +298,7 @@ async def serve_link(node: Node, method: str, params: object) -> Any:
 
 
 def refuse_message(node: Node, header: str | bytes) -> str | None:
-    """Refuse a message that is not even looked at; gives the answer, if there is one to give."""
+    """Refuse a message that is not even looked at; return the answer, if there is one to give."""
     try:
         node._arrive(
             codec.parse_request_header(header),

@@ -66,7 +66,7 @@ class Baseline:
             self._seen[test] = dict(Counter(self._seen.get(test, {})) | Counter(labels))
 
     def write(self) -> str:
-        """Write what is known now; gives a sentence about it."""
+        """Write what is known now; return a sentence about it."""
         before = sum(map(_count, self._known.values()))
         if self.is_new:
             after = dict(self._seen)

@@ -157,7 +157,7 @@ def usage() -> tuple[float, ...]:
 
 
 def mark_children(number: int) -> str | None:
-    """Mark all processes that are started from now on; gives the mark before."""
+    """Mark all processes that are started from now on; return the mark before."""
     before = os.environ.get(MARK)
     os.environ[MARK] = f"{_TOKEN}.{os.getpid()}.{number}"
     return before

@@ -47,7 +47,7 @@ class Points:
 
 @types.coroutine
 def drive(subject: Coroutine[Any, Any, Any], points: Points) -> Generator[Any, Any, Any]:
-    """Run a coroutine to its end; gives what it returns, and raises what it raises."""
+    """Run a coroutine to its end; return what it returns, and raises what it raises."""
     send = subject.send
     value: Any = None
     error: BaseException | None = None

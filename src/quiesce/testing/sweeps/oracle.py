@@ -61,7 +61,7 @@ def watched() -> Iterator[None]:
 def look_back(runs: Sequence[Run]) -> list[Run]:
     """Find what only a full garbage collection can tell: it would take too long after each run.
 
-    Gives the runs that had seemed to leave nothing, and have left something.
+    Return the runs that had seemed to leave nothing, and have left something.
     """
     gc.collect()
     tidy = [run for run in runs if not run.findings]
@@ -153,7 +153,7 @@ class Oracle:
             time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - for others: the loop's own time may jump
 
     def end(self) -> tuple[float, float]:
-        """Kill and reap the processes that the run has left, and stop looking; gives the run's span."""
+        """Kill and reap the processes that the run has left, and stop looking; return the run's span."""
         if self._census is None:
             return 0, 0
         for pid in self._kill():

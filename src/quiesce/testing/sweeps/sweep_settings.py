@@ -41,7 +41,7 @@ class SweepSettings:
         raise NoScenario(message)
 
     def checked(self) -> BaseException | None:
-        """Ask the caller's own oracle; gives what it raises, be it `pytest.fail()`."""
+        """Ask the caller's own oracle; return what it raises, be it `pytest.fail()`."""
         try:
             if self.check is not None:
                 self.check()
