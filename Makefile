@@ -63,7 +63,7 @@ demo-losses: $(LOSSES_READY) ## Programs that lose work, and the same ones with 
 	@PYTHONPATH=src $(VENV_LOSSES)/bin/python -m examples.demo $(ARGS)
 
 .PHONY: test
-test: $(READY) $(TESTED) ## Every guarantee, sweeps and models sampled (ARGS="-k idle" goes to pytest)
+test: $(READY) $(TESTED) ## Every guarantee; sweeps, models and event loops sampled (ARGS="-k idle" goes to pytest)
 	@$(PY) tools/sessions.py $(ARGS)
 
 .PHONY: test-full
@@ -130,7 +130,7 @@ docs: $(READY) $(DEV_PACKAGES) ## Build the documentation into site/, strictly
 	@echo "documentation: site/index.html"
 
 .PHONY: test-all
-test-all: ## The tests with each of Python 3.11, 3.12, 3.13 that is found (EXCEPT=3.11 leaves one out)
+test-all: ## The tests with each of Python 3.11 to 3.14 that is found (EXCEPT=3.11 leaves one out)
 	@MAKE="$(MAKE)" sh tools/test-all.sh
 
 # --- the rest -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import a2a, adapters, asgi, core, mesh, process, resources, testing
+from benchmarks import a2a, adapters, asgi, core, imports, mesh, process, resources, testing
 from benchmarks._command import run
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SUITES: list[Suite[Any]] = [
     core.SUITE,
+    imports.SUITE,
     resources.SUITE,
     process.SUITE,
     testing.SUITE,

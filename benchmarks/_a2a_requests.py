@@ -1,7 +1,7 @@
 """Requests to an A2A server, beside the bare SDK: blocking sends, streams, and a slow webhook.
 
-The limits are on what a client of the server sees: real HTTP, the SDK's JSON-RPC routes, uvicorn.
-Beside them is what a call takes of the server's processor time, and what the handler alone takes.
+The limits are on the time that a client sees: real HTTP, the SDK's JSON-RPC routes, uvicorn.
+Other rows show the server's processor time for a call, and the time of the handler alone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LEAST = 0.95  # of the bare SDK's speed
 MOST_DELAY = 0.1  # of the bare SDK's delay
 IN_FLIGHT = 8
 HOOK_SECONDS = 0.2
-EVENTS = 8  # and the task's first two states, and its last
+EVENTS = 8  # besides the task's first two states, and its last state
 _WARM = 5
 _UPDATES = "update " * EVENTS + "complete"
 _COMPLETE = b"TASK_STATE_COMPLETED" if kit.FIRST else b'"completed"'
 
 
 async def send(connection: Connection) -> None:
-    """Send a message, and have the answer when its task is complete."""
+    """Send a message, and wait for the answer, which comes when its task is complete."""
     answer = await connection.call(body("send", kit.sending("complete")))
     if _COMPLETE not in answer:
         message = f"the task is not complete: {answer!r}"
@@ -57,13 +57,13 @@ async def stream(connection: Connection) -> None:
 
 
 async def handled_sends(handler: RequestHandler, count: int) -> None:
-    """Send messages to the handler itself."""
+    """Send messages to the handler, without HTTP."""
     for _ in range(count):
         await handler.on_message_send(kit.request("complete"), kit.call_context())
 
 
 async def handled_streams(handler: RequestHandler, count: int) -> None:
-    """Send messages to the handler itself, and read their events."""
+    """Send messages to the handler, without HTTP, and read their events."""
     for _ in range(count):
         request = kit.request(_UPDATES)
         async for _ in handler.on_message_send_stream(request, kit.call_context()):
@@ -71,7 +71,7 @@ async def handled_streams(handler: RequestHandler, count: int) -> None:
 
 
 async def _clients(port: int, count: int, step: Step) -> tuple[float, float]:
-    """Keep so many calls in flight; gives the seconds, and the server's processor time."""
+    """Make `count` calls, some at a time; return the seconds, and the server's processor time."""
     connections = [await Connection(port).open() for _ in range(IN_FLIGHT)]
 
     async def client(connection: Connection, left: Iterator[int]) -> None:
@@ -91,7 +91,7 @@ async def _clients(port: int, count: int, step: Step) -> tuple[float, float]:
 
 
 def _over_http(backend: str, count: int, rounds: int, name: str, step: Step) -> list[Result]:
-    """Compare by the clock, and by the server's processor time, from the same turns."""
+    """Compare the time by the clock, and the server's processor time, measured in the same turns."""
     spent: dict[str, list[float]] = {way: [] for way in WAYS}
 
     def piece(way: str) -> float:
@@ -118,7 +118,7 @@ def _over_http(backend: str, count: int, rounds: int, name: str, step: Step) -> 
 
 
 def _by_hand(backend: str, count: int, rounds: int, name: str, calls: Calls) -> Result:
-    """Compare what the handler alone takes."""
+    """Compare the time of the handler alone."""
 
     async def piece(way: str) -> float:
         with tempfile.TemporaryDirectory(prefix="quiesce-bench-") as folder:
@@ -155,9 +155,9 @@ def streams(backend: str = "asyncio", count: int = 400, rounds: int = 5) -> list
 
 
 async def _stored(port: int) -> float:
-    """Send messages with a slow webhook; gives the seconds until the last one's end is stored.
+    """Send messages with a slow webhook; return the seconds until the last task's end is stored.
 
-    The first push of a process is left out: it loads the certificates of the web.
+    The first push of a process is not measured, because it loads the certificates.
     """
     seconds = 0.0
     async with webhook() as hook:

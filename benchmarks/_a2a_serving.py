@@ -1,8 +1,8 @@
 """An A2A server in a process of its own, for the benchmarks, and a client that costs little.
 
-The server is uvicorn with the SDK's own JSON-RPC routes, on loopback, in a child that is forked when
-all is imported. Its client writes ready-made requests to sockets that it keeps open, and reads no
-more of the answers than it must: what is measured is the server.
+The server is uvicorn with the SDK's own JSON-RPC routes, on loopback, in a child process that is forked
+after all imports. The client writes ready-made requests to open sockets, and reads as little of the answers
+as possible, so the benchmark measures the server.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 MEMORY = OURS
-"""Ours, with what is not delivered kept in memory, as the SDK does."""
+"""The adapter, with undelivered pushes in memory, like the SDK."""
 DURABLE = "quiesce, on disk"
-"""Ours, with an outbox in a file: tasks and pushes outlive the process."""
+"""The adapter, with an outbox in a file, so that tasks and pushes outlive the process."""
 
 
 def _made(way: str, folder: Path) -> dict[str, Any]:
-    """Return what a handler of a way is made of: the same agent, card and stores."""
+    """Return the arguments of a handler: the same agent, card and stores for each way."""
     configs = InMemoryPushNotificationConfigStore()
     if way == BARE:
         sender = kit.bare_sender(httpx.AsyncClient(trust_env=False), configs)
@@ -81,7 +81,7 @@ async def handling(way: str, folder: Path) -> AsyncIterator[Any]:
 
 
 def application(way: str, folder: Path) -> Starlette:
-    """Return the app of a way: the same routes, with a handler of its own."""
+    """Return the app of a way: the same routes, with the handler of this way."""
     routes = [Route("/cpu", _cpu)]
     made = _made(way, folder)
     if way == BARE:
@@ -95,7 +95,7 @@ def application(way: str, folder: Path) -> Starlette:
 
 
 async def _cpu(_: object) -> JSONResponse:
-    """Return what the process has used so far, with no garbage left from before."""
+    """Return the processor time of this process so far, after a garbage collection."""
     gc.collect()
     return JSONResponse(time.process_time())
 
@@ -104,7 +104,7 @@ async def _cpu(_: object) -> JSONResponse:
 def served(way: str, backend: str) -> Iterator[int]:
     """Start a server of a way for the block, and yield its port."""
     with tempfile.TemporaryDirectory(prefix="quiesce-bench-") as folder:
-        # With its protocol, which create_server() leaves out: asyncio only then turns off Nagle's
+        # With the protocol named, which create_server() leaves out: only then asyncio turns off Nagle's
         # algorithm, and an answer in two pieces would wait 40 ms for the client's acknowledgement.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
@@ -121,11 +121,13 @@ def served(way: str, backend: str) -> Iterator[int]:
 
 
 def _serve(way: str, backend: str, folder: Path, listening: socket.socket) -> None:
-    """Serve until a signal, and end the child."""
+    """Serve until a signal comes, and end the child process."""
     code = 1
     try:
         logging.disable(logging.CRITICAL)
-        os.dup2(sys.stderr.fileno(), 1)  # the results go where it would print
+        os.dup2(
+            sys.stderr.fileno(), 1
+        )  # stdout is for the results, so prints of the server go to stderr
         app = application(way, folder)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, loop=backend, timeout_graceful_shutdown=1
@@ -157,18 +159,18 @@ class Connection:
         return self
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()
         await self._writer.wait_closed()
 
     async def call(self, sent: bytes, *, streamed: bool = False) -> bytes:
-        """Send a call; gives the body of its answer."""
+        """Send a call; return the body of its answer."""
         head = "POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         head += f"a2a-version: 1.0\r\ncontent-length: {len(sent)}\r\n\r\n"
         return await self._ask(head.encode() + sent, streamed=streamed)
 
     async def cpu(self) -> float:
-        """Ask what processor time the server has used."""
+        """Return the processor time that the server has used."""
         return float(await self._ask(b"GET /cpu HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"))
 
     async def _ask(self, request: bytes, *, streamed: bool = False) -> bytes:

@@ -1,8 +1,8 @@
-"""An ACP client beside the bare SDK: how many requests a second it gets answered, 64 in flight.
+"""An ACP client beside the bare SDK: how many of its requests are answered a second, with 64 in flight.
 
-The agent is in the same process and costs next to nothing: it answers each request in the step that
-sends it. `prompt` is what programs call, with the SDK's models made, dumped and checked; `ext_method`
-is the barest request that there is.
+The agent is in the same process and costs almost nothing: it answers each request in the step that
+sends it. Programs call `prompt`, for which the SDK makes, dumps and checks models. `ext_method`
+is the smallest request, without models.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ANSWER = {"jsonrpc": "2.0", "result": {"stopReason": "end_turn"}}
 
 
 class Client:
-    """A client that is asked nothing."""
+    """A client that gets no requests from the agent."""
 
     async def session_update(self, **_: object) -> None:
-        """Take an update."""
+        """Ignore an update."""
 
 
 async def prompt(connection: ClientSideConnection) -> object:
@@ -41,15 +41,15 @@ async def prompt(connection: ClientSideConnection) -> object:
 
 
 async def extension(connection: ClientSideConnection) -> object:
-    """Send a request that is in no model."""
+    """Send a request without a model."""
     return await connection.ext_method("echo", {"text": _TEXT})
 
 
 class AnsweringStream(asyncio.Transport):
-    """The client's output: what is written to it is answered in the same step."""
+    """The client's output stream, which answers each written request in the same step."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        """Answer to this reader."""
+        """Send the answers to this reader."""
         super().__init__()
         self._reader = reader
         self.protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
@@ -61,11 +61,11 @@ class AnsweringStream(asyncio.Transport):
             self._reader.feed_data(json.dumps(answer).encode() + b"\n")
 
     def get_write_buffer_size(self) -> int:
-        """Return 0: all was read at once."""
+        """Return 0: nothing is buffered."""
         return 0
 
     def is_closing(self) -> bool:
-        """Return False: it is open."""
+        """Return False: the stream is open."""
         return False
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class AnsweringStream(asyncio.Transport):
 
 
 class AnsweringTransport:
-    """A transport as the SDK has it from 0.12 on, with the agent at its other end."""
+    """A transport of the SDK (0.12 and newer) with the agent at its other end."""
 
     def __init__(self) -> None:
         """Start with nothing to receive."""
@@ -96,7 +96,7 @@ class AnsweringTransport:
 
 
 async def over_streams(ask: Ask, connect: Connect, count: int) -> float:
-    """Ask an agent at the other end of two streams; microseconds a request."""
+    """Send requests over two streams; return microseconds a request."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     stream = AnsweringStream(reader)
@@ -107,7 +107,7 @@ async def over_streams(ask: Ask, connect: Connect, count: int) -> float:
 
 
 async def over_transport(ask: Ask, connect: Connect, count: int) -> float:
-    """Ask an agent at the other end of a transport of decoded messages; microseconds a request."""
+    """Send requests over a transport of decoded messages; return microseconds a request."""
     return await _timed(ask, connect(Client(), AnsweringTransport()), count)
 
 

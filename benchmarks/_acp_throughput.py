@@ -1,8 +1,8 @@
-"""An ACP agent, and a client, beside the bare SDK: how many requests a second, 64 in flight.
+"""An ACP agent, and a client, beside the bare SDK: how many requests a second, with 64 in flight.
 
-The agent's peer is in the same process and costs next to nothing: it counts answers, and sends a request
-for each. What the SDK in `sys.path` offers is measured: streams in every version, and its own
-transports of decoded messages from 0.12 on. The client is in `_acp_client`.
+The agent's peer is in the same process and costs almost nothing: it counts answers, and sends a request
+for each answer. The benchmark measures streams with every version of the SDK, and the SDK's transports of
+decoded messages from 0.12 on. The client's part is in `_acp_client`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Agent:
     """An agent that answers at its next turn."""
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return what came."""
+        """Return the parameters."""
         del method
         await asyncio.sleep(0)
         return params
 
 
 class Peer:
-    """The peer: keeps some requests in flight until all are answered."""
+    """The peer, which keeps some requests in flight until all are answered."""
 
     def __init__(self, count: int, send: Callable[[int], None]) -> None:
         """Send by calling `send` with a number."""
@@ -57,7 +57,7 @@ class Peer:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def more(self, answers: int) -> None:
-        """Take some answers, and send as many requests."""
+        """Count some answers, and send as many requests."""
         self._answered += answers
         if self._answered == self._count:
             self.done.set_result(None)
@@ -67,7 +67,7 @@ class Peer:
 
 
 class MemoryStream(asyncio.Transport):
-    """The agent's output: what is written to it goes to the peer in the same step."""
+    """The agent's output stream, which passes what is written to the peer in the same step."""
 
     def __init__(self, protocol: asyncio.StreamReaderProtocol) -> None:
         """Write for this protocol."""
@@ -84,7 +84,7 @@ class MemoryStream(asyncio.Transport):
         """Do nothing: there is no buffer."""
 
     def is_closing(self) -> bool:
-        """Return False: it is open."""
+        """Return False: the stream is open."""
         return False
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class MemoryStream(asyncio.Transport):
 
 
 async def over_streams(run: Run, count: int) -> float:
-    """Serve an agent over streams; microseconds a request."""
+    """Serve an agent over streams; return microseconds a request."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -117,7 +117,7 @@ async def over_streams(run: Run, count: int) -> float:
 
 
 class MemoryTransport:
-    """A transport as the SDK has it from 0.12 on, with the peer at its other end."""
+    """A transport of the SDK (0.12 and newer) with the peer at its other end."""
 
     def __init__(self, count: int) -> None:
         """Start with nothing to receive."""
@@ -141,7 +141,7 @@ class MemoryTransport:
 
 
 async def over_transport(run: Run, count: int) -> float:
-    """Serve an agent over a transport of decoded messages; microseconds a request."""
+    """Serve an agent over a transport of decoded messages; return microseconds a request."""
     transport = MemoryTransport(count)
     task = asyncio.ensure_future(run(Agent(), transport))
     begin = now()
@@ -154,7 +154,7 @@ async def over_transport(run: Run, count: int) -> float:
 
 
 def _measures() -> Iterator[tuple[str, str, dict[str, Piece]]]:
-    """Return the name of each measure, what it is of, and its pieces."""
+    """Yield the name, the description and the pieces of each measure."""
     for what, agent, client in (
         ("streams", over_streams, _acp_client.over_streams),
         ("transport", over_transport, _acp_client.over_transport),
@@ -178,7 +178,7 @@ def _measures() -> Iterator[tuple[str, str, dict[str, Piece]]]:
 def measure(rounds: int = 9, count: int = 4000, backend: str = "asyncio") -> list[Result]:
     """Compare the adapter with the SDK that is installed, turn by turn.
 
-    The version is not in the result: whoever calls knows what is in the path.
+    The SDK's version is not in the result, because the caller has set the path.
     """
     results = []
     for name, about, ways in _measures():

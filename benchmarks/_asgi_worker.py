@@ -1,7 +1,7 @@
 """A uvicorn with a small app, bare or in a middleware, for `benchmarks.asgi`; prints its port.
 
-`GET /cpu` tells the processor time of the process so far, so that whoever asks before and after some
-requests knows what they took, whatever else the machine does.
+`GET /cpu` returns the processor time of the process so far. A client that asks before and after some
+requests gets the time of the requests, without the load of other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quiesce.integrations.asgi import Quiesce
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from quiesce.integrations.asgi.middleware_settings import App, AsgiScope, Receive, Send
+    from quiesce.core.asgi_types import App, AsgiScope, Receive, Send
 
 EVENTS = 100
 _EVENT = {"type": "http.response.body", "body": b"data: something\n\n", "more_body": True}
@@ -29,7 +29,7 @@ _STREAM = (b"content-type", b"text/event-stream")
 
 
 async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
-    """Say hello, or stream events, or tell the processor time."""
+    """Answer with a greeting, a stream of events, or the processor time."""
     if scope["type"] == "lifespan":
         for stage in ("startup", "shutdown"):
             await receive()
@@ -52,7 +52,7 @@ async def _pass_on(request: object, call_next: Callable[[object], Awaitable[obje
 
 
 async def _in_a_task(scope: AsgiScope, receive: Receive, send: Send) -> None:
-    """Run the app in a task of its own, as a server must that is to survive it."""
+    """Run the app in a task of its own, as a server that must survive the app's failure does."""
     await asyncio.create_task(app(scope, receive, send))
 
 
@@ -65,9 +65,9 @@ WAYS: dict[str, Callable[[], App]] = {
 
 
 def main() -> None:
-    """Serve as the command line says, until somebody ends it."""
+    """Serve as the command line says, until a signal comes."""
     way, backend = sys.argv[1:]
-    # With the protocol named: only then asyncio sets TCP_NODELAY on what is accepted.
+    # With the protocol named: only then asyncio sets TCP_NODELAY on accepted sockets.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -77,7 +77,7 @@ def main() -> None:
             loop=backend,
             log_level="error",
             access_log=False,
-            timeout_keep_alive=600,  # the others are measured meanwhile
+            timeout_keep_alive=600,  # the connection is idle while other servers are measured
         )
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -1,4 +1,4 @@
-"""Channels beside asyncio.Queue: how fast an item goes through, and what a queued one holds."""
+"""Channels beside asyncio.Queue: the time for an item, and the memory of a queued item."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAINED = "asyncio.Queue, get_nowait()"
 async def through_channel(
     read: Callable[[Channel, int], Coroutine[Any, Any, None]], maxsize: int, count: int
 ) -> float:
-    """Send items through a channel, from one job to another; seconds an item."""
+    """Send items through a channel, from one job to another; return seconds an item."""
     async with quiesce.Scope("benchmark") as scope:
         channel = quiesce.Channel[object](maxsize)
 
@@ -57,13 +57,13 @@ async def through_channel(
 
 
 async def read_receive(channel: Channel, count: int) -> None:
-    """Take one item at a time."""
+    """Receive one item at a time."""
     for _ in range(count):
         await channel.receive()
 
 
 async def read_async_for(channel: Channel, count: int) -> None:
-    """Take one item at a time, until the channel is closed."""
+    """Receive one item at a time, until the channel is closed."""
     received = 0
     async for _ in channel:
         received += 1
@@ -71,14 +71,14 @@ async def read_async_for(channel: Channel, count: int) -> None:
 
 
 async def read_batch(channel: Channel, count: int) -> None:
-    """Take all that is there."""
+    """Receive all queued items at a time."""
     received = 0
     while received < count:
         received += len(await channel.batch())
 
 
 async def read_batches(channel: Channel, count: int) -> None:
-    """Take all that is there, until the channel is closed."""
+    """Receive all queued items at a time, until the channel is closed."""
     received = 0
     async for items in channel.batches():
         received += len(items)
@@ -96,7 +96,7 @@ WAYS: dict[str, Way] = {
 
 
 def channel(backend: str, sizes: ResourceSizes) -> list[Result]:
-    """Compare how fast items go through, from one producer to one reader."""
+    """Compare the time for an item from one producer to one reader."""
 
     def piece(way: Way, count: int) -> float:
         return run_fresh(backend, partial(way, CAPACITY, count)) * 1e6
@@ -168,7 +168,7 @@ async def fill_channel(count: int, marks: Marks) -> None:
 
 
 async def fill_peer(peer: QueuePeer, count: int, marks: Marks) -> None:
-    """Put items into the queue of a peer."""
+    """Put items into the queue of another library."""
     marks.empty()
     ends = peer.make(0)
     for _ in range(count):
@@ -180,7 +180,7 @@ async def fill_peer(peer: QueuePeer, count: int, marks: Marks) -> None:
 
 
 def channel_memory(backend: str, sizes: ResourceSizes) -> list[Result]:
-    """Take what the queue itself holds for an item, by tracemalloc."""
+    """Measure the queue's own memory for an item, by tracemalloc."""
 
     def piece(fill: Fill) -> float:
         marks = Memory()

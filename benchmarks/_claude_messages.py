@@ -1,6 +1,6 @@
 """Messages of claude-agent-sdk's `query()` through the adapter, beside the SDK alone.
 
-The CLI is a stand-in that writes as fast as it can, so the reader is what is measured: from the
+The CLI is a stand-in that writes as fast as it can, so the benchmark measures the reader: from the
 first message to the result.
 """
 
@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 @contextmanager
 def cli(count: int) -> Iterator[Path]:
-    """Make a CLI that answers with so many messages."""
+    """Yield the path of a CLI that answers with `count` messages."""
     with tempfile.TemporaryDirectory(prefix="quiesce-claude-") as folder:
         program = Path(folder, "program.py")
         program.write_text(CLI.replace("COUNT", str(count)))
@@ -56,7 +56,7 @@ def cli(count: int) -> Iterator[Path]:
 
 
 async def _read(messages: AsyncIterable[object], count: int) -> float:
-    """Read to the end; seconds a message."""
+    """Read messages to the end; return seconds a message."""
     received, begin = 0, 0.0
     async for _ in messages:
         begin = begin or now()
@@ -68,7 +68,7 @@ async def _read(messages: AsyncIterable[object], count: int) -> float:
 
 async def bare(command: Path, count: int) -> float:
     """Read the SDK's generator."""
-    from claude_agent_sdk import ClaudeAgentOptions, query  # noqa: PLC0415 - it may not be there
+    from claude_agent_sdk import ClaudeAgentOptions, query  # noqa: PLC0415 - an optional package
 
     return await _read(query(prompt="x", options=ClaudeAgentOptions(cli_path=command)), count)
 
@@ -84,7 +84,7 @@ async def ours(command: Path, count: int) -> float:
 
 
 def claude_messages(backend: str, count: int, rounds: int) -> Result:
-    """Compare how many messages a second a reader gets; the figure is ours to the SDK's."""
+    """Compare how many messages a second a reader gets; the figure is the adapter's speed in ratio to the SDK's."""
     with cli(count) as command:
 
         def piece(way: Way) -> float:
@@ -106,5 +106,5 @@ def claude_messages(backend: str, count: int, rounds: int) -> Result:
 
 
 def measure(backend: str, count: int, rounds: int) -> list[Result]:
-    """Compare with the SDK that is on the path."""
+    """Compare the adapter with the SDK on the path."""
     return [claude_messages(backend, count, rounds)]

@@ -43,7 +43,7 @@ class Suite(Generic[S]):
 
     name: str
     description: str
-    rounds_note: str  # what else is to be said of the rounds
+    rounds_note: str  # a remark about the rounds
     warm_up: Callable[[str], None]
     measures: Mapping[str, Callable[[str, S], list[Result]]]
     peers: Sequence[Package]
@@ -51,12 +51,12 @@ class Suite(Generic[S]):
     quick: S
 
     def sizes(self, *, quick: bool, rounds: int | None) -> S:
-        """Return how much is to be measured."""
+        """Return how much to measure."""
         sizes = self.quick if quick else self.full
         return sizes.with_rounds(rounds) if rounds else sizes
 
     def measure(self, backend: str, chosen: Sequence[str], sizes: S) -> list[Result]:
-        """Take those of the measures that were chosen."""
+        """Run the chosen measures, and return their results."""
         self.warm_up(backend)
         names = [name for name in chosen if name in self.measures]
         return [result for name in names for result in self.measures[name](backend, sizes)]
@@ -65,7 +65,7 @@ class Suite(Generic[S]):
 def run(
     suites: Sequence[Suite[Any]], argv: Sequence[str] | None = None, *, program: str | None = None
 ) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     options = _parse(suites, argv, program or f"benchmarks.{suites[0].name}")
     chosen = options.only or [name for suite in suites for name in suite.measures]
     taken = [
@@ -75,7 +75,7 @@ def run(
     ]
     if options.json:
         data = {suite.name: facts | {"backends": _as_data(found)} for suite, facts, found in taken}
-        # One suite is printed bare, as its own program does; `python -m benchmarks` names each.
+        # A single suite is printed without its name; `python -m benchmarks` prints the name of each.
         print(json.dumps(data if len(suites) > 1 else data[suites[0].name], indent=2))
     else:
         print("\n\n".join(_as_text(*each) for each in taken))

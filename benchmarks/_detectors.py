@@ -1,7 +1,7 @@
-"""The detectors of `benchmarks.detectors`: how each is run on a seed, and what it says.
+"""The detectors of `benchmarks.detectors`: how each runs on a seed, and what it reports.
 
-Every one that runs tests gets the same two: one with the bug, and one without, in a process of
-its own, with no other plugin loaded.
+Each detector that runs tests gets the same two tests, one with the bug and one without. Each test runs in a
+process of its own, without other plugins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.seeds.cases import Case
 
 ROOT = Path(__file__).parent.parent
-HANG_SECONDS = 8.0  # a test of these takes a tenth of a second
+HANG_SECONDS = 8.0  # these tests take a tenth of a second
 TOOL_SECONDS_MAX = 120.0
 TRIES = 5
 
@@ -34,12 +34,12 @@ Word = Literal[
 
 @dataclass(frozen=True)
 class Answer:
-    """What a detector says of a seed."""
+    """What a detector reports for a seed."""
 
     word: Word
-    """`-`: it does not run there at all."""
+    """The outcome; `-` if the detector cannot run on this seed."""
     why: str = ""
-    """What it says of the buggy version, in one line."""
+    """The detector's report for the buggy version, in one line."""
 
 
 class Detector(Protocol):
@@ -47,21 +47,21 @@ class Detector(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The detector's name."""
 
     @property
     def package(self) -> Package:
-        """Whose version is told."""
+        """The package whose version the table shows."""
 
     @property
     def found(self) -> bool:
-        """Whether all that it needs is installed."""
+        """Whether everything that the detector needs is installed."""
 
     def ask(self, case: Case) -> Answer:
-        """Run it on a seed."""
+        """Run the detector on a seed."""
 
 
-# --- those that run tests -----------------------------------------------------------------------
+# --- detectors that run tests -----------------------------------------------------------------------
 
 _TEST = """
 import pytest
@@ -81,7 +81,7 @@ def pytest_unconfigure():
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin of pytest, or some of them together."""
+    """A plugin of pytest, or several plugins together."""
 
     name: str
     package: Package
@@ -92,7 +92,7 @@ class Plugin:
 
     @property
     def found(self) -> bool:
-        """Whether all plugins are there."""
+        """Whether all plugins are installed."""
         names = {plugin.partition(".")[0] for plugin in self.plugins}
         return all(Package(name, name).found for name in names)
 
@@ -110,7 +110,7 @@ class Plugin:
         return self._ask_strictly(case, buggy, fixed)
 
     def _ask_strictly(self, case: Case, buggy: str, fixed: str) -> Answer:
-        """Run both with warnings as errors: some times, as those may come with the collector."""
+        """Run both tests with warnings as errors, several times, because a warning may depend on the collector."""
         runs = [self._run(case, buggy, "-W", "error") for _ in range(TRIES)]
         failed = [why for said, why in runs if said == "failed"]
         if not failed:
@@ -145,7 +145,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Nothing:
-    """No detector at all: a bug that shows by itself."""
+    """The row without a detector: a bug that shows by itself."""
 
     name: str
     package: Package
@@ -183,11 +183,11 @@ finally:
 
 
 def versions_of(case: Case) -> tuple[str, str]:
-    """Return the buggy and the fixed test; a scenario, if a test would only hang as well."""
+    """Return the buggy and the fixed test; a scenario in place of a test that would hang."""
     return ("buggy", "fixed") if case.left else ("swept_buggy", "swept_fixed")
 
 
-# --- those that read the source -----------------------------------------------------------------
+# --- detectors that read the source -----------------------------------------------------------------
 
 
 _MARKS = re.compile(r"  # (?:noqa: .*|LEFT|HANGS)$", re.MULTILINE)
@@ -195,7 +195,7 @@ _MARKS = re.compile(r"  # (?:noqa: .*|LEFT|HANGS)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ruff:
-    """Ruff: a finding is a rule that fires in the buggy functions, and not in the fixed ones."""
+    """Ruff, which finds a bug if a rule matches the buggy functions and not the fixed functions."""
 
     name: str
     package: Package
@@ -203,11 +203,11 @@ class Ruff:
 
     @property
     def found(self) -> bool:
-        """Whether it is there."""
+        """Whether ruff is installed."""
         return self.package.found
 
     def ask(self, case: Case) -> Answer:
-        """Read the source, without the comments that mark the bug or silence a rule."""
+        """Check the source, without the comments that mark the bug or silence a rule."""
         rules = {"buggy": set[str](), "fixed": set[str]()}
         ranges = _functions(case.path)
         for line, rule in self._findings(case.path):
@@ -272,7 +272,7 @@ def _run(
         env=os.environ | {"PYTHONPATH": paths, "COLUMNS": "200"} | variables,
         input=given,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # not a pipe: what a bug leaves would hold it open
+        stderr=subprocess.DEVNULL,  # a leaked process would keep a pipe open
         text=True,
         timeout=seconds,
         check=False,
@@ -280,7 +280,7 @@ def _run(
 
 
 _ANYIO = """pytest.mark.parametrize("anyio_backend", ["{backend}"])"""
-_LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")  # or it warns of itself
+_LOOP_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")  # without it, the plugin warns
 _PYTEST_ASYNCIO = Package("pytest-asyncio", "pytest_asyncio")
 _PYTEST_TRIO = Package("pytest-trio", "pytest_trio")
 _RUFF = Package("ruff", "ruff")

@@ -26,10 +26,10 @@ _WAVES: dict[str, Spawn] = {BARE: subjects.waves_bare, OURS: subjects.waves_quie
 def flatness(backend: str, sizes: Sizes) -> list[Result]:
     """Compare the cost of a job at all sizes, from few jobs to many.
 
-    With all jobs alive at once, bare asyncio is not flat: the collector walks what is alive
-    again and again, and caches overflow (see `flatness_no_gc`). So the limit is not on that
-    figure, but on two that tell what is ours: how much less flat it is than bare, and the same
-    sizes as waves through one scope.
+    With all jobs alive at once, bare asyncio is not flat: the collector visits all live objects
+    again and again, and caches overflow (see `flatness_no_gc`). So that figure has no limit. Two
+    others show the scope's own share, and have limits: how much less flat a scope is than bare
+    asyncio, and the same number of jobs as waves through one scope.
     """
     label = f"{backend}: flatness"
     alive = _sized(label, _ALIVE, backend, sizes, sizes.flat)
@@ -56,8 +56,8 @@ def flatness(backend: str, sizes: Sizes) -> list[Result]:
 def _sized(
     label: str, mains: Mapping[str, Spawn], backend: str, sizes: Sizes, counts: Sequence[int]
 ) -> dict[str, dict[int, Samples]]:
-    # A collection now and then is a part of the cost, hence a mean. In waves hardly anything is
-    # alive to collect: there the least disturbed ones are taken, as within one long run.
+    # Garbage collections are part of the cost, so this takes a mean. In waves hardly any object is
+    # alive to collect, so there it takes the least disturbed waves, as within one long run.
     combine = subjects.least_disturbed if mains is _WAVES else fmean
 
     async def repeated(main: Spawn, count: int, times: int) -> float:

@@ -1,7 +1,7 @@
 """What the guard costs: a suite of async tests, run by pytest with it and without it.
 
-Both runs are processes of their own, in turn; what is measured is the part in which tests run, in
-the processor time of the process for the overhead, and in the time on the wall for the ratio.
+The two runs are separate processes, in turn. The benchmark measures the part of a run in which tests run: the
+processor time for the overhead, and the time by the clock for the ratio.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OFF = "pytest, guard off"
 ON = "pytest, guard on"
 _SECONDS_MAX = 600
 
-# Most tests of a real suite do more than the smallest of these: it is as hard as it gets.
+# Most tests of a real suite do more than the smallest of these, so it is the worst case.
 _SMALL = """
 async def test_{number}():
     queue = asyncio.Queue(3)
@@ -80,7 +80,7 @@ def anyio_backend():
 
 
 def write_suite(folder: Path, backend: str, test: str, count: int) -> None:
-    """Write a suite of so many tests."""
+    """Write a suite of `count` tests."""
     text = _CONFTEST.format(uvloop=backend == "uvloop")
     (folder / "conftest.py").write_text(text, encoding="utf-8")
     tests = "".join(test.format(number=number) for number in range(count))
@@ -89,7 +89,7 @@ def write_suite(folder: Path, backend: str, test: str, count: int) -> None:
 
 
 def run_suite(folder: Path, count: int, *, guarded: bool) -> tuple[float, float]:
-    """Run the suite; give what its tests took, in processor time and on the wall."""
+    """Run the suite; return the processor time of its tests, and their time by the clock."""
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     mode = f"--quiesce-guard={'error' if guarded else 'off'}"
@@ -123,7 +123,7 @@ def run_suite(folder: Path, count: int, *, guarded: bool) -> tuple[float, float]
 
 
 def guard(backend: str, sizes: GuardSizes) -> list[Result]:
-    """Take what the guard adds to a test, and to a suite."""
+    """Measure what the guard adds to a test, and to a suite."""
     return [
         _overhead(backend, sizes),
         _ratio(backend, sizes),

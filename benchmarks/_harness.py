@@ -30,17 +30,17 @@ _began_seconds = time.monotonic()
 
 
 def progress(text: str) -> None:
-    """Say on stderr how far a long run is."""
+    """Write to stderr how far a long run is."""
     print(f"[{time.monotonic() - _began_seconds:4.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 def has_backend(backend: str) -> bool:
-    """Return whether the loop of that name can be made here."""
+    """Return whether the event loop of that name is installed."""
     return find_spec(backend) is not None
 
 
 def run_fresh(backend: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run one piece in its own event loop, with the earlier pieces' garbage gone."""
+    """Run one piece in its own event loop, after a garbage collection."""
     factory = None
     if backend == "uvloop":
         import uvloop  # noqa: PLC0415 - optional, and only needed for this backend
@@ -53,29 +53,29 @@ def run_fresh(backend: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @dataclass(frozen=True)
 class Samples:
-    """What the turns of one piece gave, in the order of the rounds."""
+    """The times of one piece, in the order of the rounds."""
 
     values: tuple[float, ...]
 
     @property
     def best(self) -> float:
-        """The estimate: noise only adds."""
+        """The best time, which is the estimate, because noise only adds time."""
         return min(self.values)
 
     @property
     def median(self) -> float:
-        """The usual turn."""
+        """The median time."""
         return statistics.median(self.values)
 
     @property
     def worst(self) -> float:
-        """The noisiest turn."""
+        """The worst time, of the noisiest turn."""
         return max(self.values)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line below a figure: a subject or a size, and what it took."""
+    """One line below a figure: a subject or a size, and its time."""
 
     label: str
     best: float
@@ -89,9 +89,9 @@ class Row:
 class Result:
     """One figure, its limit, and the rows that it comes from.
 
-    A figure is what ours takes, divided by what the base takes: small is good, and the limit is
-    the most that it may be. With `at_least` it is the other way round: how many times as fast
-    ours is, and the limit is the least.
+    A figure is the time of quiesce divided by the time of the base: small is good, and the limit is the
+    largest figure allowed. With `at_least` the figure is a ratio of speeds: large is good, and the limit is the
+    smallest figure allowed.
     """
 
     name: str
@@ -104,13 +104,13 @@ class Result:
     bare: float | None = None  # the same figure of bare asyncio, where that is not 1
     limit: float | None = None
     at_least: bool = False
-    base: str = BARE  # what ours is compared with
+    base: str = BARE  # the piece that quiesce is compared with
     against: Mapping[str, float] = field(default_factory=dict)  # the figure, with another base
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Say `pass`, `over` or `under`, or nothing if there is no limit."""
+        """Return `pass`, `over` or `under`, or an empty text without a limit."""
         if self.limit is None or self.value is None:
             return ""
         if self.at_least:
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def missed(self) -> bool:
-        """Return whether there is a limit, and it does not hold."""
+        """Return whether the figure misses its limit."""
         return self.verdict in {"over", "under"}
 
 
@@ -133,8 +133,8 @@ def interleave(
 ) -> dict[K, Samples]:
     """Run the pieces in turn for some rounds, every other round backwards.
 
-    Pieces in `seldom` take part in the first `rounds_seldom` rounds only: peers are there
-    for orientation, and some of them are slow.
+    Pieces in `seldom` take part in the first `rounds_seldom` rounds only: other libraries are shown
+    for comparison, and some of them are slow.
     """
     found: dict[K, list[float]] = {name: [] for name in pieces}
     for turn in range(rounds):
@@ -153,7 +153,7 @@ def row(
     *,
     at_least: bool = False,
 ) -> Row:
-    """Make the row of one piece."""
+    """Return the row of one piece."""
     ratio = None if base is None else _ratio(samples.best, base.best, at_least=at_least)
     return Row(label, samples.best, samples.median, samples.worst, unit, ratio)
 
@@ -171,7 +171,7 @@ def compare(
     at_least: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Result:
-    """Make the figure of ours to the base, best to best, with the spread over the rounds."""
+    """Return the figure of quiesce to the base, from the best times, with the spread over the rounds."""
     bare = found[base]
     paired = [
         _ratio(a, b, at_least=at_least)
@@ -199,5 +199,5 @@ def compare(
 
 
 def _ratio(ours: float, base: float, *, at_least: bool) -> float:
-    """Divide what two pieces took; with `at_least`, their speeds."""
+    """Return the ratio of two times; with `at_least`, of the speeds."""
     return base / ours if at_least else ours / base

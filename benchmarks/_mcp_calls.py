@@ -1,7 +1,7 @@
 """Calls of an MCP tool over stdio, beside the bare SDK: how many a second, one and 64 in flight.
 
-The server is a small program that answers at once, the same for both; it runs beside, so what is
-measured is what the client takes for a call, and the way through the pipes.
+The server is a small program that answers at once, the same for both. It is another process, so the
+benchmark measures the client's time for a call, and the way through the pipes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def ours(use: Use) -> float:
 async def calls(
     count: int, in_flight: int, clock: Clock, session: mcp.ClientSession | Session
 ) -> float:
-    """Make calls, so many at a time; microseconds a call, by a clock."""
+    """Make calls, some at a time; return microseconds a call, by a clock."""
     await session.list_tools()  # the SDK asks for them at the first call
 
     async def some() -> None:
@@ -88,9 +88,9 @@ async def calls(
 
 
 def measure(backend: str = "asyncio", count: int = 800, rounds: int = 8) -> list[Result]:
-    """Compare the speed of calls with that of the bare SDK in `sys.path`, and the client's CPU.
+    """Compare the speed and the client's processor time of calls with those of the bare SDK in `sys.path`.
 
-    The version is not in the result: whoever calls knows what is in the path.
+    The SDK's version is not in the result, because the caller has set the path.
     """
     results = []
     for in_flight in (1, 64):

@@ -1,4 +1,4 @@
-"""The measures of the core: each takes a backend and sizes, and gives results."""
+"""The measures of the core; each is a function from a backend and sizes to results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PEER_NAMES = frozenset(peer.name for peer in PEERS)
 
 
 def warm_up(backend: str) -> None:
-    """Let imports, caches and the specialising interpreter settle before the first figure."""
+    """Run some pieces once, so that imports, caches and the interpreter are warm."""
     for main in (subjects.spawn_bare, subjects.spawn_quiesce, subjects.spawn_adopted):
         run_fresh(backend, partial(main, 1_000))
     for live in (subjects.live_bare, subjects.live_quiesce):
@@ -45,7 +45,7 @@ def warm_up(backend: str) -> None:
 
 
 def spawn(backend: str, sizes: Sizes) -> list[Result]:
-    """Start and finish no-ops."""
+    """Measure how long a no-op job takes to start and finish."""
     pieces: dict[str, Spawn] = {
         BARE: subjects.spawn_bare,
         OURS: subjects.spawn_quiesce,
@@ -57,7 +57,7 @@ def spawn(backend: str, sizes: Sizes) -> list[Result]:
 
 
 def adopt(backend: str, sizes: Sizes) -> list[Result]:
-    """Do the same with plain tasks inside an adopting scope."""
+    """Measure the same for plain tasks in an adopting scope."""
     pieces: dict[str, Spawn] = {
         BARE: subjects.spawn_bare,
         OURS: subjects.spawn_adopted,
@@ -93,7 +93,7 @@ def _spawned(
 
 
 def memory(backend: str, sizes: Sizes) -> list[Result]:
-    """Take what a live job holds, by tracemalloc."""
+    """Measure the memory of a live job, by tracemalloc."""
     everyone: dict[str, Live] = {BARE: subjects.live_bare, OURS: subjects.live_quiesce}
     everyone |= {peer.name: peer.live for peer in PEERS if peer.found}
 
@@ -118,7 +118,7 @@ def memory(backend: str, sizes: Sizes) -> list[Result]:
 
 
 def close(backend: str, sizes: Sizes) -> list[Result]:
-    """Close a scope with many live jobs."""
+    """Measure the close of a scope with many live jobs."""
     everyone: dict[str, Live] = {
         BARE: subjects.live_bare,
         OURS: subjects.live_quiesce,
@@ -147,7 +147,7 @@ def close(backend: str, sizes: Sizes) -> list[Result]:
 
 
 def idle(backend: str, sizes: Sizes) -> list[Result]:
-    """Wake a waiter: from the release of the last hold to the step after `idle()`."""
+    """Measure a wake-up: from the release of the last hold to the step after `idle()`."""
     wakes = {BARE: subjects.wake_bare, OURS: subjects.wake_quiesce}
     rounds: dict[str, list[float]] = {name: [] for name in wakes}
 
@@ -174,7 +174,7 @@ def _with_rows(result: Result, more: Mapping[str, list[float]], unit: str) -> Re
 
 
 def frontier(backend: str, sizes: Sizes) -> list[Result]:
-    """Take the cost of looking at a live job, and of recording what is looked at."""
+    """Measure the cost of a frontier's entry, and of recording it at the spawn."""
     looked: dict[str, list[float]] = {}
     for turn in range(min(sizes.rounds, 3)):
         progress(f"{backend}: frontier, round {turn + 1}")
@@ -200,7 +200,7 @@ class _Recorded:
 
 
 def _record(count: int) -> float:
-    """Time the steps by which a spawn records what the frontier tells, less an empty call."""
+    """Return the time in which a spawn records what the frontier shows, less an empty call."""
     target = _Recorded()
     clock, frame_of = time.monotonic, sys._getframe  # noqa: SLF001 - as the core does it
 

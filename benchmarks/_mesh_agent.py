@@ -1,12 +1,14 @@
 """An agent under uvicorn, plain or as part of a mesh, for `benchmarks.mesh`.
 
-`GET /cpu` tells the processor time of the process so far. `POST /work` answers at once. `POST /chain` answers,
-then works for a moment, then hands on to the next agent, if there is one; `GET /ended` tells when the last
-of that ended. `GET /go` begins a cascade with a `/chain`, and tells when it was known to have settled. `GET
-/trip` tells how long a call with nothing in it takes, to the agent that is named.
+- `GET /cpu` returns the processor time of the process so far.
+- `POST /work` answers at once.
+- `POST /chain` answers, then works for a moment, then hands on to the next agent, if there is one.
+- `GET /ended` returns when the last work of `/chain` ended.
+- `GET /go` begins a cascade with a `/chain`, and returns when its verdict came.
+- `GET /trip` returns how long an empty call to the named agent takes.
 
-The ways "least" and "least in Python" do nothing for a message but what cannot be left out. The ways that begin with "a2a" serve an
-A2A agent at `/` instead, which completes what it is sent at once.
+The ways "least" and "least in Python" do only what every participant has to do for a message. The ways that
+begin with "a2a" serve an A2A agent at `/`, which completes each message at once.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _LEAST: dict[str, Any] = {"least": Least, "least in Python": Small}
 
 
 class Agent:
-    """What one process serves."""
+    """The HTTP handlers of one process."""
 
     def __init__(self, node: Node | None, after: str) -> None:
         """Record the agent to hand on to, if there is one."""
@@ -57,12 +59,12 @@ class Agent:
         return PlainTextResponse(str(time.process_time()))
 
     async def work(self, request: Request) -> Response:
-        """Do next to nothing."""
+        """Answer at once."""
         found = await request.json()
         return JSONResponse({"got": found["text"]})
 
     async def chain(self, _: Request) -> Response:
-        """Answer, and go on."""
+        """Answer, and go on working."""
         task = asyncio.create_task(self._go_on())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -75,11 +77,11 @@ class Agent:
         self._ended = time.monotonic()
 
     async def ended(self, _: Request) -> Response:
-        """Return when the last of it ended."""
+        """Return when the last work ended."""
         return JSONResponse(self._ended)
 
     async def go(self, request: Request) -> Response:
-        """Begin a cascade, and tell when it was known to have settled."""
+        """Begin a cascade, and return when its verdict came."""
         assert self._node is not None
         async with self._node.cascade("bench") as cascade:
             await self._client.post(f"{request.query_params['to']}/chain")
@@ -88,7 +90,7 @@ class Agent:
         return JSONResponse([time.monotonic(), settlement.receipt.hops])
 
     async def trip(self, request: Request) -> Response:
-        """Return how long a call takes, there and back, in seconds."""
+        """Return how many seconds a call to an agent takes."""
         found = []
         for _ in range(TRIPS):
             began = time.perf_counter()
@@ -121,7 +123,7 @@ def a2a(node: Node | None) -> Any:  # noqa: ANN401 - an ASGI app
 
 
 def main() -> None:
-    """Serve as the command line says, until somebody ends it."""
+    """Serve as the command line says, until a signal comes."""
     options = json.loads(sys.argv[1])
     with socket.socket(fileno=options["listener"]) as listener:
         node = None
@@ -139,7 +141,7 @@ def main() -> None:
             loop="asyncio",
             log_level="error",
             access_log=False,
-            timeout_keep_alive=600,  # the others are measured meanwhile
+            timeout_keep_alive=600,  # the connection is idle while other servers are measured
         )
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -1,4 +1,4 @@
-"""How long a node answers nobody while its journal is made smaller; and how long it reads one at its start."""
+"""How long a node answers no request during a compaction of its journal, and how long it reads a journal at its start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARENT = "0123456789ab"
 
 
 async def at_once(journal: Journal, engine: Engine) -> None:
-    """Write all that is known in one step, in the event loop."""
+    """Write all records in one step of the event loop."""
     draft = journal.draft(iter)
     draft.add(engine.detector.snapshot())
     draft.put(draft.take(), sync=True)
@@ -39,12 +39,12 @@ async def at_once(journal: Journal, engine: Engine) -> None:
 
 
 async def in_slices(journal: Journal, engine: Engine) -> None:
-    """Write it as a node does."""
+    """Write the records in slices, as a node does."""
     await Compaction(journal, engine.detector).run()
 
 
 def remembering(count: int) -> Engine:
-    """Make an engine that remembers so many messages, each with its receipt."""
+    """Return an engine that remembers `count` messages, each with its receipt."""
     engine, records, alone = new_engine(), list[Record](), Alone("there")
     for edge in (os.urandom(12) for _ in range(count)):
         records.append(Over(edge, alone.packed(edge, _PARENT, 12_346)))
@@ -53,7 +53,7 @@ def remembering(count: int) -> Engine:
 
 
 def _take(journal: Journal, engine: Engine) -> None:
-    """Take a message, as a node does that is at work meanwhile."""
+    """Take a message, as a node does during a compaction."""
     edge = os.urandom(12)
     engine.detector.arrive(edge, CASCADE, _PARENT, NAMES[1])
     journal.write(engine.take_writes())
@@ -66,13 +66,13 @@ class Pauses:
     """Compactions of the journal of one node, which takes a message every millisecond."""
 
     def __init__(self, engine: Engine) -> None:
-        """Begin with what the node remembers."""
+        """Keep the engine, whose records each compaction writes."""
         self._engine = engine
         self.seconds: dict[str, list[float]] = {}
         self.read_seconds: list[float] = []
 
     def measure(self, make: Make) -> float:
-        """Make one; gives the longest time in milliseconds in which nothing else was done."""
+        """Run a compaction; return the longest pause of the event loop in milliseconds."""
         with (
             tempfile.TemporaryDirectory() as folder,
             closing(Journal(Path(folder, "a"))) as journal,
@@ -87,7 +87,7 @@ class Pauses:
         return pause * 1e3
 
     async def none(self, _journal: Journal, _engine: Engine) -> None:
-        """Make none for as long as one took: what is found then is the machine's own."""
+        """Run no compaction, for as long as one takes, to measure the machine's own pauses."""
         await asyncio.sleep(self.seconds["in_slices"][-1])
 
     async def _run(self, journal: Journal, make: Make) -> float:
@@ -113,7 +113,7 @@ class Pauses:
 
 
 def compaction(sizes: MeshSizes) -> Result:
-    """Compare the longest pause of a compaction in one step, and in slices."""
+    """Compare the longest pauses of a compaction in one step and in slices."""
     pauses = Pauses(remembering(sizes.remembered))
     ways: dict[str, Make] = {"in one step": at_once, "in slices": in_slices, "none": pauses.none}
     found = interleave(

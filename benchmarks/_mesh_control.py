@@ -1,7 +1,7 @@
-"""Messages about messages, and how long after the end of the work the verdict comes: in the simulation.
+"""The number of control messages, and the time from the end of the work to the verdict, in the simulation.
 
-Nothing goes wrong in these worlds. Where every message takes the same time, nobody could know earlier
-than one message a level after the last work: that is the bound.
+No faults happen in these worlds. If every message takes the same time, no protocol can know the end earlier
+than one message for each level after the last work. That time is the bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGITS = 9  # times are sums of floats, in another order
 
 
 def over_bound(world: World) -> float:
-    """Return the time from the end of the last work to the verdict, over the least that it could be."""
+    """Return the time from the end of the last work to the verdict, divided by the bound."""
     assert world.verdict is not None
     assert world.judge() == []
     last = max(work.end or 0.0 for work in world.works)
@@ -29,7 +29,7 @@ def over_bound(world: World) -> float:
 
 
 def control(_: str, sizes: MeshSizes) -> list[Result]:
-    """Count messages, and take the time to the verdict."""
+    """Measure the number of messages, and the time to the verdict."""
     progress(f"control: {2 * sizes.worlds:,} worlds")
     usual = [simulate("nothing", seed).traffic for seed in range(sizes.worlds)]
     steady = [

@@ -1,4 +1,4 @@
-"""Servers of a mesh, as processes over loopback: what taking part costs a request, how soon an end is known."""
+"""Servers of a mesh, as processes over loopback: the cost of taking part for a request, and the time to the verdict."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 _CHAIN = 3
 SUBJECT = "a2a-sdk-1.3.0"  # which brings uvicorn, Starlette and httpx
-LEAST = ("least", "least in Python")  # that anybody who takes part has to do: see _mesh_least.py
+LEAST = (
+    "least",
+    "least in Python",
+)  # the work that every participant has to do: see _mesh_least.py
 WAYS = ("bare", "mesh", "mesh without a journal", *LEAST)
 WAYS_A2A = ("a2a", "a2a mesh")
-_PLAIN = ("bare", "a2a")  # of these ways; the others take part
+_PLAIN = ("bare", "a2a")  # these ways take no part in a cascade
 _SECONDS_MAX = 30.0
 _CLOCKS = (  # the end of the name, what it is, the clock, and how many clients there are at once
     ("", "of the server's processor time, one after the other", "cpu", 1),
@@ -57,23 +60,23 @@ class Server:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is of a mesh, by the look of its answers."""
+        """Whether the server takes part in cascades, as its answers show."""
         return self.way not in _PLAIN
 
     def request(self, method: str, path: str, header: str = "", body: bytes = b"") -> bytes:
-        """Make a request, and give the body of the answer."""
+        """Make a request, and return the body of the answer."""
         self.send(method, path, header, body)
         return self.receive(path, is_message=bool(header))
 
     def send(self, method: str, path: str, header: str, body: bytes) -> None:
-        """Begin a request."""
+        """Send a request, without reading the answer."""
         extra = f"{codec.REQUEST_HEADER}: {header}\r\n" if header else ""
         extra += "a2a-version: 1.0\r\n"
         head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
 
     def receive(self, path: str, *, is_message: bool) -> bytes:
-        """End the request that was begun last, and give the body of the answer."""
+        """Read the answer to the request that was sent last, and return its body."""
         found = b""
         while b"\r\n\r\n" not in found:
             found += self._more()
@@ -98,21 +101,21 @@ class Server:
         return more
 
     def another(self) -> Server:
-        """Connect once more."""
+        """Open another connection to the server."""
         return Server(self.url, _connected(self.socket.getpeername()), self.way)
 
     def json(self, path: str) -> Any:  # noqa: ANN401 - whatever it says
-        """Get a path, and read its JSON."""
+        """Get a path, and return its JSON."""
         return json.loads(self.request("GET", path))
 
 
 @contextmanager
 def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, Server]]:
-    """Run agents, each named and of one of the ways, and be connected to them.
+    """Run named agents, and yield a connection to each.
 
     Args:
-        ways: of each agent.
-        after: to whom those hand on that do.
+        ways: the way of each agent.
+        after: for agents that hand on, the next agent.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -137,7 +140,7 @@ def serving(ways: dict[str, str], after: dict[str, str]) -> Iterator[dict[str, S
 
 
 def _listener() -> socket.socket:
-    # With the protocol named: only then asyncio sets TCP_NODELAY on what is accepted.
+    # With the protocol named: only then asyncio sets TCP_NODELAY on accepted sockets.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -164,16 +167,16 @@ def _connected(address: tuple[str, int]) -> socket.socket:
 
 @dataclass(frozen=True)
 class Cost:
-    """What so many requests took."""
+    """The time of some requests."""
 
     seconds: float
     cpu_seconds: float
 
 
 def measure_requests(server: Server, requests: int, at_once: int = 1) -> Cost:
-    """Make requests, so many at once, each a new message."""
+    """Make requests, some at once, each a new message."""
     begin_by = int(time.time()) + 3000
-    headers = [  # a plain server gets them, too, and does not look at them
+    headers = [  # a plain server gets the headers too, and ignores them
         codec.request_header(
             codec.Handed(os.urandom(16), os.urandom(12), "0" * 12, begin_by, server.url)
         )
@@ -202,7 +205,7 @@ def measure_requests(server: Server, requests: int, at_once: int = 1) -> Cost:
 
 @dataclass(frozen=True)
 class Latency:
-    """From the end of the last work to the verdict, and what the path of its receipts takes."""
+    """The time from the end of the last work to the verdict, and the time that its receipts travel."""
 
     seconds: float
     round_trips: float
@@ -222,13 +225,13 @@ def measure_latency(agents: list[Server]) -> Latency:
 
 
 def chain(length: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Describe a chain of agents, from the root to the last."""
+    """Return the ways and the successors of a chain of agents, from the root to the last."""
     names = [f"n{number}" for number in range(length)]
     return dict.fromkeys(names, "mesh"), dict(itertools.pairwise(names))
 
 
 def served(_: str, sizes: MeshSizes) -> list[Result]:
-    """Measure what taking part costs a server, a request."""
+    """Measure what taking part costs a server for each request."""
     note = (
         "Starlette under uvicorn, a small JSON body; every request is a new message. Least: two writes as long"
         " as those to a journal, and a header as long as that of a receipt; whoever takes part does as much. In"
@@ -238,13 +241,13 @@ def served(_: str, sizes: MeshSizes) -> list[Result]:
 
 
 def served_a2a(_: str, sizes: MeshSizes) -> list[Result]:
-    """Measure what taking part costs an A2A agent, a message."""
+    """Measure what taking part costs an A2A agent for each message."""
     note = "quiesce_app with and without a node, JSON-RPC: each message is a task that completes at once"
     return _overhead("a2a_overhead_ratio", WAYS_A2A, note, sizes)
 
 
 def _overhead(name: str, ways: tuple[str, ...], note: str, sizes: MeshSizes) -> list[Result]:
-    """Compare servers of some ways; the first takes no part, and the second does, with a journal."""
+    """Compare servers: the first takes no part, the second takes part with a journal."""
     named = dict(zip(ways, (BARE, OURS), strict=False))
     with serving({way: way for way in ways}, {}) as servers:
         results = []
@@ -274,7 +277,7 @@ def _piece(server: Server, requests: int, clock: str, at_once: int) -> float:
 
 
 def latency(_: str, sizes: MeshSizes) -> list[Result]:
-    """Measure how soon after the last work an end is known."""
+    """Measure the time from the last work to the verdict."""
     ways, after = chain(_CHAIN)
     with serving(ways, after) as servers:
         agents = list(servers.values())

@@ -1,4 +1,4 @@
-"""What a request and a message cost a node itself, and its journal: time and bytes."""
+"""What a request and a message cost a node and its journal, in time and bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ANSWER = Answer("closed", _DONE)
 
 
 def receive(count: int, keep: Keep) -> float:
-    """Take requests that hand nothing on, each with its receipt on the answer; gives seconds a request."""
+    """Take requests without further messages, with the receipt on the answer; return seconds a request."""
     engine, edges = new_engine(), [os.urandom(12) for _ in range(count)]
     gc.collect()
     begin = time.process_time()
@@ -50,7 +50,7 @@ def receive(count: int, keep: Keep) -> float:
 
 
 def send(count: int, keep: Keep) -> float:
-    """Send messages, each of which is answered with its receipt; gives seconds a message."""
+    """Send messages whose answers have receipts; return seconds a message."""
     engine, edges = new_engine(), [os.urandom(12) for _ in range(count)]
     hop = engine.begin(os.urandom(12), CASCADE, 0.0)
     keep(engine.take_writes())
@@ -65,11 +65,11 @@ def send(count: int, keep: Keep) -> float:
 
 
 def _forget(_: list[Record]) -> None:
-    """Keep nothing."""
+    """Drop the records."""
 
 
 def node(_: str, sizes: MeshSizes) -> list[Result]:
-    """Take the cost of a request and of a message, with a journal and without."""
+    """Measure the cost of a request and of a message, with a journal and without."""
     with tempfile.TemporaryDirectory() as folder, closing(Journal(Path(folder, "a"))) as journal:
         journal.open()
         pieces = {
@@ -91,7 +91,7 @@ def _micro(piece: Callable[[], float]) -> float:
 
 
 def journal(_: str, sizes: MeshSizes) -> list[Result]:
-    """Compare a commit of the journal with one of SQLite; take the bytes an edge, and compactions."""
+    """Compare a commit of the journal with SQLite's; measure the bytes for an edge, and compactions."""
     written: list[list[Record]] = []
     receive(sizes.records // 2, written.append)
     pieces = {

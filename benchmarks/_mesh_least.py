@@ -1,10 +1,9 @@
-"""What nobody who takes part in a mesh can leave out, as middleware: to see what is left to be had.
+"""The least work that every participant of a mesh has to do, as middleware: a bound for what can still be saved.
 
-`Least` does nothing but what every implementation has to, in whatever language it is written. `Small` is the
-smallest that takes part at all, in Python: it reads the header, looks the id up, writes the journal's lines,
-sets a context variable for what the handler starts, keeps the response until the handler has returned, and gives
-the receipt. It does none of the rest: nothing that is started is waited for, nothing ends it, nobody may ask, no
-journal is made smaller, and what is not usual is not handled.
+`Least` does only what every implementation has to do, in any language. `Small` is the smallest implementation in
+Python: it reads the header, looks the id up, writes the journal's lines, sets a context variable for the handler,
+keeps the response until the handler has returned, and adds the receipt. `Small` does nothing else: it waits for no
+task that the handler starts, cancels nothing, answers no queries, compacts no journal, and handles no special case.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _journal(path: str) -> int:
 
 
 class Least:
-    """Writes something as long as a record before the handler runs, and before the answer is sent, and a header."""
+    """A middleware that writes as many bytes as a record before the handler and before the answer, and adds a header."""
 
     def __init__(self, app: ASGIApp, path: str) -> None:
         """Wrap an app."""
@@ -82,7 +81,7 @@ class _Hop:
 
 
 class Small:
-    """The smallest that takes part."""
+    """The smallest middleware that takes part in cascades."""
 
     def __init__(self, app: ASGIApp, path: str) -> None:
         """Wrap an app."""

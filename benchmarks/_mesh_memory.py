@@ -1,6 +1,6 @@
-"""What an open edge holds at its sender: by tracemalloc, and by what the process has more.
+"""The memory of an open edge at its sender, by tracemalloc, and by the growth of the process.
 
-Each figure is taken in a process of its own, which this module is as well.
+Each figure is measured in a process of its own, which runs this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).parent.parent
 _SECONDS_MAX = 300
 _STATM = Path("/proc/self/statm")
 _MANY_PEERS = 10_000
-_A_SECOND = 20_000  # how many edges are opened, by the engine's clock
+_A_SECOND = 20_000  # how many edges are opened in a second of the engine's clock
 
 TAKEN, DOUBT, PEERS, HOPS = "one hop", "in doubt", "many peers", "a hop each"
 KINDS = {
@@ -58,8 +58,8 @@ def _resident() -> int:
 
 
 def held(count: int, kind: str, *, traced: bool) -> float:
-    """Return the bytes an edge, of so many, in this process."""
-    open_edges(new_engine(), 1_000, kind)  # what is made once, is made
+    """Return the bytes for an edge, with `count` open edges in this process."""
+    open_edges(new_engine(), 1_000, kind)  # fills what is allocated only once
     gc.collect()
     engine = new_engine()
     if traced:
@@ -87,7 +87,7 @@ def _measured(count: int, kind: str, *, traced: bool) -> float:
 
 
 def memory(_: str, sizes: MeshSizes) -> list[Result]:
-    """Take the bytes that an open edge holds; the most, over all sizes and both ways to look."""
+    """Measure the bytes of an open edge: the most, over all sizes and both ways to measure."""
     ways = {"traced": True, "resident": False} if _STATM.exists() else {"traced": True}
     found: dict[tuple[str, int, str], float] = {}
     for kind in KINDS:

@@ -30,7 +30,7 @@ class _Kept:
 
 
 def bare(count: int) -> float:
-    """Keep an object for each edge at its sender and at its receiver, and forget them; no more."""
+    """Keep an object for each edge at its sender and at its receiver, then remove them; nothing else."""
     gc.collect()
     begin = time.process_time()
     sender: dict[bytes, _Kept] = {}
@@ -47,7 +47,7 @@ def bare(count: int) -> float:
 def _sized(
     label: str, measure: Callable[[int], float], counts: tuple[int, int], rounds: int
 ) -> dict[int, Samples]:
-    """Take the mean cost at both sizes, of as much work, in turn."""
+    """Measure the mean cost at both sizes, with the same amount of work, in turn."""
 
     def piece(count: int) -> float:
         times = min(counts[1] // count, 30)
@@ -75,9 +75,9 @@ def _flat(
 def hops(_: str, sizes: MeshSizes) -> list[Result]:
     """Compare the cost of a hop in one cascade of many hops with that in one of few.
 
-    With all edges open at once nothing in Python is flat: the collector walks what is there again and
-    again, and caches overflow. So that has no limit, and beside it is what two dictionaries of small
-    objects cost, and nothing else.
+    With all edges open at once nothing in Python is flat: the collector visits all objects again and
+    again, and caches overflow. So that figure has no limit. A row shows the cost of two dictionaries of
+    small objects for comparison.
     """
 
     def sized(work: Callable[[wiring.Mesh, int], None]) -> dict[int, Samples]:

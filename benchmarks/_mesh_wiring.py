@@ -1,8 +1,7 @@
-"""Engines that are wired in memory, by plain calls: cascades of any size, without a network or a file.
+"""Engines that are connected by plain calls in memory: cascades of any size, without a network or a file.
 
-Each shape gives how long it took, in processor seconds, and makes sure that the verdict counts every
-hop, once. What an engine wants written is taken, and thrown away: what the journal costs is measured by
-itself.
+Each shape returns its processor seconds, and checks that the verdict counts every hop once. The records of
+the engines are dropped; another benchmark measures the journal.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ CASCADE = bytes(16)
 
 
 def new_engine(name: str = NAMES[0]) -> Engine:
-    """Make an engine as a node does, without jitter."""
+    """Return an engine like a node's, without jitter."""
     return Engine(name, lasting=True, patience=Patience(), jitter=lambda: 1.0)
 
 
 class Mesh:
-    """Two nodes that hand everything to each other; the first begins."""
+    """Two nodes that send messages to each other; the first begins the cascades."""
 
     def __init__(self) -> None:
-        """Make both nodes; nothing has begun."""
+        """Make both nodes, without a cascade."""
         self.engines = {name: new_engine(name) for name in NAMES}
         self.first, self.second = self.engines.values()
         self.ids = 0
         self.settled: list[Receipt] = []
 
     def new_id(self) -> bytes:
-        """Return an id that nobody else has."""
+        """Return a unique id."""
         self.ids += 1
         return self.ids.to_bytes(12, "big")
 
@@ -64,14 +63,14 @@ class Mesh:
         return edge
 
     def take(self, edge: bytes, parent: str, by: str, reply: str) -> HopRecord:
-        """Deliver an edge; return its hop, which runs."""
+        """Deliver an edge; return its running hop."""
         engine = self.engines[by]
         assert engine.detector.arrive(edge, CASCADE, parent, reply).kind == "run"
         engine.take_writes()
         return engine.detector.hop(edge)
 
     def answer(self, edge: bytes, by: Engine, sender: Engine) -> None:
-        """Answer an edge's message: the receipt is on it, or comes later."""
+        """Answer an edge's message; the receipt is on the answer, or comes later."""
         answer = by.ride(edge, 0.0)
         sender.answered(edge, answer, "is taken", 0.0)
         sender.take_writes()
@@ -82,7 +81,7 @@ class Mesh:
         engine.take_writes()
 
     def call(self) -> None:
-        """Make the calls that are due, until none is."""
+        """Make all calls that are due, until no call is left."""
         while min(engine.next_at() for engine in self.engines.values()) <= 0.0:
             for engine in self.engines.values():
                 for call in engine.due(0.0):
@@ -93,7 +92,7 @@ class Mesh:
                     engine.take_writes()
 
     def settle(self, hops: int) -> None:
-        """Hear the verdicts: of all cascades together, so many hops and nothing else."""
+        """Check the verdicts: all cascades together have exactly `hops` hops."""
         self.call()
         for news in self.first.take_news():
             assert isinstance(news, Settle)
@@ -105,7 +104,7 @@ class Mesh:
 
 
 def timed(work: Callable[[Mesh, int], None], count: int) -> float:
-    """Run work in a mesh of its own; return processor seconds for each hop."""
+    """Run work in a new mesh; return processor seconds for each hop."""
     mesh = Mesh()
     gc.collect()
     begin = time.process_time()
@@ -114,9 +113,9 @@ def timed(work: Callable[[Mesh, int], None], count: int) -> float:
 
 
 def tree(mesh: Mesh, hops: int) -> None:
-    """Hand on from every hop to ten, first come, first served, until there are so many.
+    """Hand on from every hop to ten others, in order, until there are `hops` hops.
 
-    A hop that hands nothing on ends before its message is answered: its receipt is on the answer.
+    A hop that hands nothing on ends before its message is answered, so its receipt is on the answer.
     """
     waiting = deque([(0, mesh.begin(), NAMES[0])])
     while waiting:
@@ -137,7 +136,7 @@ def tree(mesh: Mesh, hops: int) -> None:
 
 
 def star(mesh: Mesh, hops: int) -> None:
-    """Hand out all other hops from one, so that they are open all at once."""
+    """Hand on to all other hops from one hop, so that all edges are open at once."""
     root = mesh.begin()
     parent, (home, to) = edge_mark(root.edge), NAMES
     children = []
@@ -152,7 +151,7 @@ def star(mesh: Mesh, hops: int) -> None:
 
 
 def chain(mesh: Mesh, hops: int) -> None:
-    """Hand on from every hop to one, so that all of them wait for the last."""
+    """Hand on from every hop to one other, so that all hops wait for the last."""
     hop, name = mesh.begin(), NAMES[0]
     for _ in range(hops - 1):
         engine, to = mesh.engines[name], NAMES[name == NAMES[0]]

@@ -1,7 +1,7 @@
-"""Finding, and ending, what a run has started: by a mark in its environment, never by its name.
+"""Finds and ends the processes that a run has started, by a mark in their environment, never by name.
 
-What is started by what was started inherits the mark, so grandchildren are found too, and those
-that have left their group or lost their parent. It needs /proc.
+Descendants inherit the mark. So the census finds grandchildren too, and processes
+that have left their process group or lost their parent. It needs /proc.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def available() -> bool:
 
 
 def alive(mark: str) -> list[int]:
-    """List what runs and has a mark that begins like this one; the dead have no environment."""
+    """Return the running processes whose mark begins with this text; dead processes have no environment."""
     wanted = f"{MARK}={mark}".encode()
     folders = Path("/proc").glob("[0-9]*")
     return [pid for pid in (int(folder.name) for folder in folders) if _has(pid, wanted)]
@@ -37,7 +37,7 @@ def _has(pid: int, wanted: bytes) -> bool:
 
 
 def dead() -> int | None:
-    """Return a child of this program that has exited and was not reaped, if there is one."""
+    """Return a child of this program that has exited and is not reaped; None if there is none."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -46,7 +46,7 @@ def dead() -> int | None:
 
 
 def settle(mark: str, seconds: float) -> tuple[int, bool]:
-    """Wait a moment for the last to go; gives how many run then, and whether one is unburied."""
+    """Wait a moment for processes to end; return how many still run, and whether one is not reaped."""
     until = time.monotonic() + seconds
     while (left := len(alive(mark))) or dead() is not None:
         if time.monotonic() >= until:
@@ -56,7 +56,7 @@ def settle(mark: str, seconds: float) -> tuple[int, bool]:
 
 
 def kill(mark: str) -> int:
-    """Kill what has the mark; gives how many there were."""
+    """Kill all processes with the mark; return their number."""
     found = alive(mark)
     wanted = f"{MARK}={mark}".encode()
     for pid in found:
@@ -66,7 +66,7 @@ def kill(mark: str) -> int:
 
 
 def _kill_marked(pid: int, wanted: bytes) -> None:
-    """Kill a process, unless its number has passed to another meanwhile."""
+    """Kill a process, unless another process has got its id by now."""
     if not hasattr(os, "pidfd_open"):
         os.kill(pid, signal.SIGKILL)
         return
@@ -79,12 +79,12 @@ def _kill_marked(pid: int, wanted: bytes) -> None:
 
 
 def clear(mark: str, seconds: float) -> None:
-    """Leave nothing for the next run: kill what is left, and bury what is dead."""
+    """Kill and reap all processes that are left, so that the next run starts without them."""
     until = time.monotonic() + seconds
     while (kill(mark) or dead() is not None) and time.monotonic() < until:
         pid = dead()
         if pid is None:
             time.sleep(_PAUSE_SECONDS)
         else:
-            with suppress(ChildProcessError):  # a thread of asyncio was faster
+            with suppress(ChildProcessError):  # a thread of asyncio has reaped the child before
                 os.waitpid(pid, os.WNOHANG)

@@ -1,8 +1,8 @@
-"""One run of a way, cancelled at chosen steps, and what was seen of it.
+"""Runs a way to start a child once, cancels it at chosen steps, and records what is left.
 
 A step is a suspension of the task that runs the way, or a turn of the event loop. A cancellation
 is a task's own (`native`: edge-triggered) or that of an anyio cancel scope (`anyio`:
-level-triggered, it does not let up); a second one is the task's own again, or that of an outer
+level-triggered: it cancels again and again). A second cancellation is the task's own again, or that of an outer
 scope.
 """
 
@@ -27,14 +27,14 @@ from quiesce.testing.sweeps.driver import Points, drive
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-HUNG_SECONDS = 2.0  # then its processes are killed, which frees most that hang
-WEDGED_SECONDS = 1.0  # more, then this whole program ends
-LEAKED_SECONDS = 0.1  # that the last process may take to go when everything has ended
+HUNG_SECONDS = 2.0  # after that, the run's processes are killed, which ends most hanging runs
+WEDGED_SECONDS = 1.0  # after that as well, this whole program ends
+LEAKED_SECONDS = 0.1  # how long the last process may live after the run has ended
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is swept: one way, on one loop, cancelled in one manner, with one program."""
+    """One cell of the sweep: one way, one event loop, one kind of cancellation, one program."""
 
     way: str
     backend: str
@@ -44,24 +44,24 @@ class Cell:
 
 @dataclass
 class Seen:
-    """What was seen of one run."""
+    """The record of one run."""
 
     by: str
     at: list[int]
     steps: int = 0
     delivered: int = 0
     phase: str = ""
-    """Where the first cancellation came."""
+    """The phase in which the first cancellation came."""
     outcome: str = "?"
     code: int | None = None
     faults: list[str] = field(default_factory=list)
 
 
 class Canceller:
-    """Counts the steps of one run, and cancels at the chosen ones."""
+    """A counter of the steps of one run, which cancels the run at chosen steps."""
 
     def __init__(self, kind: str, seen: Seen, visit: Visit) -> None:
-        """Cancel natively, or by a cancel scope."""
+        """Prepare to cancel natively or by a cancel scope."""
         self._native = kind == "native"
         self._seen = seen
         self._visit = visit
@@ -70,7 +70,7 @@ class Canceller:
         self.running = False
 
     def step(self) -> None:
-        """See a step."""
+        """Count a step, and cancel the run if the step is chosen."""
         if not self.running:
             return
         seen = self._seen
@@ -84,7 +84,7 @@ class Canceller:
             seen.delivered += 1
 
     async def run(self, subject: Awaitable[None]) -> None:
-        """Run the subject, and look around in the very step in which it ends."""
+        """Run the subject, and look for processes in the same step in which it ends."""
         inner, outer = self._scopes
         if self._native:
             self._task = asyncio.current_task()
@@ -96,7 +96,7 @@ class Canceller:
                 self._seen.outcome = "returned"
         except asyncio.CancelledError:
             self._seen.outcome = "cancelled"
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is told
+        except Exception as error:  # noqa: BLE001 - any error is recorded
             self._seen.outcome = f"raised {error!r}"
         if inner.cancelled_caught or outer.cancelled_caught:
             self._seen.outcome = "cancelled"
@@ -111,12 +111,14 @@ class Canceller:
             self.running = False
             if census.alive(self._visit.mark):
                 self._seen.faults.append("alive")
-        if not self._native:  # a scope's cancellation is due at the next opportunity, at last
+        if (
+            not self._native
+        ):  # a cancel scope cancels at the next checkpoint, this one at the latest
             await anyio.lowlevel.checkpoint()
 
 
 class TurningLoop(asyncio.SelectorEventLoop):
-    """An event loop that tells of each of its turns."""
+    """An event loop that calls a function at each turn."""
 
     on_turn: Callable[[], None] | None = None
 
@@ -127,10 +129,10 @@ class TurningLoop(asyncio.SelectorEventLoop):
 
 
 class Guard:
-    """Sees to it that a run ends: by killing its processes, or else by ending this program."""
+    """A watchdog that ends a hanging run: it kills the run's processes, and if that fails ends this program."""
 
     def __init__(self, mark: str, seen: Seen) -> None:
-        """Begin to wait."""
+        """Start the watchdog's thread."""
         self._mark = mark
         self._seen = seen
         self._over = threading.Event()
@@ -149,25 +151,25 @@ class Guard:
             os._exit(3)
 
     def end(self) -> None:
-        """Record that the run is over."""
+        """Record that the run has ended."""
         self._over.set()
         self._thread.join()
 
 
 def tell(seen: Seen) -> None:
-    """Report one run, on a line of its own."""
+    """Print the record of one run on one line."""
     sys.stdout.write(json.dumps(asdict(seen)) + "\n")
     sys.stdout.flush()
 
 
 def perform(cell: Cell, by: str, at: list[int], mark: str) -> Seen:
-    """Run a way once, on a fresh event loop, cancelled at the given steps."""
+    """Run a way once on a new event loop, cancel it at the given steps, and return the record."""
     seen = Seen(by, at)
     visit = Visit(PROGRAMS[cell.program], mark)
     guard = Guard(mark, seen)
     try:
         _run(cell, by, seen, visit)
-    except BaseException as error:  # noqa: BLE001 - the loop itself has failed: it is told
+    except BaseException as error:  # noqa: BLE001 - the event loop itself has failed: recorded
         seen.outcome = f"raised {error!r}"
     finally:
         guard.end()

@@ -1,7 +1,7 @@
 """The four ways to start a child, wait until it is ready, use it and stop it.
 
-Each is written as a careful user of that way would, and tells the `Visit` in which phase it is
-and what it knows of the child. They all run the same programs.
+Each is written as a careful user of that way would write it. It records in its `Visit` the phase that it is in,
+and what it knows of the child. All ways run the same programs.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ PROGRAMS = {
 
 
 class Handle(Protocol):
-    """What each library gives out for a child."""
+    """The object that each library returns for a child process."""
 
     @property
     def returncode(self) -> int | None:
-        """How the child exited, if that is known."""
+        """The child's exit code; None if it is not known."""
 
 
-class StartFailed(Exception):  # noqa: N818 - as the library's own: it says what happened
-    """The child has exited before it was ready."""
+class StartFailed(Exception):  # noqa: N818 - named after what happened, like the library's own
+    """Raised if the child has exited before it was ready."""
 
 
 @dataclass
@@ -69,32 +69,32 @@ class Visit:
     phase: str = "starting"
     handle: Handle | None = None
     code: int | None = None
-    """How the child exited, as the way itself learnt it."""
+    """The child's exit code, as the way itself has learnt it."""
 
     @property
     def argv(self) -> list[str]:
-        """What to start."""
+        """The command to start."""
         return ["sh", "-c", self.program.script]
 
     @property
     def env(self) -> dict[str, str]:
-        """Where to start it: its environment has the mark by which it is found again."""
+        """The child's environment, with the mark by which the census finds the child."""
         return {**os.environ, MARK: self.mark}
 
     def failed(self, code: int | None) -> StartFailed:
-        """Note that the child has exited too early."""
+        """Record that the child has exited too early, and return the error."""
         self.code = code
         return StartFailed(f"exited before it was ready: {code}")
 
     async def use(self) -> None:
-        """Do something with the child."""
+        """Use the child for a moment."""
         self.phase = "using"
         await anyio.sleep(USE_SECONDS)
         self.phase = "stopping"
 
 
 async def naive(visit: Visit) -> None:
-    """Start, wait, register; whoever is registered is stopped and waited for."""
+    """Start the child, wait until it is ready, register it; at the end, stop all registered children."""
     registered: list[asyncio.subprocess.Process] = []
     process = await _start(visit)
     await _ready(visit, process)
@@ -109,7 +109,7 @@ async def naive(visit: Visit) -> None:
 
 
 async def reaped_on_unwind(visit: Visit) -> None:
-    """Do as the fix of seed 004 describes: nothing between the start and the register unguarded."""
+    """Follow the fix of seed 004: guard every step between the start and the registration."""
     process = await _start(visit)
     try:
         await _ready(visit, process)
@@ -157,7 +157,7 @@ async def _ready(visit: Visit, process: asyncio.subprocess.Process) -> None:
 
 
 async def anyio_block(visit: Visit) -> None:
-    """Leave it to the block of `anyio.open_process`."""
+    """Use the block of `anyio.open_process`."""
     async with await anyio.open_process(visit.argv, env=visit.env) as process:
         visit.handle = process
         assert process.stdout is not None
@@ -174,7 +174,7 @@ async def anyio_block(visit: Visit) -> None:
 
 
 async def owned(visit: Visit) -> None:
-    """Start it with quiesce."""
+    """Start the child with quiesce."""
     try:
         async with Scope("visit"):
             process = await start_process(
@@ -189,7 +189,7 @@ async def owned(visit: Visit) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """One way, and the event loops that it is for."""
+    """One way to run a child, and the event loops that it supports."""
 
     about: str
     run: Callable[[Visit], Coroutine[Any, Any, None]]

@@ -1,6 +1,6 @@
-"""The program that does the runs of one cell, one for each line that it reads.
+"""The program that performs the runs of one cell, one run for each line that it reads.
 
-They are in a program of their own because some of them end it: see `Guard`.
+The runs have a program of their own, because some runs end their program: see `Guard`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from benchmarks._orphan_steps import Cell, perform, tell
 
 
 def main(argv: list[str]) -> None:
-    """Do what is asked for, a line at a time: how to cancel, at which steps, and the mark."""
+    """Perform a run for each line of stdin, which names the kind of cancellation, the steps, and the mark."""
     cell = Cell(*argv)
     warm = False
     for line in sys.stdin:
         by, at, mark = json.loads(line)
-        if not warm:  # the first run of a program imports much; no way hangs on a polite child
+        if (
+            not warm
+        ):  # the first run of a program imports many modules; no way hangs with a polite child
             perform(replace(cell, program="polite"), by, [], mark)
             warm = True
         tell(perform(cell, by, at, mark))

@@ -1,4 +1,4 @@
-"""Other libraries: whether they are there, and in which version."""
+"""Other libraries: whether they are installed, and in which version."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 @dataclass(frozen=True)
 class Package:
-    """A library that quiesce is shown beside; one that is not installed is reported as missing."""
+    """A library that quiesce is compared with; if it is not installed, the results show it as missing."""
 
     name: str
     module: str
 
     @property
     def found(self) -> bool:
-        """Return whether it is installed, and works with this Python."""
+        """Return whether the library is installed, and works with this Python."""
         try:
             import_module(self.module)
         except ImportError:
@@ -25,7 +25,7 @@ class Package:
 
     @property
     def version(self) -> str:
-        """Return its version, `missing` if it is not there."""
+        """Return the library's version, or `missing` if it is not installed."""
         if self.module == "asyncio":
             return "standard library"
         try:

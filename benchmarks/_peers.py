@@ -1,6 +1,6 @@
-"""The same pieces as in `_subjects`, for the libraries that people use to own tasks today.
+"""The same pieces as in `_subjects`, for other libraries that own tasks.
 
-A peer that is not installed is reported as missing.
+The results show a library that is not installed as missing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def _spawn_group(group_type: Callable[[], asyncio.TaskGroup], count: int) 
 async def _live_group(
     group_type: Callable[[], asyncio.TaskGroup], count: int, marks: Marks
 ) -> None:
-    # A task group has no close: an exception in its body is how it is made to cancel all.
+    # A task group has no close(): an exception in its body makes it cancel all tasks.
     try:
         async with group_type() as group:
             marks.empty()

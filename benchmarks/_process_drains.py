@@ -1,4 +1,4 @@
-"""Ending programs that do not want to end: all at the same time, beside one after the other."""
+"""Ending programs that ignore SIGTERM: all at the same time, beside one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Way = Callable[[int, float], Coroutine[Any, Any, float]]
 
-# It ends by itself after a minute, should all else fail.
+# The program ends by itself after a minute, in case the benchmark fails.
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; echo ready; exec sleep 60")
 READY = "^ready$"
 GRACE, POOL = "the grace itself", f"{OURS} RunnerPool"
@@ -28,14 +28,14 @@ SERIAL, GATHERED = "asyncio, one after the other", "asyncio, gather()"
 
 
 async def start(grace: float, *, service: bool = False) -> quiesce.Process:
-    """Start one that ignores SIGTERM from when this returns."""
+    """Start a program, and return when it ignores SIGTERM."""
     return await quiesce.start_process(
         STUBBORN, ready=ready.Line(READY), grace=grace, service=service
     )
 
 
 async def close_scope(count: int, grace: float) -> float:
-    """Close a scope that has them; the seconds of the close."""
+    """Close a scope that owns such programs; return the seconds of the close."""
     async with quiesce.Scope("benchmark") as scope:
         processes = [await start(grace) for _ in range(count)]
         begin = wall()
@@ -46,7 +46,7 @@ async def close_scope(count: int, grace: float) -> float:
 
 
 async def drain_pool(count: int, grace: float) -> float:
-    """Drain a pool that has them as its runners; the seconds of the drain."""
+    """Drain a pool with such programs as runners; return the seconds of the drain."""
     async with quiesce.Scope("benchmark"):
 
         async def runner(_: int) -> quiesce.Process:
@@ -65,7 +65,7 @@ async def drain_pool(count: int, grace: float) -> float:
 
 
 async def stop_serially(count: int, grace: float) -> float:
-    """End them one after the other, as a loop over a list of processes does."""
+    """End the programs one after the other, as a loop over a list of processes does."""
     processes = await _started(count)
     begin = wall()
     for process in processes:
@@ -74,7 +74,7 @@ async def stop_serially(count: int, grace: float) -> float:
 
 
 async def stop_gathered(count: int, grace: float) -> float:
-    """End them at the same time, by hand."""
+    """End the programs at the same time, with `asyncio.gather`."""
     processes = await _started(count)
     begin = wall()
     await asyncio.gather(*(_stop(process, grace) for process in processes))
@@ -101,7 +101,7 @@ async def _stop(process: asyncio.subprocess.Process, grace: float) -> None:
 
 
 def drain_stubborn(backend: str, sizes: ProcessSizes) -> list[Result]:
-    """Take how long it is until programs that ignore SIGTERM are gone, in units of their grace."""
+    """Measure how long it takes to end programs that ignore SIGTERM, in units of their grace."""
     count, grace = sizes.stubborn, sizes.grace_seconds
 
     def piece(loop: str, way: Way) -> float:

@@ -1,4 +1,4 @@
-"""Starting a program from a parent that has much memory: `fork` copies its tables, `vfork` not."""
+"""Starting a program from a parent that has much memory: `fork` copies its page tables, `vfork` does not."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MEGABYTE = 1 << 20
 
 
 async def start_with_preexec(wiring: Wiring) -> int:
-    """Run a function between fork and exec: it rules out `vfork`."""
+    """Start a program with a function between fork and exec, which rules out `vfork`."""
     out = OUTPUTS[wiring]
     with subprocess.Popen(  # noqa: ASYNC220, S603 - on purpose
         [PROGRAM],
         stdin=DEVNULL,
         stdout=out,
         stderr=out,
-        preexec_fn=os.setsid,  # noqa: PLW1509 - what is measured
+        preexec_fn=os.setsid,  # noqa: PLW1509 - this is measured
     ) as process:
         process.communicate()
         return process.wait()
@@ -49,7 +49,7 @@ async def start_with_preexec(wiring: Wiring) -> int:
 
 @contextmanager
 def grown(megabytes: int) -> Iterator[None]:
-    """Hold that much more memory, all of it touched, and in small pages as a Python program's."""
+    """Hold that much more memory inside the block, all of it touched, in small pages as in a Python program."""
     if not megabytes:
         yield
         return
@@ -63,7 +63,7 @@ def grown(megabytes: int) -> Iterator[None]:
 
 
 def spawn_rss(backend: str, sizes: ProcessSizes) -> list[Result]:
-    """Compare a start from a parent that has much memory with one from a parent that has not."""
+    """Compare a start from a parent that has much memory with a start from a small parent."""
     everyone = starters(backend)
     chosen = [everyone[name] for name in (OURS, POPEN, ASYNCIO, UVLOOP) if name in everyone]
     chosen.append(Starter(PREEXEC, "asyncio", start_with_preexec))

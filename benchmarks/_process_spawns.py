@@ -1,4 +1,4 @@
-"""Starting programs, beside asyncio: what a start takes, and how long it holds up the loop."""
+"""Starting programs, beside asyncio: the time of a start, and how long it blocks the event loop."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from benchmarks._sizes import ProcessSizes
 
 TICK_SECONDS = 0.001
-SELDOM = {ANYIO, TRIO, UVLOOP}  # for orientation; on uvloop a start takes ten times as long
+SELDOM = {ANYIO, TRIO, UVLOOP}  # for comparison only; on uvloop a start takes ten times as long
 
 
 async def spawn_and_reap(
     starter: Starter, count: int, wiring: Wiring = "discard"
 ) -> tuple[float, float]:
-    """Start programs one after the other, each waited for.
+    """Start programs one after the other, and wait for each.
 
-    Gives the median of the seconds that they took, and the seconds of CPU that this program spent
+    Return the median of the seconds for a program, and the seconds of CPU that this program spent
     on each, in all of its threads.
     """
     seconds = []
@@ -54,7 +54,7 @@ async def spawn_and_reap(
 
 
 def spawn_reap(backend: str, sizes: ProcessSizes) -> list[Result]:
-    """Compare what it takes to start a program and see it end."""
+    """Compare the time to start a program and wait for its end."""
     everyone = starters(backend)
     cpu: dict[str, list[float]] = {name: [] for name in everyone}
 
@@ -107,26 +107,26 @@ def spawn_reap(backend: str, sizes: ProcessSizes) -> list[Result]:
 
 
 class Ticker:
-    """Finds out for how long the event loop was held up at worst."""
+    """A job that measures the longest time for which the event loop was blocked."""
 
     def __init__(self) -> None:
         self.lag_seconds = 0.0
         self._over = False
 
     async def tick(self) -> None:
-        """Sleep, and see by how much that was too long."""
+        """Sleep repeatedly, and record by how much each sleep was too long."""
         while not self._over:
             begin = wall()
             await anyio.sleep(TICK_SECONDS)
             self.lag_seconds = max(self.lag_seconds, wall() - begin - TICK_SECONDS)
 
     def stop(self) -> None:
-        """Stop after the next look."""
+        """Stop after the next sleep."""
         self._over = True
 
 
 async def start_at_once(starter: Starter, count: int) -> tuple[float, float]:
-    """Start programs in as many tasks; the worst lag of the loop, and the seconds for all."""
+    """Start programs in as many tasks; return the worst lag of the event loop, and the seconds for all."""
     assert starter.at_once is not None
     ticker = Ticker()
     async with starter.room(), anyio.create_task_group() as group:
@@ -140,7 +140,7 @@ async def start_at_once(starter: Starter, count: int) -> tuple[float, float]:
 
 
 def spawn_lag(backend: str, sizes: ProcessSizes) -> list[Result]:
-    """Compare how long the event loop is held up while many programs are started at once."""
+    """Compare how long the event loop is blocked while many programs are started at once."""
     everyone = {name: each for name, each in starters(backend).items() if each.at_once}
     seconds: dict[str, list[float]] = {name: [] for name in everyone}
 

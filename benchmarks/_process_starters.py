@@ -1,10 +1,10 @@
-"""Who can start a program and see it end: the standard library, other libraries, and quiesce.
+"""The ways to start a program and wait for its end: the standard library, other libraries, and quiesce.
 
 Each starts the same program, which does nothing, and waits until it is reaped and its files are
 closed. The wiring is the same for all: nothing to read, and either no output at all, or a pipe for
-each output that is read to its end. Everything else is as each does it by default; so quiesce's
-children lead a session of their own, and are known to its lifeline. Two rows show what the session
-alone costs: little on a quiet machine, but where others want the processors too, Linux may make a
+each output that is read to its end. Everything else is each library's default, so quiesce's
+children have a session of their own, and its lifeline watches them. Two rows show what the session
+alone costs: little on a quiet machine, but on a busy machine Linux may make a
 new session wait for its share (`sched_autogroup_enabled`).
 """
 
@@ -60,12 +60,12 @@ def run_on(loop: str, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def has_loop(loop: str) -> bool:
-    """Return whether there is such an event loop here."""
+    """Return whether this event loop is installed."""
     return find_spec(loop) is not None
 
 
 def watcher_of_asyncio() -> str:
-    """Name how asyncio sees an exit, by default, in this Python."""
+    """Return the name of asyncio's default way to wait for an exit, in this Python."""
     if sys.version_info >= (3, 12) and hasattr(os, "pidfd_open"):
         return "PidfdChildWatcher"
     return "ThreadedChildWatcher"
@@ -75,7 +75,7 @@ def watcher_of_asyncio() -> str:
 
 
 async def start_blocking(wiring: Wiring, *, session: bool = False) -> int:
-    """Block until it has ended: what the operating system itself takes."""
+    """Block until the program has ended, which shows the time of the operating system itself."""
     out = OUTPUTS[wiring]
     with subprocess.Popen(  # noqa: ASYNC220, S603 - on purpose
         [PROGRAM], stdin=DEVNULL, stdout=out, stderr=out, start_new_session=session
@@ -86,7 +86,7 @@ async def start_blocking(wiring: Wiring, *, session: bool = False) -> int:
 
 
 async def start_asyncio(wiring: Wiring, *, session: bool = False) -> int:
-    """Use asyncio's subprocesses; on uvloop, these are uvloop's."""
+    """Start the program with asyncio; on uvloop, with uvloop's own subprocesses."""
     out = OUTPUTS[wiring]
     process = await asyncio.create_subprocess_exec(
         PROGRAM, stdin=DEVNULL, stdout=out, stderr=out, start_new_session=session
@@ -97,7 +97,7 @@ async def start_asyncio(wiring: Wiring, *, session: bool = False) -> int:
 
 
 async def start_anyio(wiring: Wiring) -> int:
-    """Use anyio's."""
+    """Start the program with anyio."""
     out = OUTPUTS[wiring]
     if wiring == "pipes":
         done = await anyio.run_process([PROGRAM], stdin=DEVNULL, stdout=out, stderr=out)
@@ -109,7 +109,7 @@ async def start_anyio(wiring: Wiring) -> int:
 
 
 async def start_trio(wiring: Wiring) -> int:
-    """Use trio's own."""
+    """Start the program with trio."""
     import trio  # noqa: PLC0415 - optional
 
     if wiring == "pipes":
@@ -124,7 +124,7 @@ async def start_trio(wiring: Wiring) -> int:
 
 
 async def start_quiesce(wiring: Wiring) -> int:
-    """Use ours, in the scope around."""
+    """Start the program with quiesce, in the current scope."""
     process = await quiesce.start_process([PROGRAM], logs="keep" if wiring == "pipes" else wiring)
     return await process.wait()
 
@@ -133,21 +133,21 @@ async def start_quiesce(wiring: Wiring) -> int:
 
 
 async def at_once_asyncio(start: Start, count: int) -> None:
-    """Start many in a task group of asyncio."""
+    """Start many programs in a task group of asyncio."""
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
             group.create_task(_one(start))
 
 
 async def at_once_anyio(start: Start, count: int) -> None:
-    """Start many in a task group of anyio; on trio, that is a nursery."""
+    """Start many programs in a task group of anyio; on trio, that is a nursery."""
     async with anyio.create_task_group() as group:
         for _ in range(count):
             group.start_soon(_one, start)
 
 
 async def at_once_quiesce(start: Start, count: int) -> None:
-    """Start many in the scope around."""
+    """Start many programs in the current scope."""
     scope = quiesce.current_scope()
     assert scope is not None
     for job in [scope.spawn(_one, start) for _ in range(count)]:
@@ -171,10 +171,10 @@ class Starter:
 
 
 def starters(backend: str) -> dict[str, Starter]:
-    """Return all that can take part; ours runs in the loop of the backend.
+    """Return the starters that are installed; quiesce runs in the backend's event loop.
 
-    What quiesce is compared with is asyncio in its own loop, also where ours runs on uvloop:
-    that is the faster one.
+    The base is asyncio in its own event loop, also if quiesce runs on uvloop, because asyncio's loop
+    starts programs faster.
     """
 
     def scope() -> quiesce.Scope:

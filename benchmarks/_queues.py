@@ -1,6 +1,6 @@
-"""The queues that people put between tasks today: asyncio's own, and those of other libraries.
+"""Other queues between tasks: asyncio's own, and those of other libraries.
 
-All of them are measured alike: one task puts items in, another takes them out, one by one.
+All queues are measured in the same way: one task puts items in, another takes them out, one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks._subjects import now
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-ITEM = object()  # one for all: what is measured is the way, not the making of items
+ITEM = object()  # the same item every time, so that making items is not measured
 END = object()
 
 
@@ -28,7 +28,9 @@ class Ends:
     put: Callable[[object], Awaitable[object]]
     get: Callable[[], Awaitable[object]]
     put_nowait: Callable[[object], object]
-    aclose: Callable[[], Awaitable[object]] | None = None  # if it complains when it is not
+    aclose: Callable[[], Awaitable[object]] | None = (
+        None  # if the queue warns when it is not closed
+    )
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class QueuePeer(Package):
 
 
 async def together(*mains: Coroutine[Any, Any, None]) -> float:
-    """Run tasks to their end; give the seconds that they took."""
+    """Run tasks to their end; return the seconds."""
     begin = now()
     tasks = [asyncio.create_task(main) for main in mains]
     for task in tasks:
@@ -48,7 +50,7 @@ async def together(*mains: Coroutine[Any, Any, None]) -> float:
 
 
 async def queue_asyncio(maxsize: int, count: int) -> float:
-    """Send items through an asyncio.Queue; seconds an item."""
+    """Send items through an asyncio.Queue; return seconds an item."""
     queue: asyncio.Queue[object] = asyncio.Queue(maxsize)
 
     async def produce() -> None:
@@ -63,7 +65,7 @@ async def queue_asyncio(maxsize: int, count: int) -> float:
 
 
 async def queue_drained(maxsize: int, count: int) -> float:
-    """Do the same, but take all that is there by get_nowait() after each get()."""
+    """Do the same, but take all queued items with get_nowait() after each get()."""
     queue: asyncio.Queue[object] = asyncio.Queue(maxsize)
 
     async def produce() -> None:
@@ -82,7 +84,7 @@ async def queue_drained(maxsize: int, count: int) -> float:
 
 
 async def queue_peer(peer: QueuePeer, maxsize: int, count: int) -> float:
-    """Send items through the queue of a peer; seconds an item."""
+    """Send items through the queue of another library; return seconds an item."""
     ends = peer.make(maxsize)
 
     async def produce() -> None:
@@ -108,7 +110,7 @@ async def generate(count: int) -> AsyncIterator[object]:
 
 
 async def generator_alone(count: int) -> float:
-    """Read a generator without any hand-over; seconds an item."""
+    """Read a generator without a queue; return seconds an item."""
     begin = now()
     received = 0
     async for _ in generate(count):
@@ -118,7 +120,7 @@ async def generator_alone(count: int) -> float:
 
 
 async def generator_queue(maxsize: int, count: int) -> float:
-    """Hand what a generator gives to another task, by an asyncio.Queue; seconds an item."""
+    """Send a generator's items to another task through an asyncio.Queue; return seconds an item."""
     queue: asyncio.Queue[object] = asyncio.Queue(maxsize)
 
     async def pump() -> None:
@@ -136,7 +138,7 @@ async def generator_queue(maxsize: int, count: int) -> float:
 
 
 async def generator_peer(peer: QueuePeer, maxsize: int, count: int) -> float:
-    """Hand what a generator gives to another task, by the queue of a peer; seconds an item."""
+    """Send a generator's items to another task through the queue of another library; return seconds an item."""
     ends = peer.make(maxsize)
 
     async def pump() -> None:

@@ -34,7 +34,7 @@ ALONE = "no hand-over at all"
 
 
 async def through_stream(buffer: int, count: int) -> float:
-    """Read a generator through a stream; seconds an item."""
+    """Read a generator through a stream; return seconds an item."""
     async with quiesce.Scope("benchmark"):
         begin = now()
         received = 0
@@ -56,8 +56,8 @@ WAYS: dict[str, Way] = {
 def stream(backend: str, sizes: ResourceSizes) -> list[Result]:
     """Compare how fast the items of a generator get to another task.
 
-    Each limit is on the ratio to the queue that is like it: without a buffer, to a queue of one,
-    which hands over one by one as well; with a buffer, to a queue with as much room.
+    Each limit is on the ratio to the queue of the same size: without a buffer, to a queue of one item,
+    which also hands over one by one; with a buffer, to a queue of the buffer's size.
     """
 
     def piece(way: Way, count: int) -> float:

@@ -1,8 +1,8 @@
 """What is measured of bare asyncio and of quiesce; `_peers` has the same for other libraries.
 
-There are two kinds of piece: `spawn_…` (start and finish many no-ops; gives the CPU seconds a
-job) and `live_…` (start many jobs that wait, then close them, telling `marks` at each stage).
-The loops are written out, not shared: one more call per job would be in every ratio.
+There are two kinds of piece. `spawn_…` starts and finishes many no-ops, and returns the CPU seconds a
+job. `live_…` starts many jobs that wait, then closes them, and calls `marks` at each stage. Each piece
+has a loop of its own, because a shared function would add one more call per job to every ratio.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ import quiesce
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# CPU time of the thread that runs the loop. These pieces never wait for anything, and wall
-# time on a shared machine varies by half; where a piece could wait (a close), both are taken.
+# CPU time of the thread that runs the event loop. These pieces never wait, and wall
+# time on a shared machine varies by half. If a piece may wait (a close), both times are measured.
 now = time.thread_time
 wall = time.perf_counter
 
 
 class Marks(Protocol):
-    """What a `live` piece tells about its stages."""
+    """The calls that a `live` piece makes at its stages."""
 
     def empty(self) -> None:
-        """Nothing was started yet."""
+        """Record that no job was started yet."""
 
     def live(self) -> None:
-        """All jobs run and wait."""
+        """Record that all jobs run and wait."""
 
     def closed(self) -> None:
-        """The close has returned."""
+        """Record that the close has returned."""
 
 
 class Memory:
-    """Marks that take the memory of a live job."""
+    """Marks that measure the memory of a live job."""
 
     def __init__(self) -> None:
         self._empty = 0
         self.bytes_live = 0
 
     def empty(self) -> None:
-        """Begin to count."""
+        """Start tracemalloc."""
         gc.collect()
         tracemalloc.start()
         self._empty = tracemalloc.get_traced_memory()[0]
 
     def live(self) -> None:
-        """Take what all jobs together hold."""
+        """Record the memory of all jobs together."""
         gc.collect()
         self.bytes_live = tracemalloc.get_traced_memory()[0] - self._empty
         tracemalloc.stop()
@@ -62,7 +62,7 @@ class Memory:
 
 
 class Clock:
-    """Marks that take the time of the close."""
+    """Marks that measure the time of the close."""
 
     def __init__(self) -> None:
         self._live = self._live_wall = 0.0
@@ -72,7 +72,7 @@ class Clock:
         """Nothing to do here."""
 
     def live(self) -> None:
-        """Start the clock, with no garbage left from the spawning."""
+        """Start the clock after a garbage collection."""
         gc.collect()
         self._live_wall = wall()
         self._live = now()
@@ -84,22 +84,22 @@ class Clock:
 
 
 async def noop() -> None:
-    """Do nothing: what is measured is the rest."""
+    """Do nothing, so that only the overhead is measured."""
 
 
 async def wait() -> None:
-    """Wait until cancelled, on a future of one's own as a real job does."""
+    """Wait on a new future until cancelled, as a real job does."""
     await asyncio.get_running_loop().create_future()
 
 
 async def started() -> None:
-    """Let every new task run up to its first await."""
+    """Wait until every new task has reached its first await."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 async def spawn_bare(count: int) -> float:
-    """Start and finish no-ops as the asyncio documentation says one should."""
+    """Start and finish no-ops as the documentation of asyncio recommends."""
     tasks: set[asyncio.Task[None]] = set()
     begin = now()
     for _ in range(count):
@@ -152,7 +152,7 @@ async def spawn_elsewhere(count: int) -> float:
 
 
 async def spawn_adopted(count: int) -> float:
-    """Create plain tasks that an adopting scope comes to own."""
+    """Create plain tasks, which an adopting scope then owns."""
     async with quiesce.Scope("benchmark", adopt=True) as scope:
         begin = now()
         for _ in range(count):
@@ -182,7 +182,7 @@ async def live_quiesce(count: int, marks: Marks) -> None:
 
 
 async def live_quiesce_read(count: int, marks: Marks) -> None:
-    """Close a scope and read all that the report says of each job."""
+    """Close a scope, and read every field of the report for each job."""
     await _live_quiesce(count, marks, read=True)
 
 
@@ -200,7 +200,7 @@ async def _live_quiesce(count: int, marks: Marks, *, read: bool) -> None:
                     _ = record.name, record.kind, record.where, record.age
             marks.closed()
     except* quiesce.DrainTimeout:
-        pass  # the end of the block says that jobs were cut short: they were meant to be
+        pass  # the end of the block reports jobs that were cut short, as intended
     if len(report.cancelled) != count:
         message = f"the report names {len(report.cancelled)} of {count} jobs"
         raise RuntimeError(message)
@@ -239,34 +239,34 @@ async def waves_quiesce(count: int) -> float:
 
 
 def least_disturbed(taken: list[float]) -> float:
-    """Return the lower quartile: a busy neighbour may spoil most waves of a long run."""
+    """Return the lower quartile, because another process may slow most waves of a long run."""
     return sorted(taken)[len(taken) // 4]
 
 
 class Stopwatch:
-    """Started by a plain callback that wakes a waiter, stopped by the waiter."""
+    """A clock that a callback starts when it wakes a waiter, and that the waiter stops."""
 
     def __init__(self) -> None:
         self._fired = 0.0
         self._taken: list[float] = []
 
     def fire(self, act: Callable[..., object], *args: object) -> None:
-        """Start, and do what wakes the waiter."""
+        """Start the clock, and call the function that wakes the waiter."""
         self._fired = wall()
         act(*args)
 
     def woken(self) -> None:
-        """Stop."""
+        """Stop the clock."""
         self._taken.append(wall() - self._fired)
 
     @property
     def seconds(self) -> float:
-        """The usual wake-up: a median, so that an interruption does not count."""
+        """The median of the wake-ups, so that an interruption does not count."""
         return median(self._taken)
 
 
 async def wake_bare(count: int) -> tuple[float, float]:
-    """Wait for a future set by a callback; seconds of a wake-up, and of a whole round."""
+    """Wait for a future that a callback sets; return the seconds of a wake-up, and of a whole round."""
     loop = asyncio.get_running_loop()
     watch = Stopwatch()
     begin = now()
@@ -279,7 +279,7 @@ async def wake_bare(count: int) -> tuple[float, float]:
 
 
 async def wake_quiesce(count: int) -> tuple[float, float]:
-    """Wait for idle, which comes when a callback releases the last hold."""
+    """Wait for idle, which a callback causes by releasing the last hold; return the same."""
     loop = asyncio.get_running_loop()
     async with quiesce.Scope("benchmark") as scope:
         watch = Stopwatch()
@@ -294,7 +294,7 @@ async def wake_quiesce(count: int) -> tuple[float, float]:
 
 
 async def frontier(count: int) -> dict[str, float]:
-    """Look at many live jobs; seconds of each way to look."""
+    """Read the frontier of many live jobs; return the seconds of each way to read it."""
     scope = await quiesce.Scope.open("benchmark")
     for _ in range(count):
         scope.spawn(wait)

@@ -1,4 +1,4 @@
-"""What it costs to drive a scenario: a suspension that a sweep counts, beside a bare one."""
+"""The cost of driving a scenario: a suspension that a sweep counts, beside a bare suspension."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
         @property
         def suspensions(self) -> int:
-            """Of one piece."""
+            """The number of suspensions in one piece."""
 
 
 DRIVEN = "driven"
@@ -33,20 +33,20 @@ WATCHED = 'driven, all tasks watched (where="all")'
 
 
 async def suspending(count: int) -> None:
-    """Suspend so many times, and do nothing else."""
+    """Suspend `count` times, and do nothing else."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def bare(count: int) -> float:
-    """Await it; seconds a suspension."""
+    """Await the scenario; return seconds a suspension."""
     begin = now()
     await suspending(count)
     return (now() - begin) / count
 
 
 async def driven(count: int) -> float:
-    """Await it in the driver of a sweep, which counts its suspensions and cancels at none."""
+    """Await the scenario in the driver of a sweep, which counts its suspensions and does not cancel it."""
     points = Points((), _never)
     begin = now()
     await drive(suspending(count), points)
@@ -61,7 +61,7 @@ def _never(*_: object) -> None:
 
 
 def watched(backend: str, count: int) -> float:
-    """Await it in the driver, on a loop that also tells of every other task that suspends."""
+    """Await the scenario in the driver, on an event loop that also reports suspensions of other tasks."""
     if backend == "uvloop":
         import uvloop  # noqa: PLC0415 - optional
 
@@ -80,11 +80,11 @@ def watched(backend: str, count: int) -> float:
 
 
 def _seen(_: object) -> None:
-    """See a task suspend."""
+    """Ignore a task's suspension."""
 
 
 def sweep_driver(backend: str, sizes: SweepSizes) -> list[Result]:
-    """Compare a suspension that the driver sees with one that nobody sees."""
+    """Compare a suspension in the driver with a bare suspension."""
     count = sizes.suspensions
 
     def piece(way: Way) -> float:

@@ -1,7 +1,7 @@
 """Measure the A2A adapter: `python -m benchmarks.a2a`.
 
-A server with the adapter beside one with the bare SDK, turn by turn, each in a process of its own and
-over real HTTP, with the oldest and the newest version that is supported. The SDKs are the tests'
+It compares a server with the adapter with a server of the bare SDK, in turn, each in its own process and
+over real HTTP, with the oldest and the newest supported version. The SDKs are the tests'
 subjects: `make test` installs them.
 """
 
@@ -38,7 +38,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

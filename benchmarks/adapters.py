@@ -1,6 +1,6 @@
 """Measure the adapters: `python -m benchmarks.adapters`.
 
-Each beside its SDK alone, turn by turn, with the oldest and the newest version that is supported. The
+It compares each adapter with its SDK alone, in turn, with the oldest and the newest supported version. The
 SDKs are the tests' subjects: `make test` installs them.
 """
 
@@ -38,13 +38,13 @@ class AdapterSizes:
 
 
 def warm_up(_: str) -> None:
-    """Do nothing: every version is measured in a process of its own, which warms up by itself."""
+    """Do nothing: every version is measured in a process of its own, which warms up there."""
 
 
 def measure(
     name: str, backend: str, sizes: AdapterSizes, *, module: str | None = None
 ) -> list[Result]:
-    """Measure one adapter with both ends of what it supports."""
+    """Measure one adapter with the oldest and the newest supported version."""
     found = []
     worker = module or _MODULES[name]
     for version in ADAPTERS[name].ends:
@@ -83,7 +83,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

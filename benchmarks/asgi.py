@@ -1,8 +1,8 @@
 """Measure the ASGI middleware: `python -m benchmarks.asgi`.
 
-Four uvicorns with the same small app answer in turn: bare, in our middleware, in a task of its own and
-nothing more, and in a `BaseHTTPMiddleware` of Starlette that does nothing. What counts is the servers' own processor time; the time that passes
-has the client in it, which is the same for all.
+Four uvicorns with the same small app answer in turn: the bare app, the app in `Quiesce`, the app in a task of its
+own, and the app in a `BaseHTTPMiddleware` of Starlette that does nothing. The figures use the servers' processor time,
+because the time by the clock includes the client.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AsgiSizes:
 
 
 class Client:
-    """One connection that is kept."""
+    """A connection that stays open."""
 
     def __init__(self, port: int) -> None:
         """Connect."""
@@ -53,7 +53,7 @@ class Client:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get(self, path: str) -> bytes:
-        """Get a path, to its end."""
+        """Get a path, and return the whole answer."""
         self.socket.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         found = b""
         while b"\r\n\r\n" not in found or not found.endswith(_END[path]):
@@ -65,13 +65,13 @@ class Client:
         return found
 
     def cpu_seconds(self) -> float:
-        """Ask for the server's processor time so far."""
+        """Return the server's processor time so far."""
         return float(self.get("/cpu").rpartition(b"\r\n\r\n")[2][:-2])
 
 
 @contextmanager
 def serving(way: str, backend: str) -> Iterator[Client]:
-    """Run a server, and be connected to it."""
+    """Run a server inside the block, and yield a connection to it."""
     command = [sys.executable, "-m", "benchmarks._asgi_worker", way, backend]
     subject = ADAPTERS["asgi_uvicorn"].subject(ADAPTERS["asgi_uvicorn"].versions[-1])
     with subprocess.Popen(  # noqa: S603 - our own
@@ -87,7 +87,7 @@ def serving(way: str, backend: str) -> Iterator[Client]:
 
 
 def _piece(client: Client, path: str, count: int, unit: int, *, cpu: bool) -> float:
-    """Ask so many times; microseconds a request, or an event."""
+    """Make `count` requests; return microseconds a request, or an event."""
     begin = client.cpu_seconds() if cpu else time.perf_counter()
     for _ in range(count):
         client.get(path)
@@ -124,7 +124,7 @@ def _measure(path: str, backend: str, sizes: AsgiSizes) -> list[Result]:
 
 
 def warm_up(_: str) -> None:
-    """Do nothing: every server is a process of its own, which warms up by itself."""
+    """Do nothing: every server is a process of its own, and is warmed up there."""
 
 
 SUITE = Suite(
@@ -143,7 +143,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

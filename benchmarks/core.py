@@ -1,8 +1,8 @@
 """Measure the core: `python -m benchmarks.core`.
 
-What owning costs, as ratios to the least that correct asyncio code must do by itself:
-`create_task`, a set of strong references, and `add_done_callback(set.discard)`. Everything
-that is compared runs interleaved in one process (see `_harness`), garbage collection stays
+It measures what owning tasks costs, as ratios to the least that correct asyncio code must do itself:
+`create_task`, a set of strong references, and `add_done_callback(set.discard)`. All pieces
+run interleaved in one process (see `_harness`), garbage collection stays
 on, and each piece has its own event loop.
 """
 
@@ -35,7 +35,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

@@ -1,7 +1,7 @@
 """Run detectors of leaks on the five seeds: `python -m benchmarks.detectors`.
 
-Each seed is a program with a bug and the same without it (tests/seeds). A detector *finds* a bug if
-it fails the one and passes the other. Those that are not installed are shown as missing.
+Each seed is a program with a bug, and the same program without it (tests/seeds). A detector *finds* a bug if
+it fails the first and passes the second. Detectors that are not installed are shown as missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AT_ONCE = 2
 
 
 def look(detectors: Sequence[Detector], cases: Sequence[Case]) -> Table:
-    """Ask each of the detectors about each of the seeds."""
+    """Run each detector on each seed, and return the table."""
     table: Table = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for case in cases:
@@ -43,7 +43,7 @@ def look(detectors: Sequence[Detector], cases: Sequence[Case]) -> Table:
 
 
 def as_text(table: Table, detectors: Sequence[Detector], *, why: bool) -> str:
-    """Return a table in Markdown, which is also for eyes; below it what was said, if asked for."""
+    """Return the table in aligned Markdown; with `why`, followed by the detectors' reports."""
     heads = ["seed", "on", *(detector.name for detector in detectors)]
     rows = [
         [f"{case.seed} {case.about}", case.backend, *(answer.word for answer in answers.values())]
@@ -66,7 +66,7 @@ def as_text(table: Table, detectors: Sequence[Detector], *, why: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is there, and print the table; give the exit code."""
+    """Run the installed detectors, and print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detectors", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print data instead of a table")
     parser.add_argument("--why", action="store_true", help="print also what each one said")

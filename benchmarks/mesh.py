@@ -1,8 +1,8 @@
 """Measure the mesh: `python -m benchmarks.mesh`.
 
-How a cascade's cost grows with its hops, what an open edge holds, what the journal takes and keeps, how
-many messages there are about messages, how late the verdict comes, and what taking part costs a server. Most
-of it is of the engine, which knows of no event loop: it is taken once, and told for each.
+It measures how a cascade's cost grows with its hops, the memory of an open edge, the time and size of the
+journal, the number of control messages, the delay of the verdict, and what taking part costs a server. Most
+measures are of the engine, which uses no event loop: they run once, and are printed for each backend.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def warm_up(_: str) -> None:
-    """Let the specialising interpreter settle before the first figure."""
+    """Run some pieces once, so that the interpreter is warm."""
     _mesh_journal.receive(2_000, len)
     _mesh_journal.send(2_000, len)
 
 
 def once(measure: Measure) -> Measure:
-    """Take a measure that no event loop has a part in once for all of them."""
+    """Return a measure that runs once, and returns the same results for every backend."""
     taken = cache(lambda sizes: measure("", sizes))
     return lambda _, sizes: taken(sizes)
 
@@ -60,7 +60,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

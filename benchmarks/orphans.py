@@ -1,11 +1,11 @@
 """Count what four ways to run a child process leave behind: `python -m benchmarks.orphans`.
 
-Start a child, wait until it is ready, use it, stop it: cancelled at each step of that, once and
+Each way starts a child, waits until it is ready, uses it and stops it, and is cancelled at each step, once and
 twice. A step is a suspension of the task, or a turn of the event loop (asyncio and trio). The
 children are polite, or ignore SIGTERM, or have a child of their own that holds the pipes, or exit
 before they are ready.
 
-It exits with 1 if quiesce leaves anything. It needs /proc, to find what was left.
+The exit code is 1 if quiesce leaves anything. It needs /proc, to find processes that are left.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("asyncio", "uvloop", "trio")
-AT_ONCE = 8  # most of the time of a run that hangs is waiting
-ANSWER_SECONDS_MAX = 30.0  # a run ends itself long before
+AT_ONCE = 8  # more than the processors, because runs that hang only wait
+ANSWER_SECONDS_MAX = 30.0  # a run ends by itself long before
 LATER_TURNS = (1, 2, 4)  # when the second cancellation comes, where steps are turns
 COLUMNS = {
     "leaked": "leaked",
@@ -53,12 +53,12 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is swept."""
+    """How much to sweep."""
 
     programs: tuple[str, ...]
     kinds: tuple[str, ...]
     later: bool
-    """Whether there are second cancellations where steps are turns."""
+    """Whether to cancel a second time if steps are turns."""
 
 
 FULL = Extent(tuple(PROGRAMS), ("native", "anyio"), later=True)
@@ -66,7 +66,7 @@ QUICK = Extent(("polite", "parent"), ("native",), later=False)
 
 
 class Worker:
-    """A program that does runs, started anew when one of them has ended it."""
+    """A program that performs runs; it is started again if a run has ended it."""
 
     def __init__(self, cell: Cell, mark: str) -> None:
         """Prepare for the runs of a cell."""
@@ -83,7 +83,7 @@ class Worker:
         sink, source = self._program.stdin, self._program.stdout
         assert sink is not None
         assert source is not None
-        with suppress(BrokenPipeError):  # it has ended; then it does not answer
+        with suppress(BrokenPipeError):  # the program has ended, and will not answer
             print(json.dumps([by, list(at), f"{self._mark}{self._runs}."]), file=sink, flush=True)
         line = _answer(source)
         seen = Seen(**json.loads(line)) if line else Seen(by, list(at), faults=["hung", "wedged"])
@@ -97,13 +97,13 @@ class Worker:
             [sys.executable, "-m", "benchmarks._orphan_worker", *asdict(cell).values()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what is left behind complains, in many words
+            stderr=subprocess.DEVNULL,  # leaked tasks and processes print many warnings
             text=True,
             cwd=ROOT,
         )
 
     def end(self) -> None:
-        """End the program, and what it may have left."""
+        """End the program, and the processes that it may have left."""
         program, self._program = self._program, None
         if program is not None:
             program.kill()
@@ -117,7 +117,7 @@ def _answer(source: IO[str]) -> str:
 
 
 def sweep(cell: Cell, extent: Extent, mark: str) -> list[Seen]:
-    """Cancel at each step: once, and then once more."""
+    """Cancel at each step, once and twice; return the records of all runs."""
     worker = Worker(cell, mark)
     try:
         steps = ["suspensions"] if cell.backend == "uvloop" else ["suspensions", "turns"]
@@ -138,7 +138,7 @@ def _sweep(worker: Worker, by: str, extent: Extent) -> Iterator[Seen]:
 
 
 def cells(options: argparse.Namespace, extent: Extent) -> list[Cell]:
-    """List what is to be swept."""
+    """Return the cells to sweep."""
     return [
         Cell(way, backend, kind, program)
         for program in options.child or extent.programs
@@ -150,7 +150,7 @@ def cells(options: argparse.Namespace, extent: Extent) -> list[Cell]:
 
 
 def run_all(chosen: Sequence[Cell], extent: Extent) -> list[tuple[Cell, Seen]]:
-    """Sweep every cell, several at once."""
+    """Sweep every cell, several at once, and return all runs."""
     token = secrets.token_hex(8)
     done = 0
 
@@ -172,7 +172,7 @@ def run_all(chosen: Sequence[Cell], extent: Extent) -> list[tuple[Cell, Seen]]:
 
 
 def count(runs: Sequence[Seen]) -> dict[str, int]:
-    """Add up some runs."""
+    """Return the totals of some runs."""
     faults = Counter(fault for seen in runs for fault in set(seen.faults))
     return {
         "runs": len(runs),
@@ -186,7 +186,7 @@ def count(runs: Sequence[Seen]) -> dict[str, int]:
 def split(
     found: Sequence[tuple[Cell, Seen]], key: Callable[[Cell, Seen], str]
 ) -> dict[str, dict[str, int]]:
-    """Add up runs by what they have in common."""
+    """Return the totals of runs, grouped by what they have in common."""
     parts: dict[str, list[Seen]] = {}
     for cell, seen in found:
         parts.setdefault(key(cell, seen), []).append(seen)
@@ -194,7 +194,7 @@ def split(
 
 
 def gather(found: Sequence[tuple[Cell, Seen]]) -> dict[str, Any]:
-    """Add up all runs of each way; also by loop, child, place and number of the cancellations."""
+    """Return the totals of each way; also by loop, child, place and number of the cancellations."""
     result = {}
     for way in dict.fromkeys(cell.way for cell, _ in found):
         mine = [(cell, seen) for cell, seen in found if cell.way == way]
@@ -211,12 +211,12 @@ def gather(found: Sequence[tuple[Cell, Seen]]) -> dict[str, Any]:
 
 
 def faulty_runs(found: Sequence[tuple[Cell, Seen]], way: str) -> list[dict[str, Any]]:
-    """Describe the runs of a way that went wrong, so that they can be done again."""
+    """Return the faulty runs of a way, with what is needed to repeat each."""
     return [asdict(cell) | asdict(seen) for cell, seen in found if cell.way == way and seen.faults]
 
 
 def as_text(facts: dict[str, Any], ways: dict[str, Any]) -> str:
-    """Make the tables, in Markdown."""
+    """Return the tables in Markdown."""
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
     lines = [
         f"{facts['python']}, {facts['platform']}; {versions}",
@@ -262,7 +262,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sweep, and print what was seen; give the exit code."""
+    """Sweep, and print the totals; return the exit code."""
     options = _parse(argv)
     if not census.available():
         print("it needs /proc, to find what was left", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Measure child processes: `python -m benchmarks.process`.
 
-What it takes to start a program and see it end, how long that holds up the event loop, and how
-long it takes to end those that do not want to, beside the standard library and other libraries.
-Everything that is compared runs interleaved in one process (see `_harness`), and each piece has
+It measures the time to start a program and wait for its end, how long that blocks the event loop, and how
+long it takes to end programs that ignore SIGTERM, beside the standard library and other libraries.
+All pieces run interleaved in one process (see `_harness`), and each piece has
 its own event loop.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def warm_up(backend: str) -> None:
-    """Let imports and caches settle, and quiesce start the watcher that its lifeline needs."""
+    """Run some pieces once, so that caches are warm and the lifeline's watcher runs."""
     for starter in starters(backend).values():
         for wiring in OUTPUTS:
             run_on(starter.loop, partial(spawn_and_reap, starter, 3, wiring))
@@ -50,7 +50,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

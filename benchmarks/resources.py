@@ -1,7 +1,7 @@
 """Measure channels and streams: `python -m benchmarks.resources`.
 
-How fast items get from one task to another, as ratios to asyncio.Queue. Everything that is
-compared runs interleaved in one process (see `_harness`), garbage collection stays on, and each
+It measures how fast items get from one task to another, as ratios to asyncio.Queue. All pieces
+run interleaved in one process (see `_harness`), garbage collection stays on, and each
 piece has its own event loop.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def warm_up(backend: str) -> None:
-    """Let imports, caches and the specialising interpreter settle before the first figure."""
+    """Run some pieces once, so that imports, caches and the interpreter are warm."""
     for through in CHANNEL_WAYS.values():
         run_fresh(backend, partial(through, CAPACITY, 1_000))
     for read in STREAM_WAYS.values():
@@ -47,7 +47,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

@@ -1,7 +1,7 @@
 """Measure the testing kit: `python -m benchmarks.testing`.
 
-What the guard adds to a test and to a suite of tests, which pytest runs with it and without it, and
-what it costs to see each suspension of a scenario.
+It measures what the guard adds to a test and to a suite of tests, which pytest runs with and without it, and
+what it costs to count each suspension of a scenario.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def warm_up(_: str) -> None:
-    """Do nothing: every run of pytest is a process of its own, and the best of several counts."""
+    """Do nothing: every run of pytest is a process of its own, and the best of several runs counts."""
 
 
 SUITE = Suite(
@@ -36,7 +36,7 @@ SUITE = Suite(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen measures and print them; give the exit code."""
+    """Run the chosen measures and print their results; return the exit code."""
     return run([SUITE], argv)
 
 

@@ -1,6 +1,6 @@
-"""An A2A agent that is told to end while it works: one task ends in time, the other is answered for.
+"""An A2A agent that gets SIGTERM while it works: one task ends in time, and the other is stored as FAILED.
 
-    pip install 'quiesce[a2a]' 'a2a-sdk[http-server]' uvicorn && python examples/a2a_agent.py
+    pip install '.[a2a]' 'a2a-sdk[http-server]' uvicorn && python examples/a2a_agent.py
 
 `python examples/a2a_agent.py serve 8000` serves the agent alone. Needs a2a-sdk 1.x.
 """
@@ -40,17 +40,17 @@ try:
 except ImportError as error:
     sys.exit(
         "This example needs a2a-sdk 1.x with its server: "
-        f"pip install 'quiesce[a2a]' 'a2a-sdk[http-server]' uvicorn\n({error})"
+        f"pip install '.[a2a]' 'a2a-sdk[http-server]' uvicorn\n({error})"
     )
 
 DRAIN_SECONDS = 1.5
 
 
 class Counter(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where we look
-    """Counts as far as it is told, ten a second."""
+    """Counts to the number in its message, ten a second."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Count, and say how far it came."""
+        """Count, and report how far it came."""
         updater = TaskUpdater(event_queue, context.task_id, context.context_id)
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
         task = Task(id=context.task_id, context_id=context.context_id, status=status)
@@ -63,7 +63,7 @@ class Counter(AgentExecutor):  # type: ignore[misc]  # the SDK has no types wher
         await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Say that it is cancelled; the SDK cancels the counting."""
+        """Report that the task is cancelled; the SDK cancels the counting."""
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 
 
@@ -92,7 +92,7 @@ def serve(port: int, folder: Path) -> None:
 
 
 class Webhook(BaseHTTPRequestHandler):
-    """Prints what it is told."""
+    """Prints the pushes that it gets."""
 
     names: dict[str, str]
 
@@ -113,7 +113,7 @@ class Webhook(BaseHTTPRequestHandler):
 
 
 async def send(client: httpx.AsyncClient, url: str, count: int, webhook: str) -> str:
-    """Send a message, without waiting for what comes of it; gives the task's id."""
+    """Send a message without waiting for its result; return the task's id."""
     message = {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": str(count)}]}
     push = {"url": webhook}
     configuration = {"returnImmediately": True, "taskPushNotificationConfig": push}

@@ -1,6 +1,6 @@
 """Three A2A agents that hand work on without waiting for it: when is all of it done?
 
-    pip install 'quiesce[a2a]' 'a2a-sdk[http-server]' uvicorn && python examples/a2a_mesh.py
+    pip install '.[a2a]' 'a2a-sdk[http-server]' uvicorn && python examples/a2a_mesh.py
 
 The agents are real servers on loopback, here in one process; each may as well be one of its own. Needs
 a2a-sdk 1.x.
@@ -42,7 +42,7 @@ try:
 except ImportError as error:
     sys.exit(
         "This example needs a2a-sdk 1.x with its server: "
-        f"pip install 'quiesce[a2a]' 'a2a-sdk[http-server]' uvicorn\n({error})"
+        f"pip install '.[a2a]' 'a2a-sdk[http-server]' uvicorn\n({error})"
     )
 
 NAMES = ("planner", "hotel", "bank")
@@ -57,7 +57,7 @@ def request(text: str) -> SendMessageRequest:
 
 
 class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where we look
-    """Says that it is done, and then hands on the rest of what it was told, in a task of its own."""
+    """Answers that it is done, and then hands the rest of the message on, in a task of its own."""
 
     def __init__(self, node: Node, urls: dict[str, str]) -> None:
         """Record the other agents."""
@@ -72,11 +72,11 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where 
         task = Task(id=context.task_id, context_id=context.context_id, status=status)
         await event_queue.enqueue_event(task)
         work = asyncio.create_task(self.work(context.get_user_input().split()))
-        self.running.add(work)  # nothing here says that it belongs to a cascade: it does
+        self.running.add(work)  # it belongs to the cascade without a further line
         await updater.complete()
 
     async def work(self, others: list[str]) -> None:
-        """Take half a second, then tell the next one."""
+        """Work for half a second, then send a message to the next agent."""
         await asyncio.sleep(0.5)
         if others:
             config = ClientConfig(streaming=False, polling=True)
@@ -92,7 +92,7 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where 
 
 
 def card(name: str, url: str) -> AgentCard:
-    """Make the card of an agent; that it takes part is added by `quiesce_app`."""
+    """Make the card of an agent; `quiesce_app` adds that the agent takes part."""
     interface = AgentInterface(url=f"{url}/", protocol_binding="JSONRPC", protocol_version="1.0")
     return AgentCard(
         name=name,

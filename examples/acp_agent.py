@@ -1,6 +1,6 @@
 """An agent of the Agent Client Protocol, stopped in mid-prompt: with the SDK alone, then with quiesce.
 
-Needs the SDK: pip install 'quiesce[acp]'. Then: python examples/acp_agent.py
+Needs the SDK: pip install '.[acp]'. Then: python examples/acp_agent.py
 The client is in the same program, and speaks plain JSON; there is no account and no network.
 """
 
@@ -29,7 +29,7 @@ class Novelist:
     """An agent that takes its time, has a process, and answers “cancelled” when it is stopped."""
 
     def __init__(self) -> None:
-        """Start with nothing begun."""
+        """Start without a prompt."""
         self.writing = asyncio.Event()
         self.finish = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
@@ -49,7 +49,7 @@ class Client:
     """The other end: sends requests, and prints the answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Speak over these streams."""
+        """Send and receive over these streams."""
         self.reader, self.writer = reader, writer
 
     def prompt(self, number: int) -> None:
@@ -72,7 +72,7 @@ async def connect() -> tuple[asyncio.StreamWriter, asyncio.StreamReader, Client]
 
 
 async def stop_in_mid_prompt(run: Callable[..., Coroutine[Any, Any, object]]) -> None:
-    """Cancel a running agent, and look what is left of it after a second."""
+    """Cancel a running agent, and list what is left of it after a second."""
     writer, reader, client = await connect()
     agent = Novelist()
     before = asyncio.all_tasks()
@@ -121,7 +121,7 @@ async def drain_it() -> None:
 
 
 async def main() -> None:
-    """Show all three."""
+    """Show all three ways."""
     logging.disable()  # both tell of the process that was left; the SDK alone of much more
     print(f"The SDK alone ({version('agent-client-protocol')}), cancelled in mid-prompt:")
     await stop_in_mid_prompt(acp.run_agent)

@@ -1,7 +1,7 @@
 """An ACP agent behind a WebSocket bridge: clients come, a prompt runs, and SIGTERM drains it.
 
 `python examples/acp_websocket.py` plays it through. `python examples/acp_websocket.py 8765` serves on
-that port until it gets a signal. It needs `pip install 'quiesce[acp]'`, and no account.
+that port until it gets a signal. It needs `pip install '.[acp]'`, and no account.
 """
 
 import asyncio
@@ -21,9 +21,7 @@ try:
 
     from quiesce.integrations.acp import WebSocketServer, connect_to_agent, serve_websocket
 except ImportError as missing:
-    sys.exit(
-        f"this example needs the ACP SDK and websockets: pip install 'quiesce[acp]' ({missing})"
-    )
+    sys.exit(f"this example needs the ACP SDK and websockets: pip install '.[acp]' ({missing})")
 
 TOKEN = "open sesame"  # noqa: S105 - of an example
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -34,7 +32,7 @@ class Agent:
     """An agent that thinks for a moment. Each connection has its own."""
 
     async def initialize(self, protocol_version: int, **_: object) -> InitializeResponse:
-        """Agree to the client's version."""
+        """Return the client's version."""
         return InitializeResponse(protocol_version=protocol_version)
 
     async def new_session(self, **_: object) -> NewSessionResponse:
@@ -52,7 +50,7 @@ class Socket:
     """A WebSocket as a transport for the client."""
 
     def __init__(self, socket: ClientConnection) -> None:
-        """Take one that is open."""
+        """Wrap an open connection."""
         self.socket = socket
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -68,19 +66,19 @@ class Socket:
         return message
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         await self.socket.close()
 
 
 class Client:
-    """A client that wants no updates."""
+    """A client that ignores updates."""
 
     async def session_update(self, **_: object) -> None:
-        """Ignore one."""
+        """Ignore an update."""
 
 
 async def visit(name: str, url: str, text: str = "") -> None:
-    """Run as a client: connect, and ask for something or only stay."""
+    """Connect as a client, and send a prompt or only stay connected."""
     try:
         socket = await connect(url, additional_headers=HEADERS)
     except InvalidStatus as refusal:
@@ -99,7 +97,7 @@ async def visit(name: str, url: str, text: str = "") -> None:
 
 
 async def play(url: str) -> None:
-    """Play two clients, the operator who stops the bridge, and one client more."""
+    """Play two clients, then send SIGTERM, then play one client more."""
     async with quiesce.Scope("clients") as scope:
         scope.spawn(visit, "idle client", url)
         scope.spawn(visit, "busy client", url, "hi")

@@ -1,4 +1,4 @@
-"""One line around somebody else's SDK: its tasks have an owner, and its loops are told from work.
+"""Put one line around an SDK: its tasks get an owner, and its loops are told from work.
 
 The SDK below is made up, after real ones: a connection with two background loops, a handler task
 for each request, and no way to learn when they are done.
@@ -10,7 +10,7 @@ import quiesce
 
 
 class Connection:
-    """The SDK: what it starts, it forgets."""
+    """A connection of the SDK, which forgets the tasks that it starts."""
 
     def __init__(self) -> None:
         """Start the loops."""
@@ -37,7 +37,7 @@ class Connection:
 
 
 async def main() -> None:
-    """Let two requests be handled, and lose neither."""
+    """Handle two requests, and lose neither."""
     async with quiesce.Scope("peer", adopt=True, services=["sdk.*"]) as scope:
         connection = Connection()
         connection.receive("request 1")

@@ -31,7 +31,7 @@ async def report_of_the_day() -> None:
 
 
 async def bare(scope: dict[str, object], _receive: object, send: Send) -> None:
-    """Say "accepted", and begin the work. Nobody keeps the task."""
+    """Answer "accepted", and start the work. Nothing refers to the task."""
     if scope["type"] != "http":
         raise NotImplementedError
     asyncio.create_task(report_of_the_day())  # noqa: RUF006 - the mistake that is shown
@@ -43,7 +43,7 @@ app = Quiesce(bare, grace=10)
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Ask the server."""
+    """Send a request to the server; return the status and the body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)
     try:
         connection.request("GET", path)
@@ -54,7 +54,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Return a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -92,7 +92,7 @@ def serve(name: str) -> None:
 
 
 def main() -> None:
-    """Show both."""
+    """Run the server alone, and then with quiesce."""
     if importlib.util.find_spec("uvicorn") is None:
         sys.exit("this example runs uvicorn, which is not installed: pip install uvicorn")
     print("alone:", flush=True)

@@ -1,4 +1,4 @@
-"""Ask Claude, and leave in the middle of the answer: the CLI ends well before the program goes on.
+"""Ask Claude, and leave in the middle of the answer: the CLI has ended in order before the program goes on.
 
 With the SDK alone, a `break` leaves the CLI to the garbage collector, and a program that ends then
 kills it while it writes its session. Here the query belongs to a scope. The CLI is a stand-in
@@ -19,13 +19,13 @@ try:
 
     from quiesce.integrations.claude import ClaudeSDKClient, query
 except ImportError as error:
-    sys.exit(f"{error}\nThis example needs the Claude Agent SDK: pip install 'quiesce[claude]'")
+    sys.exit(f"{error}\nThis example needs the Claude Agent SDK: pip install '.[claude]'")
 
 CLI = Path(__file__).with_name("claude_query_cli.py")
 
 
 def command(folder: str) -> Path:
-    """Make a program of the stand-in."""
+    """Write a program that runs the stand-in; return its path."""
     path = Path(folder, "claude")
     path.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{CLI}' \"$@\"\n")
     path.chmod(0o700)
@@ -33,7 +33,7 @@ def command(folder: str) -> Path:
 
 
 def pids(frontier: quiesce.Frontier) -> list[int]:
-    """Return the processes that are in flight."""
+    """Return the ids of the processes that are in flight."""
     found = []
     entries = list(frontier)
     while entries:
@@ -45,7 +45,7 @@ def pids(frontier: quiesce.Frontier) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether there is such a process."""
+    """Return whether a process with this id runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -54,7 +54,7 @@ def alive(pid: int) -> bool:
 
 
 async def ask(options: ClaudeAgentOptions, scope: quiesce.Scope) -> None:
-    """Ask once, and leave when there is enough."""
+    """Ask once, and leave after the first message of the answer."""
     async for message in query(prompt="What is the answer?", options=options):
         if isinstance(message, AssistantMessage):
             print("query:", message.content[0].text)
@@ -80,7 +80,7 @@ async def converse(options: ClaudeAgentOptions) -> None:
 
 
 async def main() -> None:
-    """Use both ways."""
+    """Use `query()`, and then a client."""
     with tempfile.TemporaryDirectory() as folder:
         options = ClaudeAgentOptions(
             cli_path=command(folder), stderr=lambda line: print(f"        ({line})")

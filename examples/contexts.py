@@ -1,4 +1,4 @@
-"""Sessions that are opened by one task and closed by others, in any order; asyncio and trio.
+"""Open sessions in one task, and close them in others, in any order; on asyncio and trio.
 
 A session is made of an anyio task group, as those of many SDKs are. A task group must be left by
 the task that entered it, the last one first; `Scope.enter` sees to that.
@@ -17,7 +17,7 @@ class Session:
     """A session with one server."""
 
     def __init__(self, name: str) -> None:
-        """Talk to the server of this name."""
+        """Make a session with the server of this name."""
         self.name = name
 
     async def listen(self) -> None:
@@ -37,7 +37,7 @@ async def connect(name: str) -> AsyncIterator[Session]:
 
 
 class Client:
-    """What a program keeps for as long as it likes: some sessions, and a way to close them."""
+    """A client that keeps some sessions open, and can close each."""
 
     def __init__(self, scope: quiesce.Scope) -> None:
         """Own the sessions in `scope`."""
@@ -54,7 +54,7 @@ class Client:
         await self._scope.exit(self.sessions.pop(name))
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all sessions."""
         report = await self._scope.aclose()
         print(f"  nothing lost: {report.ok}")
 

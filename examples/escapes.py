@@ -1,4 +1,4 @@
-"""Finding out what a verdict is worth: a server whose handlers leave work behind, in four ways.
+"""Find out what a verdict waits for: a server whose handlers leave work behind, in four ways.
 
 `escapes(app)` runs the app in a node of its own. Each request is a hop, and each place where work leaves it is
 listed: a verdict waits for the task and for the item in the queue, it names the thread, and it knows nothing of the
@@ -75,7 +75,7 @@ class Shop:
 
 
 async def main() -> None:
-    """Send a request to each handler, and see what leaves them."""
+    """Send a request to each handler, and list what leaves them."""
     async with escapes(Shop()) as found:
         await found.request("POST", "/order")
         await found.request("POST", "/cancel")

@@ -25,7 +25,7 @@ class Registry:
         return cls(await quiesce.Scope.open("requests"))
 
     def start(self, request: str, events: int) -> quiesce.Pipe[str, None]:
-        """Handle a request; refused once the teardown has begun."""
+        """Handle a request; raise `ScopeClosed` if the teardown has begun."""
 
         async def produce(queue: quiesce.Channel[str]) -> None:
             for number in range(events):
@@ -41,7 +41,7 @@ class Registry:
             self.forwarded.append(event)
 
     async def close(self) -> quiesce.Report:
-        """Finish what can be finished within a moment, and stop the rest."""
+        """Drain the requests for a moment, and stop the rest."""
         return await self._scope.drain(grace=0.1)
 
 

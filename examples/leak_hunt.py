@@ -1,4 +1,4 @@
-"""Hunting a leak: a worker that loses its tasks, the three ways to find that out, and its repair.
+"""Hunt a leak: a worker that loses its tasks, three ways to find that out, and the repair.
 
 `guard` looks at what a program leaves, `sweep` cancels it at each of its awaits, and `assert_gate`
 puts work into it just before it is closed.
@@ -36,17 +36,17 @@ class Careless:
         return cls()
 
     def start(self, work: Work) -> None:
-        """Put something to work."""
+        """Start a task."""
         self._tasks.append(asyncio.create_task(work()))
 
     async def close(self) -> None:
-        """Stop it all."""
+        """Cancel all tasks, without waiting for them."""
         for task in self._tasks:
             task.cancel()
 
     @classmethod
     async def use(cls) -> None:
-        """Open a worker, have it do something, and close it."""
+        """Open a worker, start a task, and close the worker."""
         worker = await cls.open()
         worker.start(listen)
         await asyncio.sleep(0.01)
@@ -66,16 +66,16 @@ class Careful:
         return cls(await quiesce.Scope.open("worker"))
 
     def start(self, work: Work) -> None:
-        """Put something to work."""
+        """Start a task."""
         self._scope.spawn(work)
 
     async def close(self) -> quiesce.Report:
-        """Stop it all, and tell what was cut short."""
+        """Stop all tasks, and return what was cut short."""
         return await self._scope.aclose(cleanup=1)
 
     @classmethod
     async def use(cls) -> None:
-        """Open a worker, have it do something, and close it whatever happens."""
+        """Open a worker, start a task, and close the worker whatever happens."""
         worker = await cls.open()
         try:
             worker.start(listen)
@@ -85,7 +85,7 @@ class Careful:
 
 
 async def use_guarded(use: Work) -> None:
-    """Use a worker, and let the guard look for what is left."""
+    """Use a worker, and have the guard look for what is left."""
     try:
         async with guard():
             await use()
@@ -106,7 +106,7 @@ def sweep_through(use: Work) -> None:
 
 
 async def try_gate(start: Start[W], close: Close[W], put: Callable[[W, Work], None]) -> None:
-    """Put something into a worker, and close it."""
+    """Start a task in a worker, and close the worker."""
     try:
         gate = await assert_gate(start, close, by=put)
     except GateFailed as error:

@@ -1,6 +1,6 @@
 """MCP sessions: opened by one task, used by many, closed by others, in any order; and a crash.
 
-    pip install 'quiesce[mcp]' && python examples/mcp_sessions.py
+    pip install '.[mcp]' && python examples/mcp_sessions.py
 
 The servers are examples/mcp_sessions_server.py, written with the SDK, as processes of this program.
 """
@@ -17,14 +17,14 @@ try:
 
     from quiesce.integrations.mcp import ServerLost, SessionPool, connect_stdio
 except ImportError as error:
-    sys.exit(f"This example needs the MCP SDK: pip install 'quiesce[mcp]'\n({error})")
+    sys.exit(f"This example needs the MCP SDK: pip install '.[mcp]'\n({error})")
 
 SERVER = Path(__file__).with_name("mcp_sessions_server.py")
 
 
 def server() -> StdioServerParameters:
-    """Return what starts a server."""
-    path = {"PYTHONPATH": ":".join(sys.path)}  # where this program has found the SDK
+    """Return the parameters that start a server."""
+    path = {"PYTHONPATH": ":".join(sys.path)}  # the server finds the SDK where this program did
     return StdioServerParameters(command=sys.executable, args=[str(SERVER)], env=path)
 
 
@@ -39,7 +39,7 @@ async def out_of_order(scope: quiesce.Scope) -> None:
 
 
 async def abandoned(pool: SessionPool, told: anyio.Event) -> None:
-    """Abandon a call: the server is told, and stops."""
+    """Cancel a call: the server is told, and stops."""
     session = await pool.session("notes")
     with anyio.move_on_after(0.5):
         await session.call_tool("think")
@@ -50,7 +50,7 @@ async def abandoned(pool: SessionPool, told: anyio.Event) -> None:
 
 
 async def crashed(pool: SessionPool) -> None:
-    """Make the server crash: the call says how it ended, and the next one has a new server."""
+    """Crash the server: the call raises how the server ended, and the next call gets a new server."""
     session = await pool.session("notes")
     try:
         await session.call_tool("crash")
@@ -61,7 +61,7 @@ async def crashed(pool: SessionPool) -> None:
 
 
 async def main() -> None:
-    """Show each in turn."""
+    """Run each of the three."""
     told = anyio.Event()
 
     def listen(_: str, line: str) -> None:

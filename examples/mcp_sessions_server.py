@@ -10,7 +10,7 @@ import anyio
 warnings.simplefilter("ignore")
 try:
     from mcp.server.mcpserver import MCPServer as Server
-except ImportError:  # mcp 1.x calls it so
+except ImportError:  # its name in mcp 1.x
     from mcp.server.fastmcp import FastMCP as Server
 
 server: Any = Server("notes", log_level="ERROR")
@@ -24,7 +24,7 @@ def remember(text: str) -> str:
 
 
 async def think() -> str:
-    """Think for ever; say so when it is told that nobody waits any more."""
+    """Think for ever; report the cancellation when the client gives up."""
     try:
         await anyio.sleep_forever()
     finally:

@@ -23,19 +23,19 @@ class Registry:
         return cls(await quiesce.Scope.open("agents"))
 
     def start(self, name: str) -> None:
-        """Put an agent to work."""
+        """Start an agent."""
         self._scope.spawn(self._work, name, name=name, key=name)
 
     def stop(self, name: str) -> bool:
-        """Stop one agent; False if it is not at work."""
+        """Stop one agent; return False if it is not at work."""
         return self._scope.cancel(name)
 
     def names(self) -> list[str]:
-        """List who is at work."""
+        """Return the names of the agents at work."""
         return [entry.name for entry in self._scope.frontier()]
 
     async def close(self) -> quiesce.Report:
-        """Stop them all."""
+        """Stop all agents."""
         return await self._scope.aclose(cleanup=5)
 
     async def _work(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Registry:
 
 
 async def main() -> None:
-    """Start three agents, stop one, shut down; meanwhile one more is to be started."""
+    """Start three agents, stop one, and shut down; try to start one more meanwhile."""
     registry = await Registry.open()
     for name in ("ada", "bob", "cyd"):
         registry.start(name)

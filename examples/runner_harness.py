@@ -30,7 +30,7 @@ def runner(path: str) -> None:
             with connection, connection.makefile("rw", encoding="utf-8") as file:
                 message = file.readline().strip()
                 if not message:
-                    continue  # somebody wanted to know whether we are ready
+                    continue  # the readiness probe connects and leaves
                 if message == "crash":
                     os._exit(3)
                 if message == "think":
@@ -43,7 +43,7 @@ class Harness:
     """Brings each message to the runner of its conversation."""
 
     def __init__(self, folder: Path) -> None:
-        """Make a pool, in the current scope; nothing is started before it is wanted."""
+        """Make a pool in the current scope; a runner is started when its first message comes."""
         self.folder = folder
         self.pool = quiesce.RunnerPool(
             self.program, runners_max=10, idle_seconds=300, name="runners"
@@ -54,16 +54,16 @@ class Harness:
         return str(self.folder / f"{conversation}.sock")
 
     def sockets(self) -> list[str]:
-        """List the sockets that there are."""
+        """List the sockets that exist."""
         return sorted(path.name for path in self.folder.iterdir())
 
     def program(self, conversation: str) -> quiesce.Program:
-        """Return how to start the runner of a conversation."""
+        """Return the program of the runner of a conversation."""
         path = self.path(conversation)
         return quiesce.Program([sys.executable, __file__, path], ready=ready.UnixSocket(path))
 
     async def say(self, conversation: str, message: str, sent: asyncio.Event | None = None) -> None:
-        """Send a message to the runner, which is started if there is none, and print the answer."""
+        """Send a message to the runner of its conversation, and print the answer; the first message starts the runner."""
         async with self.pool.lease(conversation) as process:
             reader, writer = await asyncio.open_unix_connection(self.path(conversation))
             writer.write(f"{message}\n".encode())
@@ -77,7 +77,7 @@ class Harness:
 
 
 async def main() -> None:
-    """Play two conversations, and be the operator who stops the harness."""
+    """Play two conversations, and then stop the harness with SIGTERM."""
     with tempfile.TemporaryDirectory() as folder:
         async with quiesce.Scope("harness") as scope:
             harness = Harness(Path(folder))

@@ -23,14 +23,14 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def serve(port: int, visitors: int) -> None:
-    """Serve until a drain begins; with `visitors`, have that many come and then a signal."""
+    """Serve until a drain begins; with `visitors`, play that many visitors and then a signal."""
     async with quiesce.Scope("server") as scope:
 
         def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 scope.spawn(answer, reader, writer)
             except quiesce.ScopeClosed:
-                writer.close()  # it came in the very moment in which the drain began
+                writer.close()  # it came in the moment in which the drain began
 
         server = await asyncio.start_server(welcome, "127.0.0.1", port)
         port = server.sockets[0].getsockname()[1]
@@ -42,7 +42,7 @@ async def serve(port: int, visitors: int) -> None:
 
 
 async def visit(port: int, name: str, arrived: asyncio.Event) -> None:
-    """Visit the server, and tell what came of it."""
+    """Visit the server, and print the answer."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"{name}\n".encode())
@@ -55,7 +55,7 @@ async def visit(port: int, name: str, arrived: asyncio.Event) -> None:
 
 
 async def play(port: int, visitors: int) -> None:
-    """Play the visitors, the operator who stops the server, and one visitor more."""
+    """Play the visitors, then send SIGTERM, then play one visitor more."""
     async with quiesce.Scope("visitors") as scope:
         for number in range(1, visitors + 1):
             arrived = asyncio.Event()

@@ -1,4 +1,4 @@
-"""An SDK's messages, read until one has what one wants: its process is stopped before we go on.
+"""Read an SDK's messages until you have enough: the SDK's process has stopped before the program goes on.
 
 The generator has a task group open around its `yield`, and stops a process in its `finally`. Left
 with a plain `break`, Python would close it in another task, some time later. Through a stream it is
@@ -24,7 +24,7 @@ async def messages() -> AsyncIterator[str]:
     if stdin is None or stdout is None:
         return
     async with anyio.create_task_group() as group:
-        group.start_soon(anyio.sleep_forever)  # it watches over something
+        group.start_soon(anyio.sleep_forever)  # it watches the process
         try:
             for number in range(100):
                 await stdin.send(f"{number}\n".encode())

@@ -1,4 +1,4 @@
-"""How this project's async tests are run; see loops.py."""
+"""The set-up of this project's tests: event loops (loops.py), samples (sampling.py), checks after each test."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from tests import loops, sampling
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-# In the background of a shell script SIGINT is ignored, also by what the tests start; servers have to begin as they do
-# elsewhere. Here, before any test: the guard sees handlers that a test leaves behind.
+# A shell script's background jobs ignore SIGINT, and so do processes that the tests start. Servers must start as they do
+# elsewhere, so SIGINT is restored here: before any test, because the guard reports handlers that a test leaves behind.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS_BETWEEN_FREEZES = 20
+SAMPLED_LOOPS = 2  # of the three event loops on which a test runs
 finished = itertools.count(1)
-# With it, each run tries other examples, as one that is sampled does; else always the same.
+# With this variable, each run tries other examples, as a sampled run does; otherwise the examples are always the same.
 EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))
 SAMPLED_EXAMPLES = 15
-# How long an example takes is up to the machine, and decides nothing. The guard against hangs is pytest's.
+# No deadline: how long an example takes depends on the machine. pytest's timeout ends tests that hang.
 hypothesis.settings.register_profile(
     "quiesce",
     deadline=None,
@@ -42,17 +43,17 @@ hypothesis.settings.register_profile(
     "sampled",
     hypothesis.settings.get_profile("quiesce"),
     derandomize=False,
-    database=None,  # what is tried is up to the seed alone
+    database=None,  # the seed alone decides which examples are tried
     max_examples=SAMPLED_EXAMPLES,
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run try samples."""
+    """Add the option for sampled runs."""
     sampling.add_option(parser)
 
 
-@pytest.hookimpl(trylast=True)  # when pytest-randomly has made its seed
+@pytest.hookimpl(trylast=True)  # after pytest-randomly has made its seed
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and choose the samples before test modules are imported."""
     sampling.choose(config)
@@ -63,12 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "usual: the same with every interpreter, CI runs it with one"
     )
+    config.addinivalue_line(
+        "markers", "sampled(number, *names): a sampled run tries so many cases for each of these"
+    )
     config.addinivalue_line("markers", "real_time: let time be real, also on asyncio and trio")
 
 
 @pytest.fixture(autouse=True)
 def _exit_code() -> Iterator[None]:
-    """Fail a test that makes this process exit with 1: the whole run would fail, and name no test."""
+    """Fail a test that sets this process's exit code to 1: otherwise the run would fail without naming a test."""
     yield
     if process_exit.is_lost():
         process_exit._lost = False
@@ -78,35 +82,42 @@ def _exit_code() -> Iterator[None]:
         )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-randomly changes the order
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases, if this run is sampled."""
+    sampling.leave_out(config, items)
+
+
 def pytest_collection_finish() -> None:
-    """Take what was imported out of the collector's sight: it runs after every async test."""
+    """Freeze all imported objects: the garbage collector runs after every async test, and should skip them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """Show all to the collector again in the end, before the guard looks for the last time."""
+    """Unfreeze all objects at the end, before the guard looks for leaks for the last time."""
     result = yield
     gc.unfreeze()
     return result
 
 
 def pytest_runtest_logfinish() -> None:
-    """Do so now and then with what pytest keeps of each test: else each test is slower than the last."""
+    """Freeze, from time to time, what pytest keeps of each test: otherwise each test is slower than the one before."""
     if next(finished) % TESTS_BETWEEN_FREEZES == 0:
         gc.collect()
         gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each async test once a backend."""
+    """Run each async test on every backend; in a sampled run, on two of the three."""
     if inspect.iscoroutinefunction(metafunc.function):
         marker = metafunc.definition.get_closest_marker("backends")
         names = marker.args if marker is not None else loops.BACKENDS
         if "backend" not in metafunc.fixturenames:
             metafunc.fixturenames.append("backend")
-        metafunc.parametrize("backend", names)
+        name = metafunc.definition.nodeid
+        metafunc.parametrize("backend", sampling.at_most(SAMPLED_LOOPS, names, name))
 
 
 @pytest.hookimpl(tryfirst=True)

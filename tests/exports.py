@@ -1,8 +1,8 @@
 """The rules about what a package exports; tests/test_tidy.py applies them to quiesce.
 
-A public name has one address: it is in the `__all__` of exactly one public module, so that there
-is one way to import it, to document it and to deprecate it. Internal modules have an `__all__` too;
-it says what the modules around them use, and is no address for a user.
+A public name has one address: it is in the `__all__` of exactly one public module. So there is one way
+to import, document and deprecate the name. Internal modules have an `__all__` too, which lists the
+names for other modules of the package; it is not an address for users.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from quiesce.errors import SdkMissing
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+PAGES = Path(__file__).parent.parent / "mkdocs.yml"
+
 
 def modules_of(package: ModuleType) -> Iterator[ModuleType]:
-    """Import a package and all its modules; those of an SDK that is not installed are left out."""
+    """Import a package and yield all its modules, without those whose SDK is not installed."""
     yield package
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if found.name.endswith(".__main__"):
@@ -36,7 +39,7 @@ def modules_of(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def inner_modules(package: ModuleType) -> list[str]:
-    """Name the modules of the packages in a package, without importing any of them."""
+    """Return the names of the modules in a package's subpackages, without importing any."""
     return [
         f"{package.__name__}.{found.name}.{inner.name}"
         for found in pkgutil.iter_modules(package.__path__)
@@ -51,19 +54,19 @@ def exported(module: ModuleType) -> list[str]:
 
 
 def sort_key(name: str) -> tuple[int, str]:
-    """Order names as ruff does in `__all__`: constants, classes, the rest."""
+    """Return a key that sorts names as ruff sorts `__all__`: constants, classes, the rest."""
     if name.isupper():
         return 0, name
     return (1, name) if name[:1].isupper() else (2, name)
 
 
 def is_internal(module: ModuleType, internal: Collection[str]) -> bool:
-    """Return whether a module is one of those named, or below one."""
+    """Return whether a module is one of the internal modules, or below one."""
     return any(f"{module.__name__}.".startswith(f"{name}.") for name in internal)
 
 
 def export_faults(package: ModuleType, internal: Collection[str] = ()) -> list[str]:
-    """Find names that are missing, out of order, exported twice, or public without being named."""
+    """Return the faults of a package's exports: names missing, unsorted, exported twice, or public but not exported."""
     findings = []
     homes: dict[tuple[bool, str, int], str] = {}
     for module in modules_of(package):
@@ -82,7 +85,7 @@ def export_faults(package: ModuleType, internal: Collection[str] = ()) -> list[s
 
 
 def _strays(package: ModuleType) -> list[str]:
-    """Find names that a user can reach on the package itself, but that it does not export."""
+    """Return the public names in the package itself that its `__all__` does not have."""
     return [
         f"{package.__name__}.{name} is reachable, but not in __all__"
         for name, value in vars(package).items()
@@ -95,7 +98,7 @@ def _strays(package: ModuleType) -> list[str]:
 
 
 def undocumented(package: ModuleType, internal: Collection[str] = ()) -> list[str]:
-    """Find exported classes and functions, and public members of classes, without a docstring."""
+    """Return the exported classes and functions, and their public members, that have no docstring."""
     findings = []
     for module in modules_of(package):
         if is_internal(module, internal):
@@ -114,10 +117,32 @@ def undocumented(package: ModuleType, internal: Collection[str] = ()) -> list[st
     return findings
 
 
+def unlisted_members() -> set[str]:
+    """Return the members of public classes that the reference leaves out; `filters` in mkdocs.yml lists them.
+
+    Other modules of the package use them, and users do not.
+    """
+    found = re.findall(r'- "!\^\(([\w|]+)\)\$"', PAGES.read_text(encoding="utf-8"))
+    return {name for names in found for name in names.split("|")}
+
+
+def unused_filters(package: ModuleType, internal: Collection[str] = ()) -> list[str]:
+    """Return the names in `filters` that no class of the package has."""
+    texts = [path.read_text(encoding="utf-8") for path in Path(package.__path__[0]).rglob("*.py")]
+    return [
+        f"mkdocs.yml leaves out {name}, which no class has"
+        for name in sorted(unlisted_members())
+        if not any(f"def {name}(" in text for text in texts)
+    ]
+
+
 def _bare_members(cls: type) -> Iterator[str]:
+    unlisted = unlisted_members()
     for name, member in vars(cls).items():
-        if name.startswith("_"):
+        if name.startswith("_") or name in unlisted:
             continue
-        function = getattr(member, "__func__", member)  # what a class or static method wraps
+        function = getattr(
+            member, "__func__", member
+        )  # the function that a class method or static method wraps
         if (inspect.isroutine(function) or isinstance(function, property)) and not function.__doc__:
             yield name

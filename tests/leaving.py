@@ -1,4 +1,4 @@
-"""Ways in which a reader is cancelled; each returns what a program may keep of it: a task, an exception."""
+"""Ways to cancel a reader, for tests of streams. Each returns what a program may keep: a task, an exception."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Run the block without garbage collection, so that nothing in it can rely on one."""
+    """Run the block without garbage collection, so that its code cannot rely on one."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -29,13 +29,13 @@ def uncollected() -> Iterator[None]:
 
 
 async def consume(source: AsyncIterable[object], reading: anyio.Event) -> None:
-    """Read for ever."""
+    """Read items until cancelled."""
     async for _ in source:
         reading.set()
 
 
 async def cancel_a_task(body: Any, reading: anyio.Event) -> object:
-    """Cancel the reader's task, and keep it."""
+    """Cancel the reader's task, and return the task."""
     task = asyncio.ensure_future(body)
     await reading.wait()
     await turns()
@@ -45,7 +45,7 @@ async def cancel_a_task(body: Any, reading: anyio.Event) -> object:
 
 
 async def cancel_a_task_again(body: Any, reading: anyio.Event) -> object:
-    """Cancel the reader's task in each of a few turns, and keep it."""
+    """Cancel the reader's task in each of a few turns of the loop, and return the task."""
     task = asyncio.ensure_future(body)
     await reading.wait()
     while not task.done():
@@ -55,7 +55,7 @@ async def cancel_a_task_again(body: Any, reading: anyio.Event) -> object:
 
 
 async def wait_for(body: Any, reading: anyio.Event) -> object:
-    """Wait for the reader for too short a time, and keep the exception."""
+    """Call `wait_for` with a timeout that passes, and return the exception."""
     with pytest.raises(TimeoutError) as raised:
         await asyncio.wait_for(body, 0.1)
     assert reading.is_set()
@@ -63,7 +63,7 @@ async def wait_for(body: Any, reading: anyio.Event) -> object:
 
 
 async def timeout(body: Any, reading: anyio.Event) -> object:
-    """Read in a timeout, and keep the exception."""
+    """Read in an `asyncio.timeout` that passes, and return the exception."""
     with pytest.raises(TimeoutError) as raised:
         async with asyncio.timeout(0.1):
             await body
@@ -72,7 +72,7 @@ async def timeout(body: Any, reading: anyio.Event) -> object:
 
 
 async def failing_sibling(body: Any, reading: anyio.Event) -> object:
-    """Read in a task group in which another task fails, and keep task and exception."""
+    """Read in a task group in which another task fails, and return task and exception."""
     with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012 - the group raises it
         async with asyncio.TaskGroup() as group:
             task = group.create_task(body)
@@ -83,7 +83,7 @@ async def failing_sibling(body: Any, reading: anyio.Event) -> object:
 
 
 async def cancel_scope(body: Any, reading: anyio.Event) -> object:
-    """Read in a cancel scope whose deadline passes, and keep the exception."""
+    """Read in a cancel scope whose deadline passes, and return the exception."""
     found: list[BaseException] = []
     with anyio.move_on_after(0.1):
         try:
@@ -96,7 +96,7 @@ async def cancel_scope(body: Any, reading: anyio.Event) -> object:
 
 
 async def failing_nursery(body: Any, reading: anyio.Event) -> object:
-    """Read in a task group of anyio's in which another task fails, and keep the exception."""
+    """Read in an anyio task group in which another task fails, and return the exception."""
 
     async def read() -> None:
         await body

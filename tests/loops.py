@@ -1,10 +1,10 @@
-"""Running async tests on every backend, in controlled time, with a check for what they leave.
+"""Runs async tests on every backend, in virtual time, and checks that they leave nothing behind.
 
 An `async def` test runs on asyncio, uvloop and trio (`@pytest.mark.backends("asyncio", …)`
 chooses). On asyncio and trio time is virtual: it jumps to the next timer as soon as nothing can
 run, so a deadline of a minute costs nothing and nothing depends on the machine. uvloop's clock
-cannot be replaced, so there time is real: tests use short deadlines. `@pytest.mark.real_time`
-makes it real on all (for tests with threads, whose work the clock cannot see).
+cannot be replaced, so time on uvloop is real, and tests use short deadlines. `@pytest.mark.real_time`
+makes time real on all backends, for tests with threads, whose work the clock cannot see.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from quiesce.testing.leaks.child_processes_left import ProcessEntry
 
-__all__ = ["VirtualLoop"]  # which comes from elsewhere; all else is of this module
+__all__ = ["VirtualLoop"]  # re-exported; mypy needs no entry for names defined here
 
 BACKENDS = ("asyncio", "uvloop", "trio")
-PROC = child_processes_left.has_proc()  # elsewhere children cannot be listed
+PROC = child_processes_left.has_proc()  # without /proc, child processes cannot be listed
 
 
 def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time: bool) -> None:
-    """Run one async test, then fail if it left anything behind."""
+    """Run an async test, and fail if it leaves a task, process or unclosed scope behind."""
     before = children()
     try:
         if backend == "trio":
@@ -53,17 +53,17 @@ def run(backend: str, fn: Callable[[], Coroutine[Any, Any, None]], *, real_time:
 
 
 async def let_others_run() -> None:
-    """Let all other tasks run some steps."""
+    """Wait until all other tasks have run some steps."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()
 
 
 def what_is_left() -> list[str]:
-    """List what outlives a test, and forget it: the next test is not to blame."""
+    """Return what a test has left behind, and reset the records, so that the next test does not fail for it."""
     gc.collect()
     left = [f"scope {root.name!r} is still open" for root in roots]
     left += [
-        f"stuck in {grave.name!r}: {list(grave._holds.values())}" for grave in graveyard.graveyards
+        f"stuck in {grave.name!r}: {list(grave.holds.values())}" for grave in graveyard.graveyards
     ]
     left += [f"owner task {task!r} still runs" for task in asyncio_backend.owners]
     roots.clear()
@@ -72,12 +72,12 @@ def what_is_left() -> list[str]:
 
 
 def children() -> set[ProcessEntry]:
-    """List the child processes of this one, and theirs; but not the watcher, which stays."""
+    """Return all descendant processes of this process, except the lifeline's watcher."""
     return set(child_processes_left.present_children(()))
 
 
 def orphans(before: set[ProcessEntry]) -> list[str]:
-    """List the child processes that were not there before; also those that are only not reaped."""
+    """Return the child processes that did not exist before, also the ones that are dead and not reaped."""
     new = sorted(children() - before)
     states = [child_processes_left.state_of(process.pid) for process in new]
     return [
@@ -89,7 +89,7 @@ def orphans(before: set[ProcessEntry]) -> list[str]:
 def run_asyncio(
     fn: Callable[[], Coroutine[Any, Any, None]], factory: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Run on an asyncio event loop; tasks left behind, and complaints to the loop, are failures."""
+    """Run a test on an asyncio event loop; fail if tasks are left, or if the loop's exception handler was called."""
     complaints: list[str] = []
     left: list[str] = []
 

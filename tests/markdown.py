@@ -1,12 +1,12 @@
-"""Programs in Markdown pages, their expected output, and how the two are compared.
+"""Runs the programs in Markdown pages, and compares their output with the page; for tests/test_readme.py.
 
 - A ```` ```python ```` block is a whole program and is run.
-- A ```` ```text ```` block that follows it as the next block is what it prints, standard output
-  and errors together. `...` stands for any text. Without such a block, the output is not looked at.
+- If the next block is a ```` ```text ```` block, it is the program's expected output, standard output
+  and errors together. `...` stands for any text. Without such a block, the output is not checked.
 - `<!-- run: exit=1 file=lost.py with=a-package-1.2.3 -->` on a line above the block: the exit code to
   expect (0 unless given), the name of the program's file (program.py unless given), and a test subject
   that it imports (see tests/integration/subjects.py).
-- `<!-- not run: reason -->` above the block: a fragment; it only has to be Python (`await` outside
+- `<!-- not run: reason -->` above the block: a fragment, which only has to be valid Python (`await` outside
   a function is fine).
 """
 
@@ -34,7 +34,7 @@ LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, with what stands on the line above it."""
+    """A fenced block, with the line above it."""
 
     line: int
     language: str
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """A program in a page, and what is expected of it."""
+    """A program in a page, with its expected output and exit code."""
 
     line: int
     text: str
@@ -56,7 +56,7 @@ class Program:
 
 
 def blocks(page: str) -> list[Block]:
-    """Find the fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     found: list[Block] = []
     above = ""
     lines = iter(enumerate(page.splitlines(), start=1))
@@ -79,7 +79,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def programs(page: str) -> list[Program]:
-    """Find the programs of a page, each with the output that follows it."""
+    """Return the programs of a page, each with the output that follows it."""
     found = []
     all_blocks = blocks(page)
     for block, after in zip(all_blocks, [*all_blocks[1:], None], strict=False):
@@ -111,7 +111,7 @@ def _options(block: Block) -> dict[str, str]:
 
 
 def fault_of(program: Program, folder: Path) -> str | None:
-    """Run a program in `folder`, and say how it differs from what the page says of it."""
+    """Run a program in `folder`; return how its output or exit code differs from the page, or None."""
     if not program.runs:
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         compile(program.text, program.file, "exec", flags=flags, dont_inherit=True)
@@ -143,7 +143,7 @@ def _environment(program: Program) -> dict[str, str]:
 
 
 def same_output(expected: str, actual: str) -> bool:
-    """Compare outputs; `...` in the expected one stands for any text, trailing space is nothing."""
+    """Return whether outputs are the same; `...` stands for any text, and trailing space is ignored."""
     parts = [re.escape(part) for part in _trimmed(expected).split("...")]
     return re.fullmatch(".*?".join(parts), _trimmed(actual), re.DOTALL) is not None
 
@@ -153,7 +153,7 @@ def _trimmed(text: str) -> str:
 
 
 def broken_links(path: Path) -> list[str]:
-    """Find relative links of a page that lead nowhere."""
+    """Return the relative links of a page whose target file does not exist."""
     targets = [link["target"].split("#")[0] for link in LINK.finditer(path.read_text("utf-8"))]
     return [
         target

@@ -1,8 +1,8 @@
-"""Cancelling a coroutine at every step of its way, and counting what wakes up meanwhile.
+"""Cancels a coroutine at every step, once in each run, and counts how often tasks wake up; for the tests of cancel safety.
 
-Two ways to find "every step": by the suspensions of the coroutine itself (`at_suspensions`, on
-every backend), and by the turns of the event loop (`at_turns`, on asyncio and trio), which also
-hits a task that stays suspended while a close goes on around it.
+"Every step" has two meanings: every suspension of the coroutine itself (`at_suspensions`, on
+every backend), and every turn of the event loop (`at_turns`, on asyncio and trio). Turns also
+hit a task that stays suspended during a close.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
     Subject = Callable[[], Coroutine[Any, Any, Any]]
 
-SAMPLE = 5  # points of a sweep, and later points of each, where samples are tried
-RUNS_MAX = 400  # of one sweep: a subject that is longer than that is no unit test's
+SAMPLE = 5  # in a sampled run: the points of a sweep, and the later points for each
+RUNS_MAX = 400  # the most runs of one sweep: a longer subject does not belong in a unit test
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to cancel, and when."""
+    """How and when a sweep cancels its subject."""
 
     kind: str
-    """`native` (a task's own `cancel()`), or `anyio` (a cancel scope, which does not let up)."""
+    """`native` (the task's own `cancel()`), or `anyio` (a cancel scope, which cancels again and again)."""
     by: str
-    """What is a step: one of the subject's `suspensions`, or of the loop's `turns`."""
+    """What counts as a step: the subject's `suspensions`, or the loop's `turns`."""
     times: str
     """At each step: `once`, `twice` (there and at each later step), or `on` (twelve times in a row)."""
 
 
 @dataclass
 class Run:
-    """One run of a subject, and what it left."""
+    """One run of a subject: how it was cancelled, how it ended, and what it left behind."""
 
     steps: int = 0
     delivered: bool = False
@@ -56,7 +56,7 @@ class Run:
     left: list[str] = field(default_factory=list)
 
     def fault(self) -> str | None:
-        """Say what is wrong with it."""
+        """Return what is wrong with the run, or None."""
         if self.left:
             return f"{self.outcome}, and left {self.left}"
         wanted = "cancelled" if self.delivered else "returned"
@@ -64,7 +64,7 @@ class Run:
 
 
 class Canceller:
-    """Cancels the task that runs the subject, natively or by an anyio cancel scope."""
+    """A canceller of the subject's task, natively or by an anyio cancel scope."""
 
     def __init__(self, kind: str, at: Collection[int], run: Run) -> None:
         """Cancel at the given steps."""
@@ -76,7 +76,7 @@ class Canceller:
         self.running = False
 
     def step(self) -> None:
-        """See one step of the subject, and cancel if it is one of the chosen."""
+        """Count one step of the subject, and cancel the subject if the step is chosen."""
         if self.running:
             self._run.steps += 1
             if self._run.steps in self._at:
@@ -87,7 +87,7 @@ class Canceller:
                     self._scope.cancel()
 
     async def run(self, subject: Awaitable[Any]) -> None:
-        """Run the subject, and see how it ends."""
+        """Run the subject, and record how it ends."""
         if self._kind == "native":
             self._task = asyncio.current_task()
         try:
@@ -97,7 +97,9 @@ class Canceller:
                     await subject
                 finally:
                     self.running = False
-                if self._task is None:  # a cancel scope's is due at the next opportunity, at last
+                if (
+                    self._task is None
+                ):  # a cancel scope cancels at the next checkpoint, this one at the latest
                     await anyio.lowlevel.checkpoint()
                 self._run.outcome = "returned"
         except asyncio.CancelledError:
@@ -109,7 +111,7 @@ class Canceller:
 
 
 class RealTurningLoop(asyncio.SelectorEventLoop):
-    """An event loop that tells of each of its turns."""
+    """An event loop that calls a function at each of its turns."""
 
     on_turn: Callable[[], None] | None = None
 
@@ -120,16 +122,16 @@ class RealTurningLoop(asyncio.SelectorEventLoop):
 
 
 class TurningLoop(RealTurningLoop, VirtualLoop):
-    """The same in virtual time."""
+    """A `RealTurningLoop` in virtual time."""
 
 
 class Turning(trio.abc.Instrument):
-    """The same for trio."""
+    """An instrument of trio that calls a function at each turn."""
 
     on_turn: Callable[[], None] | None = None
 
     def after_io_wait(self, timeout: float) -> None:
-        """See the beginning of a turn."""
+        """Call the function at the beginning of a turn."""
         if self.on_turn is not None:
             self.on_turn()
 
@@ -137,7 +139,7 @@ class Turning(trio.abc.Instrument):
 def make_loop(
     backend: str, on_complaint: Callable[[Any, dict[str, Any]], None], *, real_time: bool
 ) -> asyncio.AbstractEventLoop:
-    """Make the loop for one run."""
+    """Return the event loop for one run."""
     loop: asyncio.AbstractEventLoop
     if backend == "uvloop":
         loop = uvloop.new_event_loop()
@@ -150,7 +152,7 @@ def make_loop(
 def run_once(
     backend: str, subject: Subject, plan: Plan, at: Collection[int], *, real_time: bool
 ) -> Run:
-    """Run the subject on a fresh loop, cancelled at the given steps."""
+    """Run the subject on a new event loop, cancel it at the given steps, and return the run."""
     run = Run()
     before = children()
     watch = Turning()
@@ -195,7 +197,7 @@ def run_once(
 
 
 def sweep(backend: str, subject: Subject, plan: Plan, *, real_time: bool = False) -> list[str]:
-    """Cancel the subject at every step, or at a sample; gives a line for each run that went wrong."""
+    """Cancel the subject at every step, or at a sample of them; return a line for each run with a fault."""
     base = run_once(backend, subject, plan, (), real_time=real_time)
     faults = [] if base.fault() is None else [f"undisturbed: {base.fault()}"]
     name = (backend, plan)
@@ -215,19 +217,19 @@ def sweep(backend: str, subject: Subject, plan: Plan, *, real_time: bool = False
 
 
 class WakeUps(trio.abc.Instrument):
-    """Counts how often tasks were woken, in the loop that runs."""
+    """A counter of the wake-ups of tasks in the running event loop."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Start at zero."""
         self.count = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """See a step of a task, on trio."""
+        """Count a step of a task, on trio."""
         self.count += 1
 
     @contextmanager
     def counted(self, backend: str) -> Iterator[None]:
-        """Count inside this block."""
+        """Count wake-ups inside the block."""
         if backend == "trio":
             trio.lowlevel.add_instrument(self)
             yield

@@ -32,6 +32,7 @@ SLEEPS_ALLOWED: dict[str, int] = {
     "tests/adapters/claude/host.py": 1,
     "tests/adapters/claude/known_faults.py": 1,
     "tests/adapters/claude/fake_cli.py": 1,
+    "tests/unit/mesh/routes/test_bystanders.py": 6,  # in loops that are its subject, in virtual time
 }
 
 # What is public of these is exported by quiesce itself.
@@ -97,11 +98,19 @@ def test_the_tree_keeps(check: Callable[[Path], list[str]]) -> None:
     nothing(check(ROOT))
 
 
-@pytest.mark.parametrize("check", [exports.export_faults, exports.undocumented])
+@pytest.mark.parametrize(
+    "check", [exports.export_faults, exports.undocumented, exports.unused_filters]
+)
 def test_the_package_keeps(check: Callable[[ModuleType, Collection[str]], list[str]]) -> None:
     """Each public name is exported exactly once, in order, and documented."""
     assert exports.exported(quiesce), "quiesce exports nothing"
     nothing(check(quiesce, (*INTERNAL, *exports.inner_modules(integrations))))
+
+
+def test_tests_know_few_private_names() -> None:
+    """Tests go through what the callers of a module see; the private names of others are in tests/foreign_private.py."""
+    found = tidy.private_accesses(ROOT)
+    nothing(found if len(found) > tidy.PRIVATE_ACCESSES_MAX else [])
 
 
 # --- each rule can fail -------------------------------------------------------------------------
@@ -330,6 +339,18 @@ def test_a_missing_docstring_is_found(
     assert found.endswith(finding)
 
 
+def test_a_member_that_the_reference_leaves_out_needs_no_docstring(
+    package: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is for other modules of the package; and a name that is left out has to be there."""
+    made = package(__init__='__all__ = ["A"]\nclass A:\n    """A."""\n    def b(self): pass\n')
+    assert exports.undocumented(made) == [f"{made.__name__}.A.b has no docstring"]
+    write(tmp_path, "mkdocs.yml", '- "!^(b|c)$"\n')
+    monkeypatch.setattr(exports, "PAGES", tmp_path / "mkdocs.yml")
+    assert exports.undocumented(made) == []
+    assert exports.unused_filters(made) == ["mkdocs.yml leaves out c, which no class has"]
+
+
 def test_every_extra_has_code_that_needs_it() -> None:
     """A name that installs packages which nothing uses is a promise that is not kept."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -344,6 +365,23 @@ def test_every_extra_has_code_that_needs_it() -> None:
         and not re.search(rf"import {name}\b|\"{name}\"", source)
     ]
     assert unused == []
+
+
+def test_a_private_access_is_found(tmp_path: Path) -> None:
+    """Of any object and module, but for a test's own, and for the one that Python documents."""
+    bad = "x = a._b\na.self._c = 1\nimport m\nm._d()\nf()._e._g\n"
+    write(tmp_path, "tests/unit/a/test_a.py", bad)
+    write(
+        tmp_path, "tests/unit/b.py", "self._b, cls._c, super()._d, a.__name__, os._exit(1), a.b_\n"
+    )
+    write(tmp_path, "tests/helper.py", bad)
+    assert sorted(tidy.private_accesses(tmp_path)) == [
+        "tests/unit/a/test_a.py:1: _b",
+        "tests/unit/a/test_a.py:2: _c",
+        "tests/unit/a/test_a.py:4: _d",
+        "tests/unit/a/test_a.py:5: _e",
+        "tests/unit/a/test_a.py:5: _g",
+    ]
 
 
 @pytest.mark.parametrize("word", ["Give", "Tell", "Have"])

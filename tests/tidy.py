@@ -1,6 +1,6 @@
 """The style rules that a program can check; tests/test_tidy.py applies them to the project.
 
-Each check takes the root of a tree and gives its findings as lines a person can act on; an empty
+Each check takes the root of a tree and returns its findings as lines that say what to change; an empty
 list is a pass. Files are read, never executed. The rules about what the package exports need the
 imported package; they are in tests/exports.py.
 """
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 MODULE_LINES_MAX = 500
 OLD_OPENINGS = frozenset({"Be", "Give", "Gives", "Have", "Know", "Tell", "Tells"})
 FUNCTION_LINES_MAX = 70
-# Names that several modules define, and that mean the same in each.
+PRIVATE_ACCESSES_MAX = 20  # in tests/unit
+# Names that several modules define with the same meaning.
 ONE_MEANING = frozenset(
     {
         "module versions",  # what differs between the versions of an adapter's SDK
-        "run",  # run an async function to its end: as a program, or in virtual time
+        "run",  # runs an async function to its end: as a program, or in virtual time
     }
 )
 
@@ -32,7 +33,7 @@ CODE_FOLDERS = ("src", "tests", "examples", "benchmarks", "tools")
 NOT_OURS = frozenset({"build", "dist", "site", "__pycache__"})
 SLEEPING_MODULES = frozenset({"anyio", "asyncio", "time", "trio"})
 
-# Spelled so that the patterns do not find themselves.
+# Written so that the patterns do not match this file.
 SLEEP_IN_TEXT = re.compile(r"\b(?:anyio|asyncio|time|trio)\.slee[p]\((?!0(?:\.0*)?\))")
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/])/(?:roo[t]/|hom[e]/\w+|User[s]/\w+|wor[k]/|tm[p]/\w+|op[t]/\w+)"
@@ -48,18 +49,18 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_files(root: Path, *folders: str) -> Iterator[Path]:
-    """Find the Python files of some folders below `root`, in a fixed order."""
+    """Return the Python files of some folders below `root`, in a fixed order."""
     for folder in folders:
         yield from sorted((root / folder).rglob("*.py"))
 
 
 def name_of(path: Path, root: Path) -> str:
-    """Name a file as the reader of a finding does: from the root, with slashes."""
+    """Return a file's path for findings: relative to the root, with slashes."""
     return path.relative_to(root).as_posix()
 
 
 def functions_in(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, Function]]:
-    """Find every function of a module, with its qualified name; nested ones too."""
+    """Yield every function of a module, with its qualified name; nested functions too."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = inside + node.name
@@ -72,7 +73,7 @@ def functions_in(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, Functio
 
 
 def module_lines(root: Path) -> dict[str, int]:
-    """Count the lines of every module."""
+    """Return the number of lines of every module."""
     return {
         name_of(path, root): len(path.read_text(encoding="utf-8").splitlines())
         for path in python_files(root, *CODE_FOLDERS)
@@ -80,7 +81,7 @@ def module_lines(root: Path) -> dict[str, int]:
 
 
 def function_lines(root: Path) -> dict[str, int]:
-    """Count the lines of every function, from `def` to its last line, docstring included."""
+    """Return the number of lines of every function, from `def` to its last line, with the docstring."""
     sizes: dict[str, int] = {}
     for path in python_files(root, *CODE_FOLDERS):
         for name, node in functions_in(ast.parse(path.read_bytes())):
@@ -90,9 +91,9 @@ def function_lines(root: Path) -> dict[str, int]:
 
 
 def oversize(sizes: Mapping[str, int], limit: int, allowed: Mapping[str, int]) -> list[str]:
-    """Find what is over `limit`, and each entry of `allowed` that should shrink or go.
+    """Return each size over `limit`, and each entry of `allowed` that has to become smaller or be removed.
 
-    An entry of `allowed` is a debt: it has to be the exact size, so it can only get smaller.
+    An entry of `allowed` is an exception to remove later. It must be the exact size, so it can only shrink.
     """
     findings = [
         f"{name}: {size} lines, at most {limit}: split it"
@@ -109,10 +110,10 @@ def oversize(sizes: Mapping[str, int], limit: int, allowed: Mapping[str, int]) -
 
 
 def sleeps(root: Path) -> list[str]:
-    """Find sleeps of more than 0 in tests outside tests/integration.
+    """Return the sleeps of more than 0 in tests outside tests/integration.
 
-    A test that waits for time instead of a fact is slow or flaky, and often both. Programs in
-    strings count, and so does a length that is not the literal 0: nobody can see that it is 0.
+    A test that waits for time and not for a fact is slow or flaky, and often both. Programs in
+    strings count. A length counts unless it is the literal 0, because this check cannot compute it.
     """
     findings: set[tuple[str, int]] = set()
     for path in python_files(root, "tests"):
@@ -128,7 +129,7 @@ def sleeps(root: Path) -> list[str]:
 
 
 def _sleep_calls(tree: ast.Module) -> Iterator[int]:
-    """Find calls of a sleep under whatever name it was imported."""
+    """Yield the lines that call a sleep, under any imported name."""
     modules: set[str] = set()
     functions: set[str] = set()
     for node in ast.walk(tree):
@@ -154,7 +155,7 @@ def _sleep_calls(tree: ast.Module) -> Iterator[int]:
 
 
 def one_sentence_each(root: Path) -> list[str]:
-    """Find tests without a docstring of exactly one sentence."""
+    """Return the tests whose docstring is not exactly one sentence."""
     findings = []
     for path in python_files(root, "tests"):
         if not path.name.startswith("test_"):
@@ -180,10 +181,12 @@ def _sentence_fault(text: str) -> str | None:
 
 
 def unreasoned_ignores(root: Path) -> list[str]:
-    """Find comments that silence a checker without naming the rule and a reason."""
+    """Return the comments that silence a checker without naming the rule and a reason."""
     findings = []
     for path in python_files(root, *CODE_FOLDERS):
         source = path.read_text(encoding="utf-8")
+        if not IGNORE.search(source):
+            continue
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             found = IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
             if found is None:
@@ -199,7 +202,7 @@ def unreasoned_ignores(root: Path) -> list[str]:
 
 
 def machine_paths(root: Path) -> list[str]:
-    """Find absolute paths that exist on one machine only."""
+    """Return the absolute paths that exist on one machine only."""
     findings = []
     for path in _text_files(root):
         try:
@@ -223,7 +226,7 @@ def _text_files(folder: Path) -> Iterator[Path]:
 
 
 def prints(root: Path) -> list[str]:
-    """Find prints in the library; only what a person runs (cli/, run.py) may write."""
+    """Return the prints in the library; only the command line (cli/, run.py) may print."""
     findings = []
     for path in python_files(root, "src"):
         if "cli" in path.parts or path.stem in {"cli", "run"}:
@@ -253,8 +256,29 @@ def old_openings(root: Path) -> list[str]:
     return found
 
 
+def private_accesses(root: Path) -> list[str]:
+    """Return each place in tests/unit that reads a private name of an object or a module."""
+    return [
+        f"{name_of(path, root)}:{node.lineno}: {node.attr}"
+        for path in python_files(root, "tests/unit")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Attribute) and _is_private(node)
+    ]
+
+
+def _is_private(node: ast.Attribute) -> bool:
+    """Return whether a name has one underscore, and is not that of `self`, `cls` or `super()`, or documented by Python."""
+    match node.value:
+        case ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super")):
+            return False
+        case ast.Name(id="os") if node.attr == "_exit":
+            return False
+        case _:
+            return node.attr.startswith("_") and not node.attr.startswith("__")
+
+
 def unmapped(root: Path) -> list[str]:
-    """Return each module that the docstring of its package does not list, and each that is listed and not there."""
+    """Return each module that its package's docstring does not list, and each listed module that does not exist."""
     found = []
     for path in python_files(root, "src"):
         if path.name != "__init__.py":
@@ -274,7 +298,7 @@ def unmapped(root: Path) -> list[str]:
 
 
 def ambiguous(root: Path) -> list[str]:
-    """Return each name of a public class, function or module that means two things in the package."""
+    """Return each public name of a class, function or module that is defined twice in the package."""
     places: dict[str, set[str]] = {}
     for path in python_files(root, "src"):
         where = name_of(path, root)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the soak of the A2A adapter (tests/adapters/a2a/soak.py) with a version of the SDK: `make soak`.
 
-`--sdk 0.3.26` chooses the version, the newest by default; all else goes to the soak (`--help`).
+`--sdk 0.3.26` chooses the version; the default is the newest. All other arguments go to the soak (`--help`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEWEST = "1.3.0"
 
 
 def main() -> None:
-    """Run it in the place of this process."""
+    """Replace this process by the soak."""
     arguments = sys.argv[1:]
     version = NEWEST
     if "--sdk" in arguments:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Run the A2A SDK's own tests of its request handler with the adapter in its place.
+"""Run the A2A SDK's own tests of its request handler against the adapter.
 
-`python tools/a2a_suite.py --version 1.1.0 SOURCES` takes SOURCES, a checkout of a2a-python (or its git
-directory, of which the tag v1.1.0 is read); without it, that tag is cloned. The tests are run twice, as
-they are and with the adapter, and the differences are listed with what explains them. The exit code is
-1 if one is not explained.
+`python tools/a2a_suite.py --version 1.1.0 SOURCES` reads SOURCES, a checkout of a2a-python, or its git
+directory with the tag v1.1.0. Without SOURCES, the tool clones that tag. It runs the tests twice, unchanged
+and with the adapter, and lists each difference with its explanation. The exit code is 1 if a difference has
+no explanation.
 
-The tests of another version may be run: `--sdk 1.3.0` with the tests of 1.1.0 compares what these say
-of 1.3.0. This file is also the pytest plugin that puts the adapter in place.
+SDK and tests may have different versions: `--sdk 1.3.0` runs the tests of 1.1.0 against the SDK 1.3.0. This
+file is also the pytest plugin that replaces the SDK's handler by the adapter.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _WRAPPED = (
     "It expects its own executor and store in the handler: the adapter has put its own around them."
 )
 _INSTANCES = (
-    "It mocks the class: what is passed on to the SDK's handler as it is, instances have and the class"
-    " has not."
+    "It mocks the class, which does not have the methods that the adapter passes on to the SDK's handler;"
+    " only instances have these."
 )
 EXPLAINED: dict[str, str] = {
     "*::test_init_default_dependencies": _SENDER,
@@ -55,7 +55,7 @@ EXPLAINED: dict[str, str] = {
     "*::test_on_*_push_notification": _INSTANCES,
     "*::test_on_*_push_notification_error": _INSTANCES,
     "*::test_on_message_stream_new_message_send_push_notification_success": (
-        "It looks for the pushes as soon as the stream has ended: the adapter sends them outside of its way."
+        "It looks for the pushes as soon as the stream has ended: the adapter sends pushes in other tasks."
     ),
     "*::test_disconnect_persists_final_task_to_store": (
         "It waits for a private task of the SDK, `background_consume`, to end, and looks at the store: with"
@@ -70,14 +70,14 @@ EXPLAINED: dict[str, str] = {
         "Each call has an event loop of its own: a handler of the adapter belongs to one."
     ),
 }
-"""Why a test whose name is like this one's comes out otherwise with the adapter."""
+"""By pattern of a test's name: why its outcome differs with the adapter."""
 
 
 # What runs in pytest.
 
 
 def pytest_configure(config: object) -> None:
-    """Put the adapter in the place of the SDK's handler, before any test module is imported."""
+    """Replace the SDK's handler by the adapter, before pytest imports a test module."""
     del config
     if not os.environ.get(_OURS):
         return
@@ -88,14 +88,14 @@ def pytest_configure(config: object) -> None:
     real = package.DefaultRequestHandler
 
     class Adapted(QuiescentRequestHandler):
-        """The adapter, which shows the private names of what it is put around: the tests look."""
+        """The adapter with the private names of the SDK's handler, which the SDK's tests read."""
 
         def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - the SDK's
             """Take what the SDK's handler takes."""
             super().__init__(*args, handler_class=real, **options)
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the SDK's
-            """Return what the SDK's handler has, whatever its name."""
+            """Return an attribute of the SDK's handler, also a private one."""
             if "_inner" not in self.__dict__:
                 raise AttributeError(name)
             return getattr(self.__dict__["_inner"], name)
@@ -107,7 +107,7 @@ def pytest_configure(config: object) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Return all tests the same time: two seconds are little on a busy machine."""
+    """Set the same longer timeout for all tests: two seconds are too short on a busy machine."""
     for item in items:
         item.own_markers = [marker for marker in item.own_markers if marker.name != "timeout"]
 
@@ -116,7 +116,7 @@ _outcomes: dict[str, str] = {}
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's
-    """Keep what came of a test; of its parts, the worst."""
+    """Record the outcome of a test: the worst outcome of its phases."""
     if report.failed:
         name = "failed" if report.when == "call" else f"error in {report.when}"
         line = str(report.longrepr).strip().splitlines()[-1:]
@@ -126,14 +126,14 @@ def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's
 
 
 def pytest_collectreport(report: Any) -> None:  # noqa: ANN401 - pytest's
-    """Keep that a module could not be imported."""
+    """Record that a module could not be imported."""
     if report.failed:
         line = str(report.longrepr).strip().splitlines()[-1:]
         _outcomes[report.nodeid] = f"cannot be imported: {''.join(line)[:300]}"
 
 
 def pytest_sessionfinish() -> None:
-    """Write what came of the tests."""
+    """Write the outcomes of the tests."""
     if place := os.environ.get(_OUTCOMES):
         Path(place).write_text(json.dumps(_outcomes), encoding="utf-8")
 
@@ -142,7 +142,7 @@ def pytest_sessionfinish() -> None:
 
 
 def modules(sources: Path) -> list[str]:
-    """Name the test modules that are about the default handler, or about what serves it."""
+    """Return the test modules about the default handler, or about the apps that serve it."""
     found = []
     for path in sorted((sources / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def modules(sources: Path) -> list[str]:
 
 
 def run(sources: Path, names: list[str], sdk: str, *, ours: bool) -> dict[str, str]:
-    """Run the tests, each module in a process of its own, and give what came of each."""
+    """Run the tests, each module in a process of its own; return the outcome of each test."""
     sys.path.insert(0, str(ROOT))
     from tests.integration import subjects  # noqa: PLC0415 - the tests' processes have other `tests`
 
@@ -209,17 +209,17 @@ def unpacked(sources: str | None, version: str, place: Path) -> Path:
 
 
 def explained(test: str) -> str:
-    """Say why a test comes out otherwise; nothing if nobody knows."""
+    """Return why a test's outcome differs with the adapter; an empty text without an explanation."""
     return next((why for name, why in EXPLAINED.items() if fnmatch.fnmatch(test, name)), "")
 
 
 def better(before: dict[str, str], again: dict[str, str]) -> dict[str, str]:
-    """Return the tests that have passed the second time."""
+    """Return the outcomes, with `passed` for tests that have passed at the second try."""
     return {test: found for test, found in again.items() if found == "passed" != before.get(test)}
 
 
 def kind(outcome: str) -> str:
-    """Return the first word of what came of a test."""
+    """Return the first word of a test's outcome."""
     return outcome.partition(":")[0]
 
 
@@ -229,24 +229,28 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Run them, compare, and say."""
+    """Run the tests both ways, and print the differences."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="?", help="a checkout, or a git directory")
-    parser.add_argument("--version", default="1.1.0", help="whose tests, or a branch")
-    parser.add_argument("--sdk", choices=SDKS, help="which SDK; that version's by default")
+    parser.add_argument(
+        "--version", default="1.1.0", help="the version whose tests are run, or a branch"
+    )
+    parser.add_argument(
+        "--sdk", choices=SDKS, help="the version of the SDK; by default, that of the tests"
+    )
     options = parser.parse_args()
     sdk = options.sdk or options.version
     if sdk not in SDKS:
-        parser.error(f"say which SDK is to be tested: --sdk, one of {', '.join(SDKS)}")
+        parser.error(f"the version of the SDK is not known: pass --sdk, one of {', '.join(SDKS)}")
     with tempfile.TemporaryDirectory() as place:
         sources = unpacked(options.sources, options.version, Path(place))
         names = modules(sources)
         bare = run(sources, names, sdk, ours=False)
         ours = run(sources, names, sdk, ours=True)
         doubtful = [test for test in bare if kind(bare[test]) != kind(ours.get(test, ""))]
-        if doubtful:  # some are about time: they have another try, each way
+        if doubtful:  # tests that depend on time get a second try, both ways
             bare |= better(bare, run(sources, doubtful, sdk, ours=False))
             ours |= better(ours, run(sources, doubtful, sdk, ours=True))
     say(f"a2a-sdk {sdk}, {len(bare)} tests of {options.version}, in {len(names)} modules")
@@ -257,7 +261,7 @@ def main() -> None:
     for test in sorted(bare.keys() | ours.keys()):
         before, after = bare.get(test, "not run"), ours.get(test, "not run")
         if kind(before) != kind(after):
-            why = explained(test) or ("That is as well." if after == "passed" else "")
+            why = explained(test) or ("The adapter passes this test." if after == "passed" else "")
             unexplained += not why
             say(f"\n{test}\n  {before}\n  with quiesce {after}\n  {why or 'NOT EXPLAINED'}")
     sys.exit(1 if unexplained else 0)

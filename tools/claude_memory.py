@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Print whether memory stays flat over 1,000 queries and 1,000 clients of the Claude adapter.
 
-With the oldest and the newest claude-agent-sdk, on asyncio and trio: some 15 minutes. The tests have a
-small run of the same (tests/adapters/claude/test_closing.py).
+It runs the oldest and the newest claude-agent-sdk, on asyncio and trio, and takes some 15 minutes. The tests have a
+smaller run (tests/adapters/claude/test_closing.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.integration import subjects  # noqa: E402 - likewise
 
 
 def main() -> int:
-    """Run all; arguments go to each run, such as `--uses 100 --every 10`."""
+    """Run all combinations; pass the command line's arguments to each, such as `--uses 100 --every 10`."""
     claude, failed = catalogue.ADAPTERS["claude"], 0
     for version, backend, way in product(claude.ends, ("asyncio", "trio"), ("query", "client")):
         sys.stdout.write(f"claude-agent-sdk {version}, {backend}, {way}\n")

@@ -3,8 +3,8 @@
 
     python tools/compatibility.py [--only ADAPTER] [--page]
 
-Writes tests/adapters/outcomes.json, which the tests hold the next run against, and from it
-docs/reference/compatibility.md. With --page only the latter. Takes some minutes.
+Writes tests/adapters/outcomes.json, with which the tests compare their next run, and from it
+docs/reference/compatibility.md. With --page it writes only the page. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ _HEAD = """\
 
 <!-- Written by tools/compatibility.py from a run of the tests' rows: do not edit. -->
 
-Each row is a program that the tests run with the SDK alone and with the adapter, in every version
-of the table, from the oldest supported to the newest; the versions between are the last before and
-the first after a change in the SDK. The cells tell what the SDK does alone. `tests/adapters` has the
-programs, and `python tools/compatibility.py` writes this page from what they did.
+Each row is a program that the tests run with the SDK alone and with the adapter, in every version of the table. The
+versions are the oldest and the newest that are supported, and between them the last before and the first after a change in
+the SDK. The last column is with quiesce; the others are what the SDK does alone.
+[The causes](../explanation/sdks.md) are on another page. `tests/adapters` has the programs, and
+`python tools/compatibility.py` writes this page from what they did.
 
-*clean*: it ends, in time, with the right outcome, and nothing is left. *hangs*: it was ended by force.
-*tasks left*, *process left*, *files left*: still there after it has returned. *returns early*: gone
-moments after it has returned. *n/a*: this version has no such thing. `(trio)` or `(uvloop)` behind a row
-is the event loop; the others are asyncio's.
+| in a cell | means |
+| --- | --- |
+| *clean* | the program ended in time, with the right outcome, and nothing is left |
+| *hangs* | the program was ended by force |
+| *tasks left*, *process left*, *files left* | they are still there after the program has returned |
+| *returns early* | they are gone moments after the program has returned |
+| *n/a* | this version does not have the function |
+| `(trio)`, `(uvloop)` behind a row | the event loop; the other rows are on asyncio |
 """
 
 
 def record(only: str | None) -> catalogue.Record:
-    """Run everything; the adapters that are left out keep what was recorded."""
+    """Run all rows, or one adapter's, and return the outcomes; the other adapters keep their recorded outcomes."""
     found = catalogue.recorded() if catalogue.RECORD.exists() else {}
     for adapter in catalogue.ADAPTERS.values():
         if only not in {None, adapter.name}:
@@ -55,7 +60,7 @@ def record(only: str | None) -> catalogue.Record:
 
 
 def page(found: catalogue.Record) -> str:
-    """Write the tables."""
+    """Return the page with a table for each adapter."""
     parts = [_HEAD]
     for name, rows in found.items():
         adapter = catalogue.ADAPTERS[name]
@@ -75,12 +80,12 @@ def _cell(outcome: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print something for whoever runs this."""
+    """Print a line."""
     print(text, flush=True)  # noqa: T201 - it is a program, and this is its output
 
 
 def main() -> int:
-    """Record, write, and tell what is not clean with its adapter."""
+    """Record the outcomes, write the page, and list the rows that are not clean with their adapter."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--only", choices=list(catalogue.ADAPTERS), help="run this adapter's rows alone"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run an example, with the SDK that it is about: `make example NAME=mcp_sessions`."""
+"""Run an example with the SDK that it needs: `make example NAME=mcp_sessions`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SUBJECTS = {
     "claude_query.py": "claude-agent-sdk-0.2.182",
     "mcp_sessions.py": "mcp-2.3.0",
 }
-"""The examples that need an SDK, and which of the tests' subjects that is."""
+"""By name of an example that needs an SDK: the test subject that has this SDK."""
 
 
 def names() -> list[str]:
-    """Name the examples that can be run."""
-    helpers = {"claude_query_cli", "mcp_sessions_server"}  # which others start
+    """Return the names of the examples that can be run."""
+    helpers = {"claude_query_cli", "mcp_sessions_server"}  # other examples start these
     return sorted({path.stem for path in EXAMPLES.glob("*.py")} - helpers)
 
 
@@ -39,10 +39,10 @@ def environment(file: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the one that is named."""
+    """Replace this process by the example that the command line names."""
     name = sys.argv[1].removesuffix(".py") if len(sys.argv) > 1 else ""
     if name not in names():
-        sys.stderr.write(f"which example? make example NAME=…, one of: {', '.join(names())}\n")
+        sys.stderr.write(f"name an example: make example NAME=…, one of: {', '.join(names())}\n")
         sys.exit(2)
     file = f"{name}.py"
     os.execve(sys.executable, [sys.executable, str(EXAMPLES / file)], environment(file))  # noqa: S606 - our own

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Return the parsers of the mesh many inputs that are almost right, and see that they stand all of them.
+"""Feed the mesh's parsers many almost valid inputs, and check that each input is parsed or refused cleanly.
 
-`python tools/fuzz.py --inputs 10_000_000 --seed 1` is the size for a night; CI tries 100,000
-(tests/unit/mesh/test_wire_fuzz.py, the same inputs). An input that is not stood is printed, with the
-command that tries it again, and the exit code is 1; so it is if memory has grown, or a parser hangs.
+`python tools/fuzz.py --inputs 10_000_000 --seed 1` runs for a night. CI tries 100,000 of the same inputs
+(tests/unit/mesh/test_wire_fuzz.py). If an input breaks a parser, the tool prints the input and the command that
+tries it again, and the exit code is 1. The exit code is also 1 if memory has grown, or if a parser hangs.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.unit.mesh.fuzzing import BLOCK, TARGETS, Found, Fuzzer  # noqa: E402 - the paths first
 
 ROUND = 10 * BLOCK  # inputs of one kind, in turn
-WARM = 0.1  # of all inputs: every cache is full by then, and memory is measured from then on
+WARM = 0.1  # the share of inputs after which every cache is full, and memory is measured
 PROGRESS_SECONDS = 5.0
 HANG_SECONDS = 300
-BLOCKS_GROWN_MAX = 2000  # of Python's memory, each of at most 512 bytes
-BYTES_GROWN_MAX = 16 * 1024 * 1024  # of the process: fragments included
+BLOCKS_GROWN_MAX = 2000  # blocks of Python's memory, each of at most 512 bytes
+BYTES_GROWN_MAX = 16 * 1024 * 1024  # the memory of the process, with fragmentation
 
 
 @dataclass
 class Memory:
-    """What the process has: Python's blocks are exact, its bytes are what the system sees."""
+    """The memory of the process: the exact number of Python's blocks, and the bytes that the system counts."""
 
     blocks: int
     resident: int
 
 
 def measure() -> Memory:
-    """Look at what is left when nothing is going on."""
+    """Return the memory after a garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return Memory(sys.getallocatedblocks(), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def hang(*_: object) -> NoReturn:
-    """End what does not end by itself."""
+    """Raise an error, in a parser that does not end."""
     message = f"no end after {HANG_SECONDS} s"
     raise TimeoutError(message)
 
@@ -67,7 +67,7 @@ def say(text: str) -> None:
 
 
 def tell(done: int, total: int, begin: float, memory: Memory, at_first: Memory | None) -> None:
-    """Say how far it is."""
+    """Write how far the run is."""
     seconds = time.monotonic() - begin
     grown = memory.blocks - at_first.blocks if at_first else 0
     say(
@@ -80,21 +80,23 @@ def tell(done: int, total: int, begin: float, memory: Memory, at_first: Memory |
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--inputs", type=int, default=100_000, help="how many (default: 100_000)")
-    parser.add_argument("--seed", type=int, default=0, help="what they follow from (default: 0)")
-    parser.add_argument("--target", choices=TARGETS, help="one parser; all in turn, if not given")
+    parser.add_argument(
+        "--inputs", type=int, default=100_000, help="how many inputs (default: 100_000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the inputs (default: 0)")
+    parser.add_argument("--target", choices=TARGETS, help="one parser; by default all in turn")
     parser.add_argument(
         "--first", type=int, default=0, help=f"the first input of each, a multiple of {BLOCK}"
     )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     options = parser.parse_args()
     if options.first % BLOCK:
-        parser.error(f"--first: a multiple of {BLOCK}")
+        parser.error(f"--first must be a multiple of {BLOCK}")
     return options
 
 
 def run(fuzzers: list[Fuzzer], first: int, inputs: int) -> tuple[Memory, Memory]:
-    """Try them; gives the memory when it was warm, and in the end."""
+    """Run the inputs; return the memory after warming up, and at the end."""
     begin = told = time.monotonic()
     warm: Memory | None = None
     done = 0
@@ -116,7 +118,7 @@ def run(fuzzers: list[Fuzzer], first: int, inputs: int) -> tuple[Memory, Memory]
 
 
 def main() -> int:
-    """Try what the command line asks for; 1 if a parser does not stand it."""
+    """Run what the command line asks for; return 1 if a parser broke."""
     options = parse()
     names = [options.target] if options.target else list(TARGETS)
     fuzzers = [Fuzzer(name, options.seed) for name in names]
@@ -125,7 +127,7 @@ def main() -> int:
     try:
         warm, last = run(fuzzers, options.first, options.inputs)
     except Found as found:
-        say(f"NOT STOOD: {found}\n    {replay(found.name, options.seed, found.number)}")
+        say(f"BROKEN: {found}\n    {replay(found.name, options.seed, found.number)}")
         return 1
     seconds = time.monotonic() - begin
     grown = Memory(last.blocks - warm.blocks, last.resident - warm.resident)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Break the library on purpose, in one small way at a time, and see the tests notice.
+"""Break the library on purpose, in one small way at a time, and check that its tests fail.
 
 Each entry of tests/mutants/*.toml names a guarantee, a line that keeps it, and the tests that
-must go red without that line:
+must fail without that line:
 
     [[mutant]]
     guarantee = "2: idle() is woken by the last release"
@@ -11,10 +11,10 @@ must go red without that line:
     new = "what it is replaced by"
     tests = ["tests/unit/core/test_idle.py"]
 
-With `subject = "mcp-2.3.0"` they run with that test subject (requirements/subjects) on the path.
+With `subject = "mcp-2.3.0"` the tests run with that test subject (requirements/subjects) on the path.
 
-The tests run against a changed copy of src; nothing in the tree is touched. A test that hangs
-is red as well. Exits with 1 unless every mutant was caught.
+The tests run against a changed copy of src; the tree is not changed. A test that hangs counts as
+failed. The exit code is 1 unless every mutant was caught.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ sys.path.insert(0, str(ROOT))
 
 from tests.integration import subjects  # noqa: E402 - the path first
 
-# None takes a tenth of it, so one that does hangs. By thread: pytest is then ended for good, while
+# No test takes a tenth of this, so a test that does hangs. The method is `thread`, which ends pytest, while
 # a hanging event loop may not let a signal's exception out.
 TIMEOUT = ("--timeout=20", "--timeout-method=thread")
 PYTEST = ("-q", "--no-header", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 RED = "red"
 SURVIVED = "SURVIVED"
-STALE = "STALE"  # the text is not there, or not just once
-UNSOUND = "UNSOUND"  # its tests are red without it
+STALE = "STALE"  # the text does not occur exactly once
+UNSOUND = "UNSOUND"  # its tests fail without the mutant
 NOT_RUN = "NOT RUN"  # pytest ran no test: a wrong id, or a mutant that cannot be imported
 
 
@@ -61,7 +61,7 @@ class Mutant:
     subject: str = ""
 
     def write(self, source: Path) -> bool:
-        """Break a copy of src; False if the text to replace is not there just once."""
+        """Break a copy of src; return False if the text to replace does not occur exactly once."""
         path = source.parent / self.file
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
@@ -70,16 +70,16 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Result:
-    """What pytest said."""
+    """The result of a run of pytest."""
 
     code: int | None
-    """None: it hung."""
+    """The exit code; None if the run hung."""
     failed: tuple[str, ...]
     seconds: float
 
 
 def load(files: list[Path]) -> list[Mutant]:
-    """Read the mutants of some files; a wrong key is an error that names the file."""
+    """Return the mutants of some files; raise an error that names the file if a key is wrong."""
     mutants = []
     for file in files:
         for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("mutant", []):
@@ -94,14 +94,14 @@ def load(files: list[Path]) -> list[Mutant]:
 def run_tests(
     tests: list[str], subject: str, source: Path, seconds_max: float, *options: str
 ) -> Result:
-    """Run tests against the library in `source`, and a subject if they need one."""
+    """Run tests against the library in `source`, with a test subject if they need one."""
     paths = [str(source), *(subjects.folders(subject) if subject else [])]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         **({subjects.CHOSEN: subject} if subject else {}),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # What fails here must not be replayed by the next honest run.
+        # Hypothesis must not keep these failures, or the next real run would replay them.
         "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
     }
     command = [sys.executable, "-m", "pytest", *PYTEST, *TIMEOUT, *options]
@@ -126,14 +126,14 @@ def run_tests(
 
 
 def copy_of_src(folder: str) -> Path:
-    """Copy src to a scratch folder."""
+    """Copy src to a temporary folder, and return the copy."""
     source = Path(folder) / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
     return source
 
 
 def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
-    """Run all tests against the library as it is: what is red now proves nothing later."""
+    """Run all tests against the unchanged library, and return those that fail: these cannot prove anything."""
     failed: list[str] = []
     for subject in sorted({mutant.subject for mutant in mutants}):
         own = [mutant for mutant in mutants if mutant.subject == subject]
@@ -150,15 +150,15 @@ def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
 
 
 def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> str:
-    """Break a copy of the library, run the tests, tell what came of it."""
+    """Break a copy of the library, run the mutant's tests, and return the verdict."""
     own = [test for test in red_anyway if test.startswith(mutant.tests)]
     if own:
-        tell(UNSOUND, mutant, f"red without it: {own[0]}")
+        tell(UNSOUND, mutant, f"fails without the mutant: {own[0]}")
         return UNSOUND
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         source = copy_of_src(folder)
         if not mutant.write(source):
-            tell(STALE, mutant, f"not just once in {mutant.file}: {mutant.old.strip()!r}")
+            tell(STALE, mutant, f"not exactly once in {mutant.file}: {mutant.old.strip()!r}")
             return STALE
         result = run_tests(list(mutant.tests), mutant.subject, source, seconds_max, "--exitfirst")
     first = result.failed[0] if result.failed else "" if result.code == 0 else "(hung)"
@@ -170,12 +170,12 @@ def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> st
 
 
 def tell(verdict: str, mutant: Mutant, more: str) -> None:
-    """Print one line for a mutant, and one for the details."""
+    """Print a mutant's verdict, and its details on a second line."""
     say(f"{verdict:9} {mutant.guarantee}\n{'':9}   {more}")
 
 
 def say(text: str) -> None:
-    """Print something for whoever runs this."""
+    """Print a line."""
     print(text, flush=True)  # noqa: T201 - it is a program, and this is its output
 
 
@@ -183,15 +183,17 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="default: tests/mutants/*.toml")
-    parser.add_argument("--only", metavar="TEXT", help="of which TEXT is in guarantee or file")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="only mutants with TEXT in guarantee or file"
+    )
     parser.add_argument("-j", type=int, default=2, dest="jobs", help="how many at a time")
-    parser.add_argument("--list", action="store_true", help="list them, and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Judge every mutant; 0 if all were caught."""
+    """Run every mutant; return 0 if all were caught."""
     options = parse()
     mutants = load(options.files or sorted((ROOT / "tests" / "mutants").glob("*.toml")))
     if options.only is not None:

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Run the tests: those that need no SDK in one run of pytest, each folder of tests/adapters in others.
+"""Run the tests: one run of pytest for all tests without an SDK, and runs for each folder of tests/adapters.
 
     python tools/sessions.py [--full | --versions | --light] [pytest's arguments]
 
-Two versions of an SDK cannot share a process, so each has a run of pytest of its own, with that version
-in front on the path. Without an option (`make test`) sweeps and models are sampled, each SDK is tried in
-its newest version, and the benchmarks are not tried. With --full (`make test-full`) nothing is sampled or
-left out, and the oldest version is tried as well. With --versions (`make test-versions`) the adapters alone are tried, in every version.
-With --light what is the same with every interpreter is left out: the usual one tries it.
+Two versions of an SDK cannot share a process, so each version has a run of its own, with that version first on
+the path. The options:
 
-Paths among the arguments choose the runs, and the other arguments go to each. The seed of the order and
-of all samples is printed at the beginning, the names of the tests that failed at the very end.
+- none (`make test`): samples of sweeps and models, the newest version of each SDK, no tests of benchmarks.
+- --full (`make test-full`): all tests without sampling, the oldest and the newest version of each SDK.
+- --versions (`make test-versions`): only the adapters, in every version.
+- --light: leaves out the tests that do not depend on the interpreter; run these with the usual interpreter.
+
+Paths among the arguments choose the runs; all other arguments go to each run. The tool prints the seed of the
+order and of all samples at the beginning, and the names of the failed tests at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +38,13 @@ ADAPTERS = "tests/adapters"
 SEED = "--randomly-seed="
 FAILED = re.compile(r"(?:FAILED|ERROR) \S")
 PASSED, NO_TESTS = 0, 5  # exit codes of pytest
-# What is the same with every interpreter, and takes long; tests/conftest.py has a marker for single tests.
+# Slow tests that do not depend on the interpreter; tests/conftest.py has a marker for single tests.
 USUAL = (
     "test_readme.py", "test_tidy.py", "typing", "benchmarks", "integration/test_demo.py",
     "integration/test_mesh_demo.py", "integration/test_examples.py", "integration/test_guard_packages.py",
     "integration/test_pytest_plugin_settings.py", "integration/test_claude_stream.py",
 )  # fmt: skip
-# Folders that take long, those that take longest first: they begin first, with more than one process.
+# Slow folders, the slowest first: these start first, with more than one process.
 LONG = ("a2a", "mcp", "acp", "claude", "clients")
 
 
@@ -57,15 +60,17 @@ class Session:
 
     @property
     def failed(self) -> list[str]:
-        """The names of the tests that failed, or why none was run."""
+        """The names of the failed tests; the last lines of the output if pytest could not run them."""
         if self.code in {PASSED, NO_TESTS}:
             return []
         named = [line for line in self.lines if FAILED.match(line)]
         return [f"[{self.name}] {line}" for line in named or self.lines[-10:]]
 
     def run(self, *, is_shown: bool) -> None:
-        """Run it to its end; show what it prints at once, or if it has failed."""
-        environment = subjects.environment(self.subject) if self.subject else None
+        """Run pytest to its end; print its output while it runs if `is_shown`, else only after a failure."""
+        environment = dict(subjects.environment(self.subject) if self.subject else os.environ)
+        # The tests start hundreds of interpreters: what one has compiled, the next ones load.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with subprocess.Popen(  # noqa: S603 - our own tests
             [sys.executable, "-m", "pytest", *self.arguments],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -81,14 +86,14 @@ class Session:
         say(self.summary())
 
     def summary(self) -> str:
-        """Say in a line how it went."""
+        """Return the outcome in a line."""
         last = next((line for line in reversed(self.lines) if line), "").strip("= ")
         word = {PASSED: "passed", NO_TESTS: "no tests"}.get(self.code, f"FAILED ({self.code})")
         return f"[{self.name}] {word}: {last}"
 
 
 def say(*lines: str) -> None:
-    """Print lines for a person."""
+    """Print lines."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
@@ -101,7 +106,7 @@ def processors() -> int:
 
 
 def side_by_side(number: int) -> str:
-    """Return the number of workers that pytest-xdist starts: none for one, it is pytest itself."""
+    """Return the option of pytest-xdist for a number of processes; 0 workers if pytest itself is the one process."""
     return str(number if number > 1 else 0)
 
 
@@ -133,7 +138,7 @@ def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
         if paths and not inside and ADAPTERS not in paths:
             continue
         inside = inside or [place]
-        if mode == "--light":  # what does not depend on the interpreter is not run again
+        if mode == "--light":  # only the tests that depend on the interpreter
             inside = (
                 [f"{place}/test_known_faults.py"]
                 if (ROOT / place / "known_faults.py").exists()
@@ -147,8 +152,8 @@ def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
         for version in versions if inside else ():
             if mode == "--versions" and version not in folder.ends:
                 inside = [f"{place}/test_known_faults.py"]
-            # The carriers of the mesh know little of an SDK, and their sweeps take long; those of A2A, whose
-            # two kinds of SDK have little in common, are tried with both.
+            # The mesh's tests hardly depend on the SDK's version, and their sweeps take long. The two kinds of the A2A
+            # SDK have little in common, so its mesh tests run with both.
             is_seldom = version != folder.versions[-1] and folder.name != "a2a" and mode == "--full"
             seldom = [f"--ignore-glob={place}/test_mesh*"] if is_seldom else []
             arguments = [*inside, *seldom, "-n", jobs, *options]
@@ -157,7 +162,7 @@ def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for; return 0 if nothing failed."""
+    """Run the tests that the arguments choose; return 0 if none failed."""
     mode = arguments.pop(0) if arguments and arguments[0] in MODES else ""
     seeds = [word.removeprefix(SEED) for word in arguments if word.startswith(SEED)]
     seed = seeds[-1] if seeds else str(secrets.randbelow(2**32))
@@ -172,8 +177,15 @@ def main(arguments: list[str]) -> int:
 
     first, others = general(paths, options, mode), adapters(paths, options, mode)
     sessions = [*first, *others]
-    # Beside each other: the tests of the adapters wait for processes, most of the time.
-    with ThreadPoolExecutor(len(first) + processors()) as pool:
+    # The runs of the adapters go in parallel, because they mostly wait for processes. Each run has a folder
+    # of its own for temporary files. In a shared folder, pytest's default, each run removes at its end what the
+    # others have left, and a run fails if it finds a folder half removed.
+    with (
+        tempfile.TemporaryDirectory(prefix="quiesce-", ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor(len(first) + processors()) as pool,
+    ):
+        for number, each in enumerate(sessions):
+            each.arguments.append(f"--basetemp={folder}/{number}")
         shown = {id(each) for each in first or others[:1]}
         runs = [pool.submit(each.run, is_shown=id(each) in shown) for each in sessions]
     for run in runs:
@@ -183,7 +195,7 @@ def main(arguments: list[str]) -> int:
     say(*failed, *([f"The same again: {again}"] if failed else []))
     ran = any(each.code != NO_TESTS for each in sessions)
     if not ran:
-        say("No test was run: nothing has these names.")
+        say("No test was run, because no test has these names: check the paths and -k.")
     return 1 if failed or not ran else 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Simulate many worlds of nodes that hand work to each other, and look for a wrong verdict.
+"""Simulate many worlds of nodes that hand work to each other, and check every verdict.
 
-`python tools/simulate.py --runs 100000` is the size for a night; CI runs 5,000. A world that goes wrong
-is printed as the command that runs it again, and the exit code is 1.
+`python tools/simulate.py --runs 100000` runs for a night; CI runs 5,000. If a verdict is wrong, the tool prints
+the command that runs its world again, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def replay(kind: str, seed: int, mutant: str | None) -> str:
 
 
 class Progress:
-    """Report from time to time how far the run is, so that it does not seem to hang."""
+    """A progress report on stderr, written from time to time."""
 
     def __init__(self, total: int) -> None:
-        """Begin now."""
+        """Start the clock."""
         self.total = total
         self.begin = self.told = time.monotonic()
 
     def tell(self, done: int, wrong: int) -> None:
-        """Say it, if it was not said just now."""
+        """Write the progress, unless it was written a moment ago."""
         now = time.monotonic()
         if now - self.told < PROGRESS_SECONDS:
             return
@@ -52,11 +52,11 @@ class Progress:
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 if a verdict was wrong."""
+    """Run what the command line asks for; return 1 if a verdict was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5000, help="how many worlds (default: 5000)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first (default: 0)")
-    parser.add_argument("--kind", choices=KINDS, help="one kind of misfortune; all, if not given")
+    parser.add_argument("--kind", choices=KINDS, help="one kind of faults; by default all")
     parser.add_argument("--mutant", choices=MUTANTS, help="break the protocol on purpose")
     parser.add_argument("--json", action="store_true", help="the tally as JSON")
     arguments = parser.parse_args()

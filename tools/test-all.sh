@@ -6,7 +6,7 @@
 # itself hands ARGS on to the make that is started here.
 set -u
 
-VERSIONS="3.11 3.12 3.13"
+VERSIONS="3.11 3.12 3.13 3.14"
 
 # A name on the path may be a shim that does not run, and a Python may lack venv or pip: only one
 # that has been seen to work counts.

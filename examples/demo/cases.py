@@ -39,7 +39,7 @@ class Case:
 
 
 def told(*, good: str | None = None, bad: str | None = None) -> Test:
-    """Look for a line that says so; silence counts only if the program ended well."""
+    """Look for a line that reports the fact; a missing line counts only if the program ended well."""
 
     def is_kept(seen: Observation) -> bool | None:
         everything = "\n".join(seen.output)

@@ -11,7 +11,7 @@ from .process import Observation, observe
 
 @dataclass(frozen=True)
 class Fact:
-    """One check of one program, in words; `kept` is `None` if nobody can tell."""
+    """One check of one program, in words; `kept` is `None` if that cannot be known."""
 
     words: str
     kept: bool | None
@@ -26,12 +26,12 @@ class Half:
 
     @property
     def lost(self) -> bool:
-        """Whether it ended by itself and lost all that was at stake."""
+        """Whether the program ended by itself and lost all that was at stake."""
         return not self.observation.out_of_time and all(fact.kept is False for fact in self.facts)
 
     @property
     def saved(self) -> bool:
-        """Whether it lost nothing, and ended without a complaint."""
+        """Whether the program lost nothing, and ended without a warning."""
         seen = self.observation
         quiet = seen.ended_well and not seen.stderr and not seen.left_processes
         return quiet and all(fact.kept for fact in self.facts)
@@ -68,7 +68,7 @@ class Row:
 
 
 def judge(case: Case, observation: Observation) -> Half:
-    """Put what was seen into words; which half it was plays no part."""
+    """Put what was seen into words, in the same way for both halves of a pair."""
     return Half(observation, tuple(_fact(check, observation) for check in case.checks))
 
 

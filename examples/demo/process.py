@@ -1,4 +1,4 @@
-"""Run one program in a process of its own, and write down what was seen."""
+"""Run one program in a process of its own, and record what was seen."""
 
 import os
 import re
@@ -29,11 +29,11 @@ class Observation:
     seconds: float
     out_of_time: bool
     left_processes: bool
-    orphans: tuple[int, ...]  # those whose process ids the program had told
+    orphans: tuple[int, ...]  # of the process ids that the program had printed
 
     @property
     def ended_well(self) -> bool:
-        """Whether it ended by itself, and said that all is well."""
+        """Whether the program ended by itself, with exit code 0."""
         return self.exit_code == 0 and not self.out_of_time
 
     @property
@@ -58,7 +58,7 @@ class Lifeline:
         os.close(self.reader)
 
     def is_released(self, within_seconds: float = 0.0) -> bool:
-        """Return whether nobody holds the reading end any more."""
+        """Return whether no process holds the reading end any more."""
         poll = select.poll()
         poll.register(self._writer, 0)  # a pipe without readers always reports POLLERR
         return bool(poll.poll(within_seconds * 1000))
@@ -106,7 +106,7 @@ def _started(
     try:
         yield process, lifeline
     finally:
-        if not lifeline.is_released():  # interrupted, or somebody unknown: leave nobody behind
+        if not lifeline.is_released():  # interrupted, or an unknown process: end the whole group
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -124,7 +124,7 @@ def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _orphans(group: int, stdout: str) -> tuple[int, ...]:
-    """Find those who outlived the program among the process ids that it told."""
+    """Return the process ids, of those that the program printed, that have outlived it."""
     told = [int(pid) for pid in re.findall(r"\bpid (\d+)", stdout)]
     return tuple(pid for pid in told if _is_in_group(pid, group))
 
@@ -137,7 +137,7 @@ def _end(orphans: tuple[int, ...], lifeline: Lifeline) -> None:
 
 
 def _is_in_group(pid: int, group: int) -> bool:
-    # The group proves that the process is one of ours, and not a stranger that got the id.
+    # The group proves that the process is of this program, and not another one that got the id.
     try:
         return os.getpgid(pid) == group
     except ProcessLookupError:

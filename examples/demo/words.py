@@ -1,4 +1,4 @@
-"""Say in plain words what was lost and what was saved."""
+"""Print in words what was lost and what was saved."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Page:
     color: bool
 
     def introduce(self, number: int, case: Case) -> None:
-        """Say what a pair is about."""
+        """Print what a pair is about."""
         print()
         print(self._paint(_BOLD, f"{number}. {case.title}"))
         print(f"   reported in {case.report}")
@@ -33,7 +33,7 @@ class Page:
             print(textwrap.indent(path.read_text(), "   "))
 
     def row(self, row: Row) -> None:
-        """Say what happened to both programs of a pair."""
+        """Print what happened to both programs of a pair."""
         self._half("today", row.today, row.case)
         self._half("with quiesce", row.with_quiesce, row.case)
         print("   the change, besides imports and indentation:")
@@ -77,14 +77,14 @@ class Page:
 
 
 def quotes(half: Half, case: Case) -> list[str]:
-    """Pick the program's own lines that say most: the first one for every key."""
+    """Return the first line of the program for every key."""
     output = half.observation.output
     found = [[line for line in output if key in line] for key in case.quotes]
     return [lines[0] for lines in found if lines]
 
 
 def endings(half: Half) -> list[str]:
-    """Say how a program ended, and what the demo had to do about it."""
+    """Return how a program ended, and what the demo had to do about it."""
     seen = half.observation
     words = f"the process ended with exit code {seen.exit_code} after {seen.seconds:.1f} s"
     if seen.out_of_time:
@@ -98,7 +98,7 @@ def endings(half: Half) -> list[str]:
 
 
 def failures(row: Row) -> list[str]:
-    """Say why a pair does not show what it is meant to show."""
+    """Return why a pair does not show what it is meant to show."""
     words = []
     if not row.today.lost:
         words.append("the program of today did not lose what it should lose")

@@ -23,13 +23,13 @@ except ImportError as error:
 
 
 class Screen:
-    """Where the live tree is drawn: again and again in the same place.
+    """Draws the live tree, again and again in the same place.
 
     Without a terminal there is one line for each change, so that the verdicts stand out.
     """
 
     def __init__(self, *, quiet: bool, color: bool) -> None:
-        """Draw nothing yet."""
+        """Start with an empty screen."""
         self._quiet = quiet
         self._color = color
         self._lines = 0
@@ -42,7 +42,7 @@ class Screen:
             print(text, flush=True)
 
     def show(self, frontier: MeshFrontier, seconds: float) -> None:
-        """Draw who is busy; without a terminal, say who is if that has changed."""
+        """Draw which agents are busy; without a terminal, print them if they have changed."""
         if self._quiet:
             return
         if not self._color:
@@ -70,7 +70,7 @@ class Screen:
 
 
 def _kind(what: str) -> str:
-    """Leave the numbers out of what an agent is at: `a2a task 7f3a…` is an `a2a task`."""
+    """Leave the ids out of what an agent does: `a2a task 7f3a…` becomes `a2a task`."""
     first = what.partition(",")[0]
     return first.rpartition(" ")[0] or first
 
@@ -85,7 +85,7 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
             Node("you", journal=Path(folder, "you.journal"), patience=PATIENCE) as node,
             node.client(trust_env=False, timeout=30) as client,
         ):
-            for url in stage.urls.values():  # their start is no part of what is measured
+            for url in stage.urls.values():  # their start is not measured
                 (await client.get(f"{url}/.well-known/agent-card.json")).raise_for_status()
             for act in ACTS:
                 if names and act.__name__ not in names:
@@ -100,7 +100,7 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
 
 
 def tell(screen: Screen, outcome: Outcome) -> None:
-    """Print what an act has shown."""
+    """Print the result of an act."""
     screen.say(f"  → {outcome.verdict}, after {outcome.seconds:.1f} s")
     for fact in outcome.facts:
         screen.say(f"    {fact}")
@@ -110,7 +110,7 @@ def tell(screen: Screen, outcome: Outcome) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the demo; 0 only if every verdict agreed with the truth."""
+    """Play the demo; return 0 only if every verdict agreed with the truth."""
     options = _parser().parse_args(arguments)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and not options.json
     screen = Screen(quiet=options.json, color=color)

@@ -17,7 +17,7 @@ from .agent import VERSION, call
 from .stage import Stage
 
 FIXED_WAIT = 15.0
-"""How long others wait before they assume that all is done."""
+"""Seconds that a program without receipts waits before it assumes that all is done."""
 _LIMIT_SECONDS = 60.0
 
 TRIP: dict[str, Any] = {
@@ -37,17 +37,17 @@ TRIP: dict[str, Any] = {
 
 @dataclass
 class Outcome:
-    """What an act has shown."""
+    """The result of an act."""
 
     act: str
     verdict: str
     wanted: str
     seconds: float
     after_the_end: float
-    """Seconds from the end of the last work, by the agents' own account, to the verdict."""
+    """Seconds from the end of the last work, as the agents wrote it down, to the verdict."""
     facts: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """Where the verdict, or something else, does not agree with the truth."""
+    """The points in which the verdict, or something else, does not agree with the truth."""
 
     @property
     def ok(self) -> bool:
@@ -60,7 +60,7 @@ Show = Callable[[MeshFrontier, float], None]
 
 @dataclass
 class Scene:
-    """What an act is played with."""
+    """The agents, the client and the screen of an act."""
 
     stage: Stage
     node: Node
@@ -69,7 +69,7 @@ class Scene:
 
     @asynccontextmanager
     async def watched(self, cascade: Cascade, began: float) -> AsyncIterator[None]:
-        """Show who is busy, while the block waits for the end."""
+        """Show which agents are busy, while the block waits for the end."""
 
         async def watch() -> None:
             async for frontier in cascade.watch(every=0.2):
@@ -88,7 +88,7 @@ class Scene:
         answer.raise_for_status()
 
     async def stream(self, plan: dict[str, Any], act: str) -> float:
-        """Hand a plan to the planner, and read its stream to the end; gives the time of that."""
+        """Hand a plan to the planner, and read its stream to the end; return the time of the end."""
         body = call("SendStreamingMessage", json.dumps({**plan, "act": act}))
         url = self.stage.urls["planner"]
         async with self.client.stream("POST", url, json=body, headers=VERSION) as response:
@@ -150,7 +150,7 @@ def _fixed(seconds: float) -> str:
 
 
 async def a_stranger(scene: Scene) -> Outcome:
-    """One agent takes no part: that is said, and not guessed."""
+    """One agent takes no part: the verdict says so, and does not guess."""
     act = "stranger"
     plan = {**TRIP, "then": [*TRIP["then"], {"to": "taxi", "what": "order a taxi", "seconds": 0.5}]}
     began = time.monotonic()
@@ -226,14 +226,14 @@ async def _pushes(stage: Stage, act: str, wanted: int) -> int:
 
 
 async def _until(happened: Callable[[], bool], seconds: float) -> None:
-    """Wait for what other processes write down; who needs it looks again."""
+    """Wait a moment for what other processes write down; the caller looks again."""
     with anyio.move_on_after(seconds):
         while not happened():  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.02)
 
 
 async def a_cancellation(scene: Scene) -> Outcome:
-    """A trip that would take minutes is cancelled, everywhere."""
+    """A trip that would take minutes is cancelled on every agent."""
     act = "cancel"
     long = {"seconds": 300}
     plan = {

@@ -1,4 +1,4 @@
-"""One agent: an A2A server that works for a while, and hands on. Run by the demo, one process each."""
+"""One agent: an A2A server that works for a while, and hands work on. The demo runs each in a process of its own."""
 
 import json
 import os
@@ -36,7 +36,7 @@ PATIENCE = Patience(retry_first=0.05, retry_most=1.0, ask_in_doubt=0.3, ask_ever
 
 
 class Truth:
-    """What really happens, written down where the agent's end cannot undo it."""
+    """A file of what really happens, which outlives the agent."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Open the file; every line is one write."""
@@ -85,11 +85,11 @@ class Worker(AgentExecutor):  # type: ignore[misc]  # the SDK has no types where
         text = json.dumps({**one, "act": act})
         url = f"{self._own}/pushed/{act}"
         body = call("SendMessage", text, url)
-        with suppress(httpx.HTTPError):  # it is gone: whoever waits for the cascade is told
+        with suppress(httpx.HTTPError):  # the agent is gone: the verdict of the cascade says so
             await self._client.post(self._urls[one["to"]], json=body, headers=VERSION)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Say that it is cancelled; the SDK cancels the work."""
+        """Report that the task is cancelled; the SDK cancels the work."""
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
 
 
@@ -121,7 +121,7 @@ def main(path: str, name: str, listener: int) -> None:
     )
 
     async def pushed(request: Request) -> Response:
-        """Take a push, slowly if it is that agent."""
+        """Take a push; slowly, if this is the slow agent."""
         state = (await request.json()).get("statusUpdate", {}).get("status", {}).get("state", "")
         await anyio.sleep(config["webhook_seconds"])
         if state == "TASK_STATE_COMPLETED":

@@ -1,4 +1,4 @@
-"""The agents' processes: start, kill, end; and what they have really done."""
+"""The agents' processes: start, kill and end them, and read what they have really done."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ class Stage:
         return self
 
     def start(self, name: str) -> None:
-        """Start one agent; its address is open already, so nobody is turned away meanwhile."""
+        """Start one agent; its address is open already, so no connection is refused meanwhile."""
         listener = self._listeners[name].fileno()
         command = [sys.executable, "-m", "examples.mesh.agent", str(self._folder / "config.json")]
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -73,7 +73,7 @@ class Stage:
             )
 
     def logs(self) -> str:
-        """Return what the agents have complained of."""
+        """Return the warnings and errors that the agents have written."""
         found = {name: (self._folder / f"{name}.log").read_text(encoding="utf-8") for name in NAMES}
         return "\n".join(f"--- {name}\n{text}" for name, text in found.items() if text)
 
@@ -89,11 +89,11 @@ class Stage:
         self._processes[name].send_signal(signal.SIGTERM)
 
     def wait(self, name: str) -> int:
-        """Wait for the end of one agent that was told to; gives its exit code."""
+        """Wait until an agent that was told to end has ended; return its exit code."""
         return self._processes[name].wait(END_SECONDS)
 
     def works(self, act: str) -> list[Work]:
-        """Return all work of an act; what has not ended by now, and was not killed, ends never."""
+        """Return all work of an act; work that has not ended by now, and was not killed, never ends."""
         found: dict[tuple[str, int, str], list[float]] = {}
         for at, of, agent, pid, what in self._lines():
             kind, _, work = what.partition(" ")
@@ -118,7 +118,7 @@ class Stage:
         return (float("inf"), False) if killed is None else (killed, True)
 
     def pushes(self, act: str) -> int:
-        """Count the pushes of an act that have arrived, of ends."""
+        """Count the pushes of an act that have arrived and tell of an end."""
         return sum(of == act and what == "pushed" for _, of, _, _, what in self._lines())
 
     def _lines(self) -> list[tuple[float, str, str, int, str]]:
@@ -137,7 +137,7 @@ class Stage:
         self._end_all()
 
     def _end_all(self) -> None:
-        # Before they end: who calls one that has is refused then, and does not wait for an answer.
+        # Before the agents end: a call to one that has ended is then refused, and does not wait for an answer.
         for listener in self._listeners.values():
             listener.close()
         for process in self._processes.values():

@@ -3,27 +3,26 @@
 The packages, in reading order. Each uses only packages above it in this list; `testing` may use all of them.
 
 - `errors`: the exceptions, ordered by cause.
-- `core`: the hold, the scope, the job, the report; asyncio, uvloop and trio.
-- `channels`: channels, taps and pipes: items in flight have an owner.
+- `core`: the hold, the scope, the job and the report, on asyncio, uvloop and trio.
+- `channels`: channels, taps and pipes, which own the items in flight.
 - `streams`: async generators that any task may read, leave or close.
-- `processes`: child processes that no cancellation can orphan.
-- `ready`: probes that tell when a child process is ready, and listeners to pass to it.
-- `pool`: runners, one for each key, started when first needed.
-- `mesh`: cascades of agents that hand work to each other, and whether a cascade has settled.
+- `processes`: child processes that a cancellation cannot orphan.
+- `ready`: probes that wait until a child process is ready, and listening sockets to pass to it.
+- `pool`: one runner for each key, started when it is first needed.
+- `mesh`: agents that hand work to each other, and proof that a whole cascade of work has settled.
 - `integrations`: adapters for ASGI, A2A, ACP, MCP and the Claude Agent SDK.
-- `testing`: checks that make a leak fail a test.
-- `pytest_plugin`: the same checks as settings and marks of pytest.
+- `testing`: checks that fail a test that leaks.
+- `pytest_plugin`: the same checks, as settings and marks of pytest.
 """
 
-from sys import _getframe
 from typing import TYPE_CHECKING
 
 from quiesce.core.current import current_scope, detached
-from quiesce.core.frontier import Frontier, FrontierEntry
 from quiesce.core.hold import Hold
 from quiesce.core.job import Job, Outcome
+from quiesce.core.later_names import import_name as _import_name
+from quiesce.core.python_private import get_frame as _get_frame
 from quiesce.core.report import Report, ReportEntry
-from quiesce.core.run import run
 from quiesce.core.scope import Scope
 from quiesce.errors import (
     ArgumentError,
@@ -50,16 +49,20 @@ if TYPE_CHECKING:
     from quiesce.channels.channel import Channel
     from quiesce.channels.pipe import Pipe, pipe
     from quiesce.channels.tap import Tap
+    from quiesce.core.frontier import Frontier, FrontierEntry
+    from quiesce.core.run import run
     from quiesce.pool.backoff import Backoff
     from quiesce.pool.pool import RunnerPool
     from quiesce.pool.program import Program
     from quiesce.processes.process import Process, start_process
     from quiesce.streams.stream import Stream, stream
 
-# Imported when first used: a program that uses only scopes does not wait for the rest.
+# These names are imported at their first use, so a program that uses only scopes does not load the other modules or anyio.
 _LATER = {
     "Backoff": "quiesce.pool.backoff",
     "Channel": "quiesce.channels.channel",
+    "Frontier": "quiesce.core.frontier",
+    "FrontierEntry": "quiesce.core.frontier",
     "Pipe": "quiesce.channels.pipe",
     "Process": "quiesce.processes.process",
     "Program": "quiesce.pool.program",
@@ -67,6 +70,7 @@ _LATER = {
     "Stream": "quiesce.streams.stream",
     "Tap": "quiesce.channels.tap",
     "pipe": "quiesce.channels.pipe",
+    "run": "quiesce.core.run",
     "start_process": "quiesce.processes.process",
     "stream": "quiesce.streams.stream",
 }
@@ -125,22 +129,16 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # else type checkers would accept a misspelled name
+if not TYPE_CHECKING:  # with __getattr__, type checkers would accept any misspelled name
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is first used; raise where a name that moved is now."""
+        """Import a public name at its first use. For a name that moved, raise with the new place."""
         if name in _MOVED:
             message = f"quiesce.{name} moved to {_MOVED[name]}"
-            # `from quiesce import ...` drops the text of an AttributeError, and shows that of an ImportError.
-            is_from = _getframe(1).f_code.co_name == "_handle_fromlist"
+            # `from quiesce import ...` hides the text of an AttributeError but shows that of an ImportError.
+            is_from = _get_frame(1).f_code.co_name == "_handle_fromlist"
             raise (ImportError if is_from else AttributeError)(message)
-        if name not in _LATER:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        from importlib import import_module  # noqa: PLC0415 - most programs have imported all they use
-
-        globals()[name] = found = getattr(import_module(_LATER[name]), name)
-        return found
+        return _import_name(globals(), _LATER, name)
 
 
 def __dir__() -> list[str]:

@@ -11,25 +11,25 @@ QuiesceError
 ├── NotReady           the process was not ready in time
 ├── LineTooLong        the process wrote a line that is longer than allowed
 ├── ProcessStuck       the process was killed, and has not ended
-├── StartFailed        the runner of a key could not be started; carries the cause
+├── StartFailed        the pool could not start the runner of a key; carries the cause
 ├── RunnerReleased     you waited for a runner, and other code released its key
 ├── UsageError         you called a function in the wrong place or at the wrong time
 │   └── ArgumentError  you called a function with a wrong argument
 │       └── DuplicateKey
-├── SdkMissing         the SDK of an adapter is not installed, or too old
-├── SdkUnknown         the SDK has changed, and lacks something that the adapter needs
+├── SdkMissing         the SDK of an adapter is not installed, or is too old
+├── SdkUnknown         the SDK is too new: it lacks something that the adapter needs
 ├── PeerLost           the agent or server at the other end is gone
 ├── ProtocolError      a message between nodes of a mesh violates the protocol
 │   ├── LocalProtocolError    …and this end was about to send it
 │   └── RemoteProtocolError   …and the other end has sent it
-├── EdgeRefused        a message must not be processed: it is a copy, or came too late
-├── CascadeCancelled   your code works for a cascade that was cancelled
+├── EdgeRefused        this node must not process a message, such as a copy or a late one
+├── CascadeCancelled   the cascade that your code works for was cancelled
 ├── JournalInUse       another node or process uses the journal
 ├── JournalBroken      the journal of this node is damaged
 ├── JobCancelled       you awaited a job, and the job was cancelled
-├── LeakError          something was left behind; carries what, and where it was started
-├── EscapeError        work leaves a hop by a way that no verdict waits for; carries where
-├── SweepFailed        a scenario mishandled cancellation; carries where
+├── LeakError          a test left tasks or other things behind; lists each one with its origin
+├── EscapeError        code of a hop starts work that no verdict waits for; lists the places
+├── SweepFailed        a scenario mishandled cancellation; lists the failing points
 ├── GateFailed         a shutdown lost or left planted work without reporting it
 └── WorkLost           the program lost work; carries the report
     └── DrainTimeout   …because the deadline passed
@@ -77,7 +77,7 @@ class StartFailed(QuiesceError):
 
     def __init__(self, key: object, cause: BaseException) -> None:
         """Carry the key and the cause."""
-        # Not its repr: only its text has the last output of the process, which is often the reason.
+        # Use the error's text, not its repr: only the text has the process's last output, often the reason.
         why = f"{type(cause).__name__}: {cause}"
         super().__init__(f"the runner of {key!r} could not be started: {why}")
         self.key: object = key
@@ -96,12 +96,12 @@ class WithOutput(QuiesceError):
     """An error that shows the last lines of the process's output."""
 
     def __init__(self, message: str, lines: tuple[str, ...] = ()) -> None:
-        """Carry `lines`, the last of the output, oldest first."""
+        """Carry `lines`: the last lines of the output, oldest first."""
         super().__init__(message)
         self.lines: tuple[str, ...] = lines
 
     def __str__(self) -> str:
-        """Return the message, and the lines below it."""
+        """Return the message, with the lines of output below it."""
         head = str(self.args[0])
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
 
@@ -112,13 +112,13 @@ class ProcessLost(WithOutput):
     def __init__(
         self, message: str, returncode: int | None = None, lines: tuple[str, ...] = ()
     ) -> None:
-        """Carry how it exited, as in `subprocess`: negative for a signal; None if unknown."""
+        """Carry the exit code as in `subprocess`: negative for a signal; None if unknown."""
         super().__init__(message, lines)
         self.returncode: int | None = returncode
 
 
 class NotReady(WithOutput):
-    """The process was not ready in time, and has been stopped; carries its last output."""
+    """The process was not ready in time, so it was stopped; carries its last output."""
 
 
 class LineTooLong(QuiesceError):
@@ -126,7 +126,7 @@ class LineTooLong(QuiesceError):
 
 
 class ProcessStuck(QuiesceError):
-    """The process, or one of its group, has not ended after SIGKILL; the scope still holds it."""
+    """The process, or a process of its group, survived SIGKILL; the scope still holds it."""
 
 
 class UsageError(QuiesceError, RuntimeError):
@@ -146,7 +146,7 @@ class SdkMissing(QuiesceError, ImportError):
 
 
 class SdkUnknown(QuiesceError):
-    """The installed SDK lacks something that the adapter needs: the SDK is newer than the tested versions."""
+    """The installed SDK lacks something that the adapter needs; it is newer than the tested versions."""
 
 
 class PeerLost(QuiesceError):
@@ -162,22 +162,22 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A message from another node violates the protocol; it has changed nothing here."""
+    """A message from another node violates the protocol; this node has ignored it."""
 
 
 class EdgeRefused(QuiesceError):
-    """A message must not be processed; answer its sender with `header`, as `Cascade-Receipt`."""
+    """This node must not process a message. Answer the sender with `header` as the `Cascade-Receipt`."""
 
     def __init__(self, message: str, header: str, *, is_busy: bool = False) -> None:
-        """Carry the answer."""
+        """Carry the answer to the sender."""
         super().__init__(message)
         self.header: str = header
         self.is_busy: bool = is_busy
-        """Whether the agent rejects all messages now; else it rejects only this one, such as a copy."""
+        """Whether the node rejects all messages now. If not, it rejects only this one, such as a copy."""
 
 
 class CascadeCancelled(QuiesceError):
-    """The cascade that the running code works for was cancelled, and the code with it."""
+    """The cascade that the running code works for was cancelled, so the code is cancelled, too."""
 
 
 class JournalInUse(QuiesceError):
@@ -185,7 +185,7 @@ class JournalInUse(QuiesceError):
 
 
 class JournalBroken(QuiesceError):
-    """The file is not a journal, or it is damaged: the work that it recorded is not known."""
+    """The journal file is damaged, or is not a journal, so the work it recorded cannot be read."""
 
 
 class JobCancelled(QuiesceError):
@@ -196,30 +196,30 @@ class JobCancelled(QuiesceError):
 
 
 class LeakError(QuiesceError):
-    """Something was left behind; `findings` names each thing, and the line that started it."""
+    """A test left tasks or other things behind; `findings` lists each with the line that started it."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
-        """Carry what was left."""
+        """Carry the findings."""
         super().__init__(findings)
         self.findings: Sequence[Finding] = findings
 
     def __str__(self) -> str:
-        """Return one line for each thing that was left."""
+        """Return one line for each finding."""
         count = len(self.findings)
         head = f"{count} thing{'' if count == 1 else 's'} left behind:"
         return "\n  ".join([head, *map(str, self.findings)])
 
 
 class EscapeError(QuiesceError):
-    """Work leaves a hop by a way that no verdict waits for; `escapes` names each place, and how to change it."""
+    """Code of a hop starts work that no verdict waits for; `escapes` lists each place and its remedy."""
 
     def __init__(self, escapes: Sequence[Escape]) -> None:
-        """Carry the places."""
+        """Carry the escapes."""
         super().__init__(escapes)
         self.escapes: Sequence[Escape] = escapes
 
     def __str__(self) -> str:
-        """Return one line for each place, and how to change it."""
+        """Return one line for each escape: the place and its remedy."""
         count = len(self.escapes)
         head = f"work leaves at {count} place{'' if count == 1 else 's'}:"
         return "\n  ".join([head, *map(str, self.escapes)])
@@ -244,10 +244,10 @@ class GateFailed(QuiesceError):
 
 
 class WorkLost(QuiesceError):
-    """Work was lost: it failed, was cancelled, was not delivered or is stuck."""
+    """Work was lost: it failed, was cancelled, was not delivered, or is stuck."""
 
     def __init__(self, report: Report) -> None:
-        """Carry `report`, which names what was lost."""
+        """Carry `report`, which lists the lost work."""
         super().__init__(report)
         self.report: Report = report
 
@@ -260,7 +260,7 @@ class DrainTimeout(WorkLost):
     """The deadline of a drain passed with work still in flight."""
 
     def __str__(self) -> str:
-        """Return the report as text; if it lists no loss, say first what happened."""
+        """Return the report as text. If the report lists no loss, put a sentence about the deadline first."""
         text = super().__str__()
         if not self.report.ok:
             return text

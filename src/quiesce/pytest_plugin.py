@@ -1,13 +1,13 @@
 """The pytest plugin: a test that leaves something behind fails, with the line that started it.
 
-Settings: `quiesce_guard = error | warn | off` (`--quiesce-guard`), `quiesce_allow`, a list of
-patterns such as `thread:*`, and `@pytest.mark.quiesce(guard=…, allow=[…])` for one test.
-`quiesce_escapes = error | report | off` (`--quiesce-escapes`) is for hops that a test runs: work
-may not leave them by a way that no verdict waits for.
+Settings: `quiesce_guard = error | warn | off` (`--quiesce-guard`), `quiesce_allow` (a list of
+patterns such as `thread:*`), and `@pytest.mark.quiesce(guard=…, allow=[…])` for one test.
+`quiesce_escapes = error | report | off` (`--quiesce-escapes`) is for tests that run hops: it finds
+work that leaves a hop by a way that no verdict waits for.
 
 The guard looks when the test *and its own fixtures* are done, just before pytest tears down
-fixtures of a wider scope. What those fixtures start does not belong to the test. Findings are an
-error of the test's teardown; if the test itself has failed, they are shown below its failure.
+fixtures of a wider scope; what those fixtures start does not belong to the test. Findings are an
+error of the test's teardown. If the test itself has failed, they are shown below its failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quiesce.testing.escaping.escape_report import NO_HOP, Escape, table
 from quiesce.testing.leaks.baseline import Baseline
 from quiesce.testing.leaks.census import Census
 from quiesce.testing.leaks.findings import KINDS, Finding, without_allowed
-from quiesce.testing.leaks.finished_tests import Past
+from quiesce.testing.leaks.finished_tests import FinishedTests
 from quiesce.testing.leaks.guard import check_guard
 from quiesce.testing.leaks.instrument import watch
 from quiesce.testing.sweeps import plan
@@ -48,14 +48,14 @@ class LeakWarning(UserWarning):
 
 
 class GuardRules(NamedTuple):
-    """How one test is guarded."""
+    """The guard's settings for one test."""
 
     mode: str
     allow: list[str]
 
 
-class Ran(NamedTuple):
-    """A test that is about to be judged."""
+class GuardedTest(NamedTuple):
+    """A test that has run and is about to be judged."""
 
     item: pytest.Item
     rules: GuardRules
@@ -114,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _setting(config: pytest.Config, name: str, modes: Sequence[str]) -> str:
     mode: str = config.getoption(name) or config.getini(name)
     if mode not in modes:
-        message = f"{name} is one of {', '.join(modes)}, not {mode!r}"
+        message = f"{name} must be one of {', '.join(modes)}, not {mode!r}"
         raise pytest.UsageError(message)
     return mode
 
@@ -144,7 +144,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         try:
             run_marked(item, marker, replay)
         except UsageError as error:
-            pytest.fail(str(error), pytrace=False)  # our own traceback would not help
+            pytest.fail(str(error), pytrace=False)  # the plugin's own traceback does not help
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item, "runtest", sweep)
@@ -152,7 +152,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 class Guarding:
-    """The guard of one test run."""
+    """The guard of one test session."""
 
     def __init__(
         self, config: pytest.Config, mode: str, allow: list[str], baseline: Baseline | None
@@ -163,11 +163,11 @@ class Guarding:
         self.baseline = baseline
         self.current: pytest.Item | None = None
         self.census: Census | None = None  # of the current test
-        self.failed: bool = False  # whether the current test has failed by itself
-        self.session: Census | None = None  # watches between the tests, too
-        self.past: Past[GuardRules] = Past()
+        self.failed: bool = False  # whether the current test itself has failed
+        self.session: Census | None = None  # watches between the tests as well
+        self.finished: FinishedTests[GuardRules] = FinishedTests()
         self.rules: GuardRules = GuardRules(mode, allow)
-        self.told: str | None = None
+        self.baseline_summary: str | None = None
 
     # The run as a whole.
 
@@ -180,7 +180,7 @@ class Guarding:
             result = yield
             if self.session is not None:
                 gc.collect()
-                self._tell_belated()
+                self._report_late_findings()
         finally:
             if self.session is not None:
                 self.session.close()
@@ -200,7 +200,7 @@ class Guarding:
         if output is not None:
             output["quiesce_baseline"] = self.baseline.seen()
         else:
-            self.told = self.baseline.write()
+            self.baseline_summary = self.baseline.write()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
@@ -211,9 +211,9 @@ class Guarding:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write whether the baseline has changed, and what could not be watched."""
-        if self.told is not None:
-            terminalreporter.write_line(f"quiesce: {self.told}")
-        if watch.unknown and len(self.past):
+        if self.baseline_summary is not None:
+            terminalreporter.write_line(f"quiesce: {self.baseline_summary}")
+        if watch.unknown and len(self.finished):
             missing = ", ".join(sorted(watch.unknown))
             terminalreporter.write_line(
                 f"quiesce: not watched, because the installed version lacks it: {missing}"
@@ -228,24 +228,22 @@ class Guarding:
         for marker in item.iter_markers("quiesce"):
             unknown = marker.kwargs.keys() - {"guard", "allow", "escapes"}
             if marker.args or unknown:
-                message = (
-                    f"{item.nodeid}: the marker quiesce takes guard=, allow= and escapes=, by name"
-                )
+                message = f"{item.nodeid}: the marker quiesce takes only guard=, allow= and escapes=, by name"
                 raise UsageError(message)
             mode = mode or marker.kwargs.get("guard")
             patterns = marker.kwargs.get("allow", ())
             check_guard(patterns, KINDS, _SETTLE_SECONDS)
             allow += patterns
         if mode is not None and mode not in MODES:
-            message = f"{item.nodeid}: guard is one of {', '.join(MODES)}, not {mode!r}"
+            message = f"{item.nodeid}: guard must be one of {', '.join(MODES)}, not {mode!r}"
             raise ArgumentError(message)
         if mode is None and not allow:
-            return self.rules  # one for all of them
+            return self.rules  # one object for all such tests
         return GuardRules(mode or self.mode, [*self.allow, *allow])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Begin with the test's first fixture of its own, or after the wider fixtures if it has none."""
+        """Begin with the test's first fixture of function scope, or after all fixtures of wider scope."""
         self.current = item
         self.failed = False
         yield
@@ -255,7 +253,7 @@ class Guarding:
     def pytest_fixture_setup(
         self, request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Begin with the test's first fixture of its own; pause during wider fixtures."""
+        """Begin with the test's first fixture of function scope; pause during fixtures of wider scope."""
         if request.scope == "function":
             if self.current is not None and request.node is self.current:
                 self._begin(self.current)
@@ -277,42 +275,42 @@ class Guarding:
         self._watch()
         census = self.census = Census(allow=rules.allow, settle=_SETTLE_SECONDS)
         # The first finalizer of the test is the last to run.
-        item.addfinalizer(lambda: self._end(Ran(item, rules, census)))
+        item.addfinalizer(lambda: self._end(GuardedTest(item, rules, census)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Record whether the test has failed by itself, even if that was expected."""
+        """Record whether the test itself has failed, even if that was expected."""
         report = yield
         if call.when != "teardown" and (report.failed or hasattr(report, "wasxfail")):
             self.failed = True
         return report
 
-    def _end(self, ran: Ran) -> None:
+    def _end(self, guarded: GuardedTest) -> None:
         """Find what the test has left behind, and fail it or warn."""
         self.census = None
-        with ran.census:
-            # A garbage collection after each test would take longer than all the rest.
-            found = ran.census.settled(collect=None)
+        with guarded.census:
+            # A full garbage collection after each test would take longer than everything else.
+            found = guarded.census.settled(collect=None)
             if found:
-                ran.census.acknowledge()
-        found = self._without_temporary(ran.item, found)
-        self.past.add(ran.item, ran.rules, ran.census)
-        self._tell_belated()
-        test = ran.item.nodeid
+                guarded.census.acknowledge()
+        found = self._without_temporary(guarded.item, found)
+        self.finished.add(guarded.item, guarded.rules, guarded.census)
+        self._report_late_findings()
+        test = guarded.item.nodeid
         if self.baseline is not None:
             unknown = self.baseline.unknown(test, found)
             if not self.failed:
-                self.baseline.saw(test, found)
+                self.baseline.record(test, found)
             found = unknown
         if not found:
             return
         text = _text(found)
         if self.failed:
-            ran.item.add_report_section("teardown", "quiesce guard", text)
-        elif ran.rules.mode == "warn":
-            ran.item.warn(LeakWarning(text))
+            guarded.item.add_report_section("teardown", "quiesce guard", text)
+        elif guarded.rules.mode == "warn":
+            guarded.item.warn(LeakWarning(text))
         else:
             pytest.fail(text, pytrace=False)
 
@@ -327,26 +325,26 @@ class Guarding:
 
     # Findings that are noticed after their test.
 
-    def _tell_belated(self) -> None:
+    def _report_late_findings(self) -> None:
         """Report findings of finished tests that were collected only now."""
         events = list(watch.events)
         watch.events.clear()
         for event in events:
-            whose = self.past.whose(event)
-            if whose is not None:
-                self._report(*whose, event)
+            culprit = self.finished.culprit_of(event)
+            if culprit is not None:
+                self._report(*culprit, event)
 
     def _report(self, item: pytest.Item, rules: GuardRules, event: Event) -> None:
         finding = event.finding
         found: Sequence[Finding] = without_allowed([finding], rules.allow)
         if self.baseline is not None and found:
             unknown = self.baseline.unknown(item.nodeid, found)
-            self.baseline.saw_also(item.nodeid, finding)
+            self.baseline.record_late(item.nodeid, finding)
             found = unknown
         if not found:
             return
-        whose = "of this test or one before it, " if event.born == event.seen else ""
-        text = _text(found, f"{whose}noticed when the test was over")
+        origin = "from this test or one before it, " if event.born == event.seen else ""
+        text = _text(found, f"{origin}noticed when the test was over")
         if rules.mode == "warn":
             item.warn(LeakWarning(text))
             return
@@ -371,7 +369,7 @@ class Escaping:
         self.told: dict[Escape, None] = {}  # escapes of all tests in mode `report`
         self.looked_at: int = 0  # tests
         self.with_hops: int = 0
-        self.without: list[str] = []  # marked tests that had no hop
+        self.without: list[str] = []  # of marked tests in which nothing was proved, a line each
 
     def _mode(self, item: pytest.Item) -> str:
         """Return the mode of the nearest marker, or of the settings; it is not checked yet."""
@@ -386,11 +384,11 @@ class Escaping:
         """Watch every hop from now on."""
         mode = self._mode(item)
         if mode not in ESCAPES:
-            yield  # else the teardown of other plugins fails as well
-            message = f"{item.nodeid}: escapes is one of {', '.join(ESCAPES)}, not {mode!r}"
+            yield  # otherwise the teardown of other plugins fails as well
+            message = f"{item.nodeid}: escapes must be one of {', '.join(ESCAPES)}, not {mode!r}"
             pytest.fail(message, pytrace=False)
         if mode != "off":
-            from quiesce.testing.escaping.detectors import begin_detecting  # noqa: PLC0415 - most runs do without the mesh
+            from quiesce.testing.escaping.detectors import begin_detecting  # noqa: PLC0415 - most test runs do not need the mesh
 
             self.trails = begin_detecting()
         return (yield)
@@ -411,10 +409,13 @@ class Escaping:
     def _count(self, item: pytest.Item, trails: Trails) -> None:
         self.looked_at += 1
         self.with_hops += bool(trails.count)
-        if not trails.count and any(
-            one.kwargs.get("escapes") for one in item.iter_markers("quiesce")
-        ):
-            self.without.append(item.nodeid)
+        if not any(one.kwargs.get("escapes") for one in item.iter_markers("quiesce")):
+            return
+        if not trails.count:
+            self.without.append(f"no hop was seen in {item.nodeid}")
+        elif 0 < trails.served == trails.errors_count:
+            which = "; ".join(trails.errors)
+            self.without.append(f"no handler may have run in {item.nodeid}: {which}")
 
     def _judge(self, item: pytest.Item, found: list[Escape]) -> None:
         if self._mode(item) == "report":
@@ -459,5 +460,5 @@ class Escaping:
         tests = f"{self.looked_at} test{'s' * (self.looked_at != 1)}"
         seen = f"hops were seen in {self.with_hops} of {tests}" if self.with_hops else NO_HOP
         terminalreporter.write_line(f"quiesce escapes: {seen}")
-        for test in self.without:
-            terminalreporter.write_line(f"quiesce escapes: no hop was seen in {test}")
+        for told in self.without:
+            terminalreporter.write_line(f"quiesce escapes: {told}")

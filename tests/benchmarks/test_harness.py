@@ -189,6 +189,7 @@ def test_measures_have_their_own_names() -> None:
         "adapters",
         "a2a",
         "asgi",
+        "imports",
         "mesh",
     }
     names = [name for suite in SUITES for name in suite.measures]

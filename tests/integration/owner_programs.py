@@ -109,15 +109,15 @@ async def by_kinds() -> None:
         watchdog.Table.add = lambda *_: False  # type: ignore[method-assign]  # as if it were full
     process = await start_process(["sh", "-c", KINDS])
     words = [line async for line in limited(process, 5)]
-    watcher = watchdog.watcher._pid
+    watcher = watchdog.watcher.pid
     assert watcher is not None
     if means in {"nobody", "another watcher"}:
         os.kill(watcher, signal.SIGKILL)
         os.waitid(os.P_PID, watcher, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
     if means == "another watcher":
         await start_process(["sleep", "60"])
-        assert watchdog.watcher._pid != watcher
-        watcher = watchdog.watcher._pid
+        assert watchdog.watcher.pid != watcher
+        watcher = watchdog.watcher.pid
     sys.stdout.write(f"{' '.join(words)} watcher {watcher}\n")
     sys.stdout.flush()
     await anyio.sleep(30)

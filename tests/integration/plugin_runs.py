@@ -71,6 +71,7 @@ def run(
     command = [sys.executable, "-m", "pytest", "--rootdir=.", "-c", os.devnull, "--color=no", "-q"]
     command += [f"-p{name}" for name in ("no:cacheprovider", *plugins)]
     command += [] if guard is None else [f"--quiesce-guard={guard}"]
+    command += [f"--basetemp={folder / 'tmp'}"]  # not the one that all runs share, and clean up
     done = subprocess.run(
         [*command, *options, "."],
         cwd=folder,

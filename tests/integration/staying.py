@@ -15,10 +15,12 @@ from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import Memory, Node
 
 pool = ThreadPoolExecutor()
+begun = threading.Event()
 
 
 def linger() -> None:
     """Run until the test says so."""
+    begun.set()
     sys.stdin.read()
 
 
@@ -39,6 +41,10 @@ async def leave(left: str) -> None:
             Flusher(name="flusher").start()
         elif left == "busy worker":
             pool.submit(linger)
+        elif left == "busy worker of anyio":
+            call = asyncio.create_task(anyio.to_thread.run_sync(linger, abandon_on_cancel=True))
+            await asyncio.to_thread(begun.wait)
+            call.cancel()
         elif left == "idle worker":
             pool.submit(int).result()
             await asyncio.to_thread(int)

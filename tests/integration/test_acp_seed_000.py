@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import socket
+import sys
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -168,6 +169,8 @@ async def end_of_file_in_a_prompt(bridge: Bridge) -> None:
         assert await bridge.ended() is None
 
 
+# From 3.14 on `asyncio.all_tasks()` lists a task that was destroyed while it was pending, and its loop cancels it at the end.
+LISTS_DESTROYED = sys.version_info >= (3, 14)
 SCENARIOS: list[Scenario] = [
     cancelled_while_idle,
     end_of_file_while_idle,
@@ -239,7 +242,8 @@ def test_what_the_sdk_leaks_is_destroyed_in_mid_flight(
 ) -> None:
     """What the seed reports is seen when the collector runs; with a scope there is nothing to destroy."""
     today = watch(loop_factory, scenario, owned=False, collect=True)
-    assert (today.complaints, today.left) == ([DESTROYED, DESTROYED], [])
+    listed = ["acp.Dispatcher.loop", "acp.Sender.loop"] if LISTS_DESTROYED else []
+    assert (today.complaints, today.left) == ([DESTROYED, DESTROYED], listed)
     owned = watch(loop_factory, scenario, owned=True, collect=True)
     assert (owned.complaints, owned.left) == ([], [])
 

@@ -127,7 +127,7 @@ while five tasks call:
 nothing lost: True
 """,
     "registry.py": """\
-refused: a job with key 'ada' is still in flight in scope 'agents'
+refused: a job with key 'ada' still runs in scope 'agents': use another key
 stopped: True False
 bob: leaving, and asks who is left: ['ada', 'bob', 'cyd']
 refused: scope 'agents' is closing: nothing new may start in it
@@ -141,7 +141,7 @@ withdrawn: 1, cancelled: ['ada', 'cyd']
 COMPLAINTS = {
     "asgi_server.py": r"quiesce: SIGTERM: draining, grace 10 s: .*nothing it owned was lost: 2 jobs completed\n",
     "acp_websocket.py": "quiesce: SIGTERM: draining.* request session/prompt .*nothing it owned was lost: .*\n",
-    "mcp_sessions.py": r"quiesce: process notes \(\d+\), a service, has ended by itself: exit code 3\n",
+    "mcp_sessions.py": r"quiesce: process notes \(\d+\) is a service but has ended by itself: exit code 3\n",
 }
 
 

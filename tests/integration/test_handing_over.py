@@ -83,9 +83,13 @@ def test_what_is_handed_over_is_named(subject: str, name: str) -> None:
     (missing,) = found["missing"]
     assert f"{route}, handed over at " in missing
     assert "tests/integration/handing_over.py:" in missing
-    assert f" in {name}. If nobody waits for it, declare it: Node(services=" in missing
+    assert (
+        f" in {name}. If no cascade has to wait for this work, declare it: Node(services="
+        in missing
+    )
     assert f'["{route}"]' in missing
     is_here = route.startswith("apscheduler")
+    assert ("hop.working()" in missing) is is_here
     assert (found["opaque"], found["untracked"]) == ((0, 1) if is_here else (1, 0))
     assert found["participants"] == ("Unknown" if is_here else "Settled"), found
 

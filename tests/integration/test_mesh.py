@@ -17,7 +17,7 @@ _SECONDS_MAX = (
     500.0  # a guard against hangs: it takes 20 s on a machine that has nothing else to do
 )
 _FAULTS = "kill,refuse,cut,hang,slow,lose,copy,stop,clock,forget,restore,full,repeat"
-# What a worker sends for items of two hops that have woken it at once is an edge of one: docs/explanation/mesh.md.
+# What a worker sends for items of two hops that have woken it at once is an edge of one: docs/evidence/mesh.md.
 _PATTERNS = ",".join(name for name in plans.PATTERNS if name != "deque-send")
 # Nodes wait for longer than a busy machine may take to start an agent again.
 _ARGUMENTS = (

@@ -81,6 +81,7 @@ def test_the_changes_and_the_facts_have_one_clock() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_is_interrupted_and_leaves_nothing_behind(end: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C ends the agents, too, and so does whatever else ends the demo; nobody waits for it."""

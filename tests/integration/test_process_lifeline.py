@@ -79,6 +79,7 @@ def sessions(family: dict[int, tuple[int, bytes]]) -> set[int]:
     return {session for session, _ in family.values()}
 
 
+@pytest.mark.sampled(1, "way")
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize(
     "way",
@@ -177,12 +178,12 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
     async with Scope("a"):
         unmarked = ["env", "-i", "sh", "-c", "echo ready; exec sleep 60"]
         first = await start_process(unmarked, ready=Line("ready"), grace=1)
-        before = watchdog.watcher._pid
+        before = watchdog.watcher.pid
         assert before is not None
         os.kill(before, signal.SIGKILL)
         os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it was killed
         second = await start_process(["sh", "-c", "echo ready; sleep 60"], ready=Line("ready"))
-        after = watchdog.watcher._pid
+        after = watchdog.watcher.pid
         assert after is not None
         assert after != before
         table = watchdog.watcher.table
@@ -190,14 +191,14 @@ async def test_a_watcher_that_was_killed_is_replaced() -> None:
         assert first.pid in table
         assert second.pid in table
         assert first.details["lifeline"] == "watcher and mark"
-        assert watchdog.watcher._pipe is not None
-        os.close(watchdog.watcher._pipe)  # as if this program were gone
-        watchdog.watcher._pipe = None
+        assert watchdog.watcher.pipe is not None
+        os.close(watchdog.watcher.pipe)  # as if this program were gone
+        watchdog.watcher.pipe = None
         with anyio.fail_after(SECONDS_MAX):
             assert await first.wait() == -signal.SIGKILL
             assert await second.wait() == -signal.SIGKILL
     os.waitpid(after, 0)  # noqa: ASYNC222 - it has gone
-    watchdog.watcher._pid = None
+    watchdog.watcher.pid = None
 
 
 @pytest.mark.real_time

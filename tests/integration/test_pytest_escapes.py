@@ -86,10 +86,43 @@ def test_what_was_not_looked_at_is_told(tmp_path: Path) -> None:
     assert "hop" not in outcome.text
 
 
+ERRORS = """
+import asyncio
+import pytest
+from quiesce.testing import escapes
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        raise NotImplementedError
+    status = int(scope["path"].strip("/"))
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body"})
+def serve(*statuses):
+    async def main():
+        async with escapes(app) as found:
+            for status in statuses:
+                await found.request("POST", f"/{status}")
+    asyncio.run(main())
+@pytest.mark.quiesce(escapes="error")
+def test_errors(): serve(404, 404)
+@pytest.mark.quiesce(escapes="error")
+def test_also_good(): serve(404, 200)
+def test_plain(): serve(404)
+"""
+
+
+def test_a_marked_test_with_errors_alone_is_told(tmp_path: Path) -> None:
+    """Its requests were all answered with an error, and no handler may have run."""
+    outcome = run(tmp_path, ERRORS, "--quiesce-escapes=error", guard=None)
+    assert outcome.counts() == {"passed": 3}, outcome.text
+    told = "quiesce escapes: no handler may have run in test_it.py::"
+    assert f"{told}test_errors: POST /404: it answered 404\n" in outcome.text
+    assert outcome.text.count(told) == 1
+
+
 def test_a_wrong_marker_is_the_only_error(tmp_path: Path) -> None:
     """What other plugins do at the end of a test is not in its way."""
     source = "import pytest\n@pytest.mark.quiesce(escapes='of')\ndef test_marked(): pass\n"
     outcome = run(tmp_path, source, guard=None)
     assert outcome.counts() == {"error": 1}, outcome.text
-    assert "escapes is one of error, report, off, not 'of'" in outcome.text
+    assert "escapes must be one of error, report, off, not 'of'" in outcome.text
     assert "KeyError" not in outcome.text

@@ -137,6 +137,7 @@ def suite(way: str, kind: str) -> str:
     return LEAKS + "\n".join(text.removeprefix("        ") for text in lines)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_left_is_found_with_its_line(tmp_path: Path, way: str) -> None:
     """However a test is run, it fails if it leaves something, and the one after it does not."""

@@ -72,19 +72,23 @@ def test_the_marker_tunes_one_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("marker", "options", "message"),
     [
-        ("guard='loud'", (), "guard is one of error, warn, off, not 'loud'"),
+        ("guard='loud'", (), "guard must be one of error, warn, off, not 'loud'"),
         ("allow='thread:*'", (), "allow takes a list of patterns, as in ['thread:*']"),
-        ("allow=['threads']", (), "'threads' is no pattern of kind:name"),
-        ("allowed=[]", (), "the marker quiesce takes guard=, allow= and escapes=, by name"),
-        ("", ("-oquiesce_guard=loud",), "quiesce_guard is one of error, warn, off, not 'loud'"),
-        ("escapes='loud'", (), "escapes is one of error, report, off, not 'loud'"),
+        ("allow=['threads']", (), "'threads' is not a pattern of the form kind:name"),
+        ("allowed=[]", (), "the marker quiesce takes only guard=, allow= and escapes=, by name"),
+        (
+            "",
+            ("-oquiesce_guard=loud",),
+            "quiesce_guard must be one of error, warn, off, not 'loud'",
+        ),
+        ("escapes='loud'", (), "escapes must be one of error, report, off, not 'loud'"),
         (
             "",
             ("-oquiesce_escapes=loud",),
-            "quiesce_escapes is one of error, report, off, not 'loud'",
+            "quiesce_escapes must be one of error, report, off, not 'loud'",
         ),
-        ("", ("-oquiesce_allow=x",), "'x' is no pattern of kind:name"),
-        ("", ("--quiesce-baseline=test_it.py",), "test_it.py is no baseline"),
+        ("", ("-oquiesce_allow=x",), "'x' is not a pattern of the form kind:name"),
+        ("", ("--quiesce-baseline=test_it.py",), "test_it.py is not a baseline file"),
     ],
 )
 def test_a_wrong_setting_is_refused(

@@ -89,7 +89,7 @@ def test_a_second_signal_cancels_at_once(backend: str, second: signal.Signals) -
         child.send(second)
         code, out, err = child.end()
     assert (code, out) == (1, ["ready", "cancelled"])
-    assert f"quiesce: {second.name}: cancelling what is left" in err
+    assert f"quiesce: {second.name}: cancelling the remaining work" in err
     assert_quiet(err)
 
 
@@ -107,7 +107,7 @@ def test_a_third_signal_leaves_at_once(backend: str, stubborn: str, sent: signal
         child.send(sent)
         code, _, err = child.end()
     assert code == 128 + sent
-    assert f"quiesce: {sent.name}: leaving at once, with:" in err
+    assert f"quiesce: {sent.name}: exiting at once; still in flight:" in err
     assert_quiet(err)
 
 
@@ -221,10 +221,12 @@ def test_a_hold_that_nobody_released_is_reported(backend: str) -> None:
 
 
 def test_a_job_that_exits_ends_the_process_with_its_code(backend: str) -> None:
-    """sys.exit() in a job gets out of the loop, without noise."""
+    """sys.exit() in a job gets out of the loop, without noise, and the report tells what was cut."""
     with Child("leave", backend) as child:
         code, _, err = child.end()
     assert code == 5
+    assert "scope 'quiesce.run' ended with SystemExit(5):" in err
+    assert re.search(r"failed: job leave · .* · SystemExit: 5", err)
     assert_quiet(err)
 
 

@@ -17,8 +17,13 @@ _RUN = staying.Flusher.run.__code__.co_firstlineno
 _SAID = {
     "thread": f"thread 'flusher' (linger, {staying.__file__}:{_LINE})",
     "kind": f"thread 'flusher' (Flusher.run, {staying.__file__}:{_RUN})",
-    "busy worker": "thread 'ThreadPoolExecutor-0_0' (",
+    "busy worker": f"thread 'ThreadPoolExecutor-0_0' (linger, {staying.__file__}:{_LINE})",
+    "busy worker of anyio": f"(linger, {staying.__file__}:{_LINE})",
 }
+_ADVICE = "Have this function end when the program shuts down"
+_THREAD = ". Start a thread with daemon=True only if what it does is not work: the exit cuts such a thread"
+_POOL = ". A pool drops calls that it has not begun by `pool.shutdown(cancel_futures=True)`"
+_FITS = {"thread": _THREAD, "kind": _THREAD, "busy worker": _POOL, "busy worker of anyio": ""}
 
 
 def start(way: str, left: str) -> subprocess.Popen[str]:
@@ -41,8 +46,8 @@ def test_a_thread_that_keeps_the_process_is_named(way: str, left: str) -> None:
             said = next(line for line in process.stderr if "does not exit" in line)
             assert process.poll() is None
             assert _SAID[left] in said
-            assert f"is at {staying.__file__}:{_LINE + 2} in linger" in said
-            assert "daemon=True" in said
+            assert f"is at {staying.__file__}:{_LINE + 3} in linger" in said
+            assert said.endswith(f"{_ADVICE}{_FITS[left]}\n")
         finally:
             process.stdin.close()
         assert process.wait() == 0

@@ -55,7 +55,7 @@ def of_hops(detector: Detector) -> dict[bytes, Any]:
             or (hop.status, hop.seconds, hop.why, hop.tally.sum(), hop.is_cancelled),
             {edge: (sent.to, sent.by, sent.is_taken) for edge, sent in hop.edges.items()},
         )
-        for hop in detector._hops.values()
+        for hop in detector.hop_records.values()
         if hop.is_root or hop.receipt is None
     }
 
@@ -64,15 +64,15 @@ def assert_same(found: Detector, truth: Detector, live: Detector, edges: Iterabl
     """See that the next process knows what was written, unless the one that died had forgotten it."""
     assert of_hops(found) == of_hops(truth)
     assert found.keep == truth.keep
-    assert {edge: sent.hop.edge for edge, sent in found._edges.items()} == {
-        edge: sent.hop.edge for edge, sent in truth._edges.items()
+    assert {edge: sent.hop.edge for edge, sent in found.edge_records.items()} == {
+        edge: sent.hop.edge for edge, sent in truth.edge_records.items()
     }
     for edge in edges:
         known = found._known(edge)
         if known is not None or live.knows(edge):
             assert known == truth._known(edge)
-    for hop in live._hops.values():
-        assert hop.edge in found._hops  # also its receipt, which is to be posted
+    for hop in live.hop_records.values():
+        assert hop.edge in found.hop_records  # also its receipt, which is to be posted
 
 
 class Life(RuleBasedStateMachine):
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
 
     def pick(self, number: int, *states: HopState) -> Any:
         """Choose a hop."""
-        hops = [hop for hop in self.detector._hops.values() if hop.state in states]
+        hops = [hop for hop in self.detector.hop_records.values() if hop.state in states]
         return hops[number % len(hops)] if hops else None
 
     # Of the node.
@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
     @rule(number=which, answer=st.sampled_from(["is taken", "is in doubt", None]))
     def hear(self, number: int, answer: Any) -> None:
         """Hear of an edge that it was taken: by the answer to its message, or to a question."""
-        edges = list(self.detector._edges)
+        edges = list(self.detector.edge_records)
         if edges:
             edge = edges[number % len(edges)]
             if answer is None:
@@ -170,7 +170,7 @@ class Life(RuleBasedStateMachine):
     @rule(number=which, status=statuses, how=st.sampled_from(["is opaque", "is not sent", None]))
     def close_edge(self, number: int, status: Any, how: Any) -> None:
         """Hear of an edge that it is closed."""
-        edges = list(self.detector._edges)
+        edges = list(self.detector.edge_records)
         if edges:
             edge = edges[number % len(edges)]
             note = Note(edge_mark(edge), "", "there", status, 0.5)
@@ -258,7 +258,7 @@ class Life(RuleBasedStateMachine):
         self.compaction.end()
         self.compaction = None
         assert not self.path.with_name("node.journal.new").exists()
-        assert not self.detector._frozen
+        assert not self.detector.frozen_receipts
         if then == "dies":
             self.die()
 

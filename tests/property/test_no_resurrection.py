@@ -19,6 +19,7 @@ import anyio.to_thread
 import pytest
 
 from quiesce import Scope, ScopeClosed
+from tests import sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from quiesce import Job, Report
 
-TASK_ROUNDS = 3_000  # on each of the three backends
-THREAD_ROUNDS = 800
+TASK_ROUNDS = sampling.fewer(3_000, 1_000)  # on each of the three backends
+THREAD_ROUNDS = sampling.fewer(800, 300)
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ class Registry:
         assert all(isinstance(item.error, LookupError | ChannelClosed) for item in report.failed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_registry_is_torn_down_at_any_moment(seed: int) -> None:
     """A thousand requests end, late ones are refused, and the report adds up."""

@@ -125,9 +125,9 @@ class Model:
         parts = self._close_children()
         for thing in list(self.things):
             match thing.manner:
-                case "polite":
+                case "polite" | "completes":  # it returned, but the close has cut it
                     lost["cancelled"].append(thing.name)
-                case "completes" | "service":
+                case "service":
                     self.end(thing, "completed")
                 case "fails":
                     self.end(thing, "failed")
@@ -248,7 +248,7 @@ class Program:
             assert model.real.state == model.state, model.real
             assert sorted(entry.name for entry in frontier.in_flight) == expected
             assert len(frontier) == len(expected)
-            assert bool(model.real._holds) == bool(expected)  # that is what idle() goes by
+            assert bool(model.real.holds) == bool(expected)  # that is what idle() goes by
         for waiter, model in list(self._watching):
             idle = model.closed or not model.in_flight()
             assert waiter.done() == idle, f"idle() of {model.real!r}"

@@ -142,7 +142,7 @@ class Counting(Detector):
 
     def receive(self, edge: bytes, receipt: Receipt) -> None:
         """Take it for some edge."""
-        known = edge if edge in self._edges else next(iter(self._edges), edge)
+        known = edge if edge in self.edge_records else next(iter(self.edge_records), edge)
         super().receive(known, receipt)
 
 
@@ -152,7 +152,7 @@ class Closing(Detector):
     def end(self, hop: HopRecord, status: Status, **options: Any) -> None:
         """Wait for no edge."""
         for edge in list(hop.edges):
-            del self._edges[edge], hop.edges[edge]
+            del self.edge_records[edge], hop.edges[edge]
         super().end(hop, status, **options)
 
 
@@ -193,8 +193,8 @@ class OverAndForgotten(Detector):
 
     def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
         """Forget that the edge is over."""
-        if self._over.get(edge) is None:
-            self._over.pop(edge, None)
+        if self.over_receipts.get(edge) is None:
+            self.over_receipts.pop(edge, None)
         return super().arrive(edge, cascade, parent, reply)
 
 
@@ -251,8 +251,8 @@ class DeniedIsLost(Detector):
 
     def told(self, edge: bytes, answer: Answer) -> None:
         """Forget that the edge was taken."""
-        if edge in self._edges:
-            self._edges[edge].is_taken = False
+        if edge in self.edge_records:
+            self.edge_records[edge].is_taken = False
         super().told(edge, answer)
 
 
@@ -324,15 +324,15 @@ class WrittenTooLate(Detector):
 
     def send(self, hop: HopRecord, edge: bytes, to: str, by: float = 0) -> None:
         """Write nothing."""
-        self._edges[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
+        self.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
 
     def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         del edge
         found.is_taken = True
 
-    def _closed(self, edge: bytes, found: EdgeRecord, event: str, receipt: Receipt) -> None:
+    def _closed(self, edge: bytes, found: EdgeRecord, receipt: Receipt) -> None:
         kept = len(self.writes)
-        super()._closed(edge, found, event, receipt)
+        super()._closed(edge, found, receipt)
         del self.writes[kept]  # the record that it is closed: there is none that it is open
 
 

@@ -59,6 +59,7 @@ def test_what_was_wrong_once_is_right(kind: str, seed: int) -> None:
     assert simulate(kind, seed).judge() == []
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_protocol_is_found_out(name: str) -> None:
     """Each rule of the protocol is needed: without it, some verdict is wrong."""
@@ -70,8 +71,8 @@ def test_a_broken_protocol_is_found_out(name: str) -> None:
 
 def test_the_page_says_by_what_each_rule_is_shown() -> None:
     """All that is broken here is named there, and nothing else."""
-    page = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
-    _, _, shown = page.read_text(encoding="utf-8").partition("## What is shown")
+    page = Path(__file__).parents[2] / "docs" / "evidence" / "protocol.md"
+    shown = page.read_text(encoding="utf-8")
     assert sorted(re.findall(r"`([A-Z]\w+)`", shown)) == sorted(MUTANTS)
 
 

@@ -1,11 +1,13 @@
-"""Items in flight between tasks: channels, taps and pipes, each owned by a scope.
+"""Channels, taps and pipes: queues between tasks, each owned by a scope.
+
+Queued items count as work in flight of that scope.
 
 In reading order:
 
-- `channel`: producers and readers that stop together.
-- `item_queue`: one queue of a channel, with its readers: the channel's own, or a tap's.
-- `readers`: the tasks that read a queue, and what they left unread.
-- `tap`: fan-out from a channel.
+- `channel`: a queue whose producers and readers stop together.
+- `item_queue`: the queue itself with its waiting readers; a channel has one, and so has each tap.
+- `readers`: the `async for` loops that read a queue, and the report entries for unread items.
+- `tap`: an extra reader's queue that gets a copy of every item (fan-out).
 - `pipe`: a producer and its reader, started and stopped as a pair.
-- `channel_stats`: how a channel stands.
+- `channel_stats`: the figures of a channel or a tap.
 """

@@ -1,4 +1,4 @@
-"""How a channel stands."""
+"""The figures that `Channel.stats` and `Tap.stats` return."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["ChannelStats"]
 
 @dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """How a channel, or a tap, stands."""
+    """The figures of a channel or a tap at one moment."""
 
     depth: int
-    """Items in it."""
+    """Queued items."""
     maxsize: int | None
-    """Items that it has room for; None: any number."""
+    """The number of items that fit; None: no limit."""
     sent: int
-    """Items that were put into it so far."""
+    """Items queued so far."""
     received: int
-    """Items that were taken out of it by readers so far."""
+    """Items that readers have taken so far."""
     undelivered: int
-    """Items that were taken out of it because no task would read them."""
+    """Items that were removed because no task would read them."""
     dropped: int
-    """Items that a tap has let go: its reader was too slow, or has closed it."""
+    """Items that a tap has dropped because its reader was too slow or had closed the tap."""
     senders_waiting: int
     """Tasks that wait for room."""
     readers_waiting: int

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quiesce.channels.channel import Channel
 from quiesce.core import arguments
 from quiesce.core.owner import owner_of
+from quiesce.core.python_private import get_frame
 from quiesce.errors import JobCancelled
 
 if TYPE_CHECKING:
@@ -31,38 +31,38 @@ def pipe(
     name: str = "pipe",
     scope: Scope | None = None,
 ) -> Pipe[T, R]:
-    """Start a producer and its reader, with a channel between them, as two jobs of a scope.
+    """Start a producer and its reader as two jobs of a scope, with a channel between them.
 
-    They end together. When the producer has ended, the channel is closed: the reader gets what
-    is left in it, and then the end; or, if the producer has failed or was cancelled, a
-    `ChannelClosed` with that as its cause. When the reader has ended, well or not, nobody is
-    there to read: the channel is closed at once, and the producer is cancelled. What either
-    raised is in the scope's report, as for any job.
+    The two end together. When the producer ends, the channel closes: the reader gets the queued
+    items, and then its loop ends. If the producer failed or was cancelled, the reader gets a
+    `ChannelClosed` with that error as its cause instead. When the reader ends, for any reason,
+    the producer is cancelled and the channel closes. An error of either job is in the scope's
+    report, as for any job.
 
     Args:
-        producer: An async function that sends into the channel that it is given.
-        reader: An async function that reads it.
-        maxsize: How many items the channel has room for; None: any number.
-        name: What the channel is called; the jobs are called `name producer` and `name reader`.
-        scope: Who owns them; the current scope by default.
+        producer: An async function that is called with the channel and sends items into it.
+        reader: An async function that is called with the channel and reads it.
+        maxsize: The number of items that fit into the channel; None: no limit.
+        name: The channel's name; the jobs are named `name producer` and `name reader`.
+        scope: The owning scope; the current scope by default.
 
-    *Raises*: `ScopeClosed` if the closing has begun, as `Scope.spawn` does.
+    *Raises*: `ScopeClosed` if the scope has begun to close, as `Scope.spawn` does.
     """
     for fn in (producer, reader):
         arguments.check_callable(fn, "pipe")
     owner = owner_of("a pipe", scope)
     channel: Channel[T] = Channel(maxsize, name=name, scope=owner)
     made = Pipe(owner, producer, reader, channel)
-    frame = sys._getframe(1)
+    frame = get_frame(1)
     jobs: tuple[Any, ...] = (made.producer, made.reader)
-    for job in jobs:  # the line that matters is the caller's
-        job._code_started, job._offset_started = frame.f_code, frame.f_lasti
-    channel._code, channel._offset = frame.f_code, frame.f_lasti
+    for job in jobs:  # reports name the caller's line, not a line of this function
+        job.started_code, job.started_offset = frame.f_code, frame.f_lasti
+    channel.place_code, channel.place_offset = frame.f_code, frame.f_lasti
     return made
 
 
 class Pipe(Generic[T, R]):
-    """A producer and its reader; made by `pipe()`. Awaiting it gives what the reader returned."""
+    """A producer and its reader; made by `pipe()`. Awaiting the pipe returns the reader's result."""
 
     __slots__ = ("channel", "producer", "reader")
 
@@ -73,7 +73,7 @@ class Pipe(Generic[T, R]):
         reader: Callable[[Channel[T]], Coroutine[Any, Any, R]],
         channel: Channel[T],
     ) -> None:
-        """Start both, in one step."""
+        """Start both jobs in one step."""
         self.channel: Channel[T] = channel
         started: list[Job[Any]] = []
         try:
@@ -87,26 +87,26 @@ class Pipe(Generic[T, R]):
             for job in started:
                 job.cancel()
             raise
-        self.producer._when_done(self._producer_ended)
-        self.reader._when_done(self._reader_ended)
+        self.producer.call_when_done(self._producer_ended)
+        self.reader.call_when_done(self._reader_ended)
 
     def cancel(self) -> bool:
-        """Ask both to stop. False if both have ended already."""
+        """Cancel both jobs. Return False if both had already ended."""
         cancelled = [job.cancel() for job in (self.producer, self.reader)]
         return any(cancelled)
 
     def __await__(self) -> Generator[Any, Any, R]:
-        """Wait for the end of both, and give what the reader returned.
+        """Wait until both jobs have ended, and return the reader's result.
 
-        *Cancel safety*: cancelling the waiter leaves both alone.
+        *Cancel safety*: cancelling the task that awaits the pipe does not affect the jobs.
 
-        *Raises*: what the reader raised, or else the producer; `JobCancelled` if the reader was
+        *Raises*: the reader's error, or else the producer's; `JobCancelled` if the reader was
         cancelled.
         """
         return self._result().__await__()
 
     async def _result(self) -> R:
-        with suppress(Exception):  # what it raised comes second
+        with suppress(Exception):  # the reader's error comes first
             await self.producer
         result = await self.reader
         outcome = self.producer.outcome
@@ -125,4 +125,6 @@ class Pipe(Generic[T, R]):
 
     def _reader_ended(self) -> None:
         if not self.producer.cancel():
-            self.channel.close(immediate=True)  # else when it has ended: it is not to blame
+            # Otherwise `_producer_ended` closes it: the cancelled producer must not get a
+            # `ChannelClosed` that would count as its failure.
+            self.channel.close(immediate=True)

@@ -1,4 +1,4 @@
-"""Taps: fan-out from a channel."""
+"""Taps: queues that each get a copy of every item sent to a channel (fan-out)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Reader[Any])
 
 
 class TapLane(Lane[T]):
-    """The queue of a tap."""
+    """The queue behind a tap."""
 
     __slots__ = ("_channel", "_failed", "_slow", "dropped")
 
@@ -34,61 +34,61 @@ class TapLane(Lane[T]):
     def __init__(
         self, channel: Channel[T], name: str, maxsize: int | None, slow: Slow, frame: FrameType
     ) -> None:
-        super().__init__(channel._node, name, maxsize, frame, channel._senders)
+        super().__init__(channel.owner_node, name, maxsize, frame, channel.sender_queue)
         self._channel = channel
         self._slow = slow
         self._failed = False
         self.dropped: int = 0
 
     def has_room(self, granted: int) -> bool:
-        """Return whether a sender may go on, as far as this tap is concerned."""
-        full = self._maxsize is not None and len(self._items) + granted >= self._maxsize
+        """Return whether this tap lets a sender continue."""
+        full = self._maxsize is not None and len(self.queued_items) + granted >= self._maxsize
         return not full or self._slow != "wait"
 
     def offer(self, item: T) -> None:
-        """Take an item, as it was agreed for a slow tap if there is no room."""
-        if self._closed:
+        """Queue an item; if the tap is full, do what its `slow` option says."""
+        if self.is_closed:
             return
-        if self._maxsize is not None and len(self._items) >= self._maxsize:
+        if self._maxsize is not None and len(self.queued_items) >= self._maxsize:
             if self._slow == "fail":
                 self._failed = True
                 self.leave()
                 return
             if self._slow == "drop":
-                self._items.popleft()
+                self.queued_items.popleft()
                 self.dropped += 1
         self._enqueue(item)
 
     def leave(self) -> None:
-        """End for its reader, who does not want what is left, or must not have it."""
-        self.dropped += len(self._items)
-        self._items.clear()
-        self._abandon(given_up=False)
+        """End the tap for its reader, and drop the items that are left."""
+        self.dropped += len(self.queued_items)
+        self.queued_items.clear()
+        self.abandon_items(given_up=False)
 
-    def _finish(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
-        super()._finish(broken, wake=wake)
-        if self in self._channel._taps:
-            self._channel._taps.remove(self)
-            self._channel._grant()
+    def finish_lane(self, broken: BaseException | None = None, *, wake: bool = True) -> None:
+        super().finish_lane(broken, wake=wake)
+        if self in self._channel.tap_lanes:
+            self._channel.tap_lanes.remove(self)
+            self._channel.grant_room()
 
-    def _grant(self) -> None:
-        self._channel._grant()
+    def grant_room(self) -> None:
+        self._channel.grant_room()
 
-    def _users(self) -> Iterable[object]:
-        return () if self.has_room(0) else self._channel._blocked.values()
+    def list_users(self) -> Iterable[object]:
+        return () if self.has_room(0) else self._channel.blocked_senders.values()
 
     def _end_of_items(self) -> QuiesceError:
         if self._failed:
             message = (
-                f"the reader of {self._name!r} was too slow: more than {self._maxsize} items "
-                "were waiting for it"
+                f"{self.name_given!r} was ended because its reader was too slow: more than "
+                f"{self._maxsize} items were queued. Read faster, raise maxsize, or use slow='wait'"
             )
             return TapOverflow(message)
         return super()._end_of_items()
 
 
 class Tap(Generic[T]):
-    """What sees every item that is sent to a channel while it is open; made by `Channel.tap()`."""
+    """A queue that gets a copy of every item sent to a channel; made by `Channel.tap()`."""
 
     __slots__ = ("__weakref__", "_lane")
 
@@ -100,44 +100,44 @@ class Tap(Generic[T]):
         return await self._lane.receive()
 
     async def batch(self, at_most: int | None = None) -> list[T]:
-        """Wait for at least one item, and take what is there; see `Channel.batch`."""
+        """Wait for at least one item, then take all queued items; see `Channel.batch`."""
         return await self._lane.batch(at_most)
 
     def __aiter__(self) -> AsyncIterator[T]:
         """Read item by item, until the channel or the tap is closed."""
-        return self._kept(self._lane.__aiter__())
+        return self._keep_alive_with(self._lane.__aiter__())
 
     def batches(self, at_most: int | None = None) -> AsyncIterator[list[T]]:
-        """Read all that is there at a time; see `Channel.batches`."""
-        return self._kept(self._lane.batches(at_most))
+        """Read all queued items at a time; see `Channel.batches`."""
+        return self._keep_alive_with(self._lane.batches(at_most))
 
-    def _kept(self, reader: R) -> R:
+    def _keep_alive_with(self, reader: R) -> R:
         reader.keeps = self
         return reader
 
     def close(self) -> None:
-        """End the tap; what is in it is let go, and not reported: its reader wants no more."""
+        """End the tap; its queued items are dropped and not reported, as its reader gave them up."""
         self._lane.leave()
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The tap's name."""
         return self._lane.name
 
     @property
     def closed(self) -> bool:
-        """Whether it takes nothing more."""
-        return self._lane._closed
+        """Whether the tap refuses further items."""
+        return self._lane.is_closed
 
     @property
     def undelivered(self) -> tuple[T, ...]:
-        """The items that were in it when the channel was ended, and that nobody has read."""
-        return tuple(self._lane._undelivered)
+        """The items that were queued when the channel ended and were never read."""
+        return tuple(self._lane.undelivered_kept)
 
     @property
     def stats(self) -> ChannelStats:
-        """How it stands."""
-        return self._lane._count(dropped=self._lane.dropped)
+        """The tap's figures now."""
+        return self._lane.make_stats(dropped=self._lane.dropped)
 
     def __enter__(self) -> Self:
         """Return the tap itself."""
@@ -153,11 +153,11 @@ class Tap(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        """End the tap: with nobody to read it, it would hold up the senders for ever."""
-        if not self._lane._over:
-            self._lane._backend.post(self._lane.leave)
+        """End the tap: without a reader it would block the senders for ever."""
+        if not self._lane.is_over:
+            self._lane.backend.post(self._lane.leave)
 
     def __repr__(self) -> str:
-        """Name the tap, and say how it stands."""
-        state = "closed" if self._lane._closed else "open"
-        return f"<Tap {self.name!r} {state}, {len(self._lane._items)} in it>"
+        """Return the tap's name, its state and the number of queued items."""
+        state = "closed" if self._lane.is_closed else "open"
+        return f"<Tap {self.name!r} {state}, {len(self._lane.queued_items)} queued>"

@@ -1,9 +1,9 @@
 """Messages to a server's operator: by logging, if that is configured, else on standard error.
 
-Servers configure their own loggers only. An INFO record of ours would be dropped, and an operator who sees no
-report cannot tell a clean drain from a killed process. A warning of ours would be written by `logging.lastResort`,
-without a word on where it comes from. So the logger `quiesce` has a handler, which writes only while there is no
-other. Each line that quiesce writes begins with `quiesce:`.
+Servers configure only their own loggers. Then logging drops our INFO records, and an operator who sees no report
+cannot tell a clean drain from a killed process. `logging.lastResort` writes our warnings, but without their source.
+So the logger `quiesce` has a handler, which writes only if no other handler gets the record. Each line that quiesce
+writes begins with `quiesce:`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def write_stderr(text: str) -> None:
     """Write a text to standard error; each line begins with `quiesce:`."""
     if sys.stderr is not None:  # it is None in programs without a console
         lines = [f"{_PREFIX}{line}".rstrip() for line in _lines(text)]
-        with suppress(OSError, ValueError):  # it is closed: the drain goes on
+        with suppress(OSError, ValueError):  # raised if it is closed; the drain goes on
             sys.stderr.write("\n".join([*lines, ""]))
             sys.stderr.flush()
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text, in which a terminal obeys nothing."""
+    """Return the lines of a text, without control characters that a terminal would obey."""
     return [harmless(line) for line in text.expandtabs().removesuffix("\n").split("\n")]
 
 

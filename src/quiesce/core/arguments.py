@@ -1,4 +1,4 @@
-"""Checks of the arguments that users pass in: each error says what was passed and what to do."""
+"""Checks of the arguments of public functions: each error names the wrong value and says what to pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def name(what: str, value: object) -> str:
 
 
 def seconds(what: str, value: object, *, some: bool = False) -> float:
-    """Check a number of seconds, and return it as a float; with `some`, it must not be 0."""
+    """Check a number of seconds, and return it as a float; with `some`, 0 is refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         message = f"{what} must be a number of seconds, 0 or more, not {value!r}"
         raise ArgumentError(message)
@@ -80,7 +80,7 @@ def policy(value: Any) -> Any:
 
 
 def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of patterns, and return it; a single string is a common mistake."""
+    """Check a list of patterns, and return it as a tuple; refuse a single string, a common mistake."""
     if isinstance(value, str):
         message = f"{what} must be a list of patterns: write [{value!r}], not {value!r}"
         raise ArgumentError(message)
@@ -88,15 +88,15 @@ def patterns(what: str, value: Iterable[str]) -> tuple[str, ...]:
 
 
 def one_pattern(given: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Return one pattern that matches what any of several match; None if there are none."""
+    """Return one regular expression that matches if any of the patterns does; None without patterns."""
     return re.compile("|".join(map(fnmatch.translate, given))) if given else None
 
 
 def check_callable(fn: object, verb: str = "spawn", wanted: str = "one") -> None:
-    """Raise if `fn` cannot be called, above all if it is a coroutine."""
+    """Raise if `fn` cannot be called. A common mistake is to pass a coroutine."""
     if inspect.iscoroutine(fn):
         name = fn.__qualname__
-        fn.close()  # or Python would warn that it was never awaited
+        fn.close()  # prevents Python's warning that the coroutine was never awaited
         message = f"pass the function and its arguments, {verb}({name}, …), not {verb}({name}(…))"
         raise ArgumentError(message)
     if not callable(fn):
@@ -134,6 +134,6 @@ def context_manager(manager: object) -> None:
     if inspect.iscoroutine(manager):
         manager.close()
     sync = hasattr(type(manager), "__enter__")
-    hint = ": it is a sync one; use `with`" if sync else ""
+    hint = ", but a sync one: use `with`" if sync else ""
     message = f"{manager!r} is not an async context manager{hint}"
     raise ArgumentError(message)

@@ -1,4 +1,4 @@
-"""What the end of an `async with Scope(...)` block raises."""
+"""The exceptions that the end of an `async with Scope(...)` block raises."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ def end_block(
     late: bool = False,
     gave_up: bool = False,
 ) -> None:
-    """Raise the exception of the block's end, given the exception that ended its body.
+    """Raise the exception with which the block ends, if any; `exc` is the exception that ended its body.
 
-    - Jobs failed: an exception group of their errors, and of the body's, if it raised one.
-    - Only the body raised: its exception, unchanged.
-    - The body was cancelled, or a generator was closed around it: that exception is passed on.
-      Failures are in the report and in the log.
-    - The block's own deadline has passed with work left (`late`): `DrainTimeout` is in the group.
-    - The close `gave_up` on items without a reader, and no job failed: `WorkLost`.
+    - Jobs failed: an exception group of their errors and the body's exception, if it raised one.
+    - Only the body raised: `exc` goes on unchanged; this function returns.
+    - The body was cancelled, or a generator was closed around it: `exc` goes on unchanged.
+      Failures of jobs are in the report and in the log.
+    - The block's own deadline has passed with work left (`late`): the group has a `DrainTimeout`.
+    - The close `gave_up` on items without a reader, and no job failed: the group has a `WorkLost`.
     """
     errors = [item.error for item in report.failed if item.error is not None]
-    if scope._fatal is not None and scope._backend.name == "trio":
-        raise scope._fatal  # on asyncio the event loop raises it
-    if exc is not None and not isinstance(exc, Exception):
+    fatal = scope.fatal_error if scope.backend.name == "trio" else None
+    leaving = fatal if exc is None or isinstance(exc, Exception) else exc
+    if leaving is not None:
         if report.failed or report.undelivered or report.stuck:
-            logger.warning("scope %r ended with %r:\n%s", scope.name, exc, report)
+            why = scope.fatal_error or leaving
+            logger.warning("scope %r ended with %r:\n%s", scope.name, why, report)
+        if fatal is not None:
+            raise fatal  # on trio only: on asyncio the event loop raises it
         return
     if exc is None and (late or (gave_up and not errors)):
         errors.append(DrainTimeout(report) if late else WorkLost(report))

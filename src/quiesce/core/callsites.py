@@ -1,22 +1,27 @@
-"""Where a task was started, and what it waits on, as file and line.
+"""The places where tasks were started and where they wait, as file and line; for reports and frontiers.
 
-Every spawn records its place, so recording must be cheap: only a code object and an instruction
-offset are kept. They become `file:line` when that is read.
+Every spawn records its place, so recording must be cheap: it keeps only a code object and an
+instruction offset. They become `file:line` when code reads the place.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
+import threading
 from functools import lru_cache
-from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
+
+from quiesce.core.python_private import thread_frames
 
 __all__: list[str] = []
 
 _PLUMBING = ("asyncio", "trio", "anyio", "quiesce")
+# Functions in threads wait in code of these libraries, or in threading.py.
+_WAITING = (*_PLUMBING, "concurrent.futures")
 _CHAIN_MAX = 200  # deeper await chains are cut
 
 
@@ -33,21 +38,21 @@ class Frame(NamedTuple):
 
 
 class Callsite(NamedTuple):
-    """The part of a frame that is kept when the frame itself may be gone."""
+    """The code object and offset of a frame; usable when the frame itself is gone."""
 
     f_code: CodeType
     f_lasti: int
 
 
 def starting_code(frame: FrameType, task: object) -> FrameType | Callsite:
-    """Return the calling frame; if that is the event loop's, the place where the task was started.
+    """Return the calling frame, or the place where the task was started if the caller is the event loop.
 
-    The loop is the caller if the coroutine is the outermost one of its task.
+    The event loop is the caller of the outermost coroutine of a task.
     """
     if frame.f_globals.get("__name__", "").partition(".")[0] in _PLUMBING:
-        code = getattr(task, "_code_started", None)
+        code = getattr(task, "started_code", None)
         if code is not None:
-            return Callsite(code, getattr(task, "_offset_started", 0))
+            return Callsite(code, getattr(task, "started_offset", 0))
     return frame
 
 
@@ -68,61 +73,69 @@ def await_chain(awaitable: object) -> list[Frame]:
     """Return the frames that a suspended coroutine is waiting in, outermost first."""
     return [
         Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
-        for frame, _ in _walk(awaitable)
+        for frame, _ in walk_awaits(awaitable)
     ]
 
 
 def waiting_on(chain: list[Frame]) -> str | None:
     """Return the innermost await of a chain, for people to read.
 
-    That is the innermost frame outside the event loops' own code, and the function it called
-    there: `app.py:7 in fetch, in asyncio sleep` says more than a line inside asyncio.
+    The text names the innermost frame outside of the code of event loops and threads, and the library
+    function that this frame called: `app.py:7 in fetch, in asyncio sleep`.
     """
     for place, frame in reversed(list(enumerate(chain))):
-        if _plumbing_of(frame.file) is None:
+        if plumbing_of(frame.file) is None:
             inner = chain[place + 1] if place + 1 < len(chain) else None
             return (
                 str(frame)
                 if inner is None
-                else f"{frame}, in {_plumbing_of(inner.file)} {inner.function}"
+                else f"{frame}, in {plumbing_of(inner.file)} {inner.function}"
             )
     return str(chain[-1]) if chain else None
 
 
 @lru_cache(maxsize=1024)
-def _plumbing_of(file: str) -> str | None:
-    """Return the event loop's library that a file belongs to, among the loaded ones."""
-    for name in _PLUMBING:
+def plumbing_of(file: str) -> str | None:
+    """Return which loaded library of event loops or threads a file belongs to, or None."""
+    if file == threading.__file__:
+        return threading.__name__
+    for name in _WAITING:
         module = sys.modules.get(name)
         package = getattr(module, "__file__", None)
-        if package is not None and Path(package).parent in Path(file).parents:
+        if package is not None and file.startswith(package.rpartition(os.sep)[0] + os.sep):
             return name
     return None
 
 
+def is_plumbing_file(file: str) -> bool:
+    """Return whether a file belongs to an event loop's library or to quiesce."""
+    return plumbing_of(file) is not None
+
+
 def is_own(where: str | None) -> bool:
-    """Return whether a place, as `describe()` gives it, is in the code of quiesce itself."""
-    return where is not None and _plumbing_of(where.rpartition(":")[0]) == "quiesce"
+    """Return whether a place, in the form that `describe()` returns, is in quiesce itself."""
+    return where is not None and plumbing_of(where.rpartition(":")[0]) == "quiesce"
 
 
 def innermost(awaitable: object) -> FrameType | None:
-    """Return the innermost frame that a suspended coroutine is waiting in."""
-    chain = _walk(awaitable)
+    """Return the innermost frame of a suspended coroutine."""
+    chain = walk_awaits(awaitable)
     return chain[-1][0] if chain else None
 
 
 def is_plumbing(awaitable: object) -> bool:
-    """Return whether a suspended coroutine runs only the event loops' own code."""
+    """Return whether all frames of a suspended coroutine belong to event loops' libraries."""
     chain = await_chain(awaitable)
-    return bool(chain) and all(_plumbing_of(frame.file) is not None for frame in chain)
+    return bool(chain) and all(plumbing_of(frame.file) is not None for frame in chain)
 
 
 def links(awaitable: object) -> list[object]:
     """Return the coroutines and generators of an await chain, outermost first."""
-    return [link for _, link in _walk(awaitable)]
+    return [link for _, link in walk_awaits(awaitable)]
 
 
-def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
+def walk_awaits(awaitable: object) -> list[tuple[FrameType, object]]:
+    """Return the frames of an await chain, outermost first, each with its coroutine or generator."""
     found: list[tuple[FrameType, object]] = []
     while awaitable is not None and len(found) < _CHAIN_MAX:
         frame: FrameType | None
@@ -145,10 +158,10 @@ def _walk(awaitable: object) -> list[tuple[FrameType, object]]:
 
 
 def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:
-    """Return the async generator that an `anext()`, `asend()` or `aclose()` runs.
+    """Return the async generator that an `anext()`, `asend()` or `aclose()` object runs.
 
-    These objects hide it, but the collector sees it. Without it a stream's reader would seem to
-    wait on nothing.
+    These objects have no attribute for the generator, but the garbage collector lists it as a
+    referent. Without the generator, the await chain of a stream's reader would end too early.
     """
     if type(awaitable).__name__ in {"async_generator_asend", "async_generator_athrow"}:
         for referent in gc.get_referents(awaitable):
@@ -158,7 +171,7 @@ def _generator_behind(awaitable: object) -> AsyncGeneratorType[Any, Any] | None:
 
 
 def code_of(awaitable: object) -> CodeType | None:
-    """Return the code of a coroutine, or of the async generator that is being closed."""
+    """Return the code of a coroutine, or of the async generator behind an `aclose()` object."""
     if isinstance(awaitable, CoroutineType):
         return awaitable.cr_code
     generator = _generator_behind(awaitable)
@@ -166,8 +179,8 @@ def code_of(awaitable: object) -> CodeType | None:
 
 
 def thread_chain(ident: int | None) -> list[Frame]:
-    """Return the frames that a thread is in, outermost first."""
-    frame = sys._current_frames().get(ident) if ident is not None else None
+    """Return the frames of a thread, outermost first."""
+    frame = thread_frames().get(ident) if ident is not None else None
     found: list[Frame] = []
     while frame is not None and len(found) < _CHAIN_MAX:
         found.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
@@ -175,10 +188,11 @@ def thread_chain(ident: int | None) -> list[Frame]:
     return found[::-1]
 
 
-_NAMELESS = re.compile(r"Task-\d+|None")  # asyncio's default; "None": a factory's, on 3.13.0
+# asyncio's default names; CPython 3.13.0 names the tasks of a task factory "None".
+_NAMELESS = re.compile(r"Task-\d+|None")
 
 
 def task_name(task: Any, coro: object) -> str:
-    """Return the name of a task; instead of a default name like `Task-7`, that of its function."""
+    """Return the name of a task, or the name of its function if the task has a default name like `Task-7`."""
     name = task.get_name()
     return str(getattr(coro, "__qualname__", name)) if _NAMELESS.fullmatch(name) else name

@@ -1,4 +1,4 @@
-"""The tasks that ask for a close: outside the scope, inside it, or cancelled while they wait."""
+"""How tasks ask for a close and wait for it: from outside the scope, from inside, or when cancelled."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 def begin_close(scope: Scope, grace: float, cleanup: float) -> tuple[Closing, bool]:
     """Begin to close a scope, or shorten the deadlines of its close, in one step (invariant 4).
 
-    Also return whether the scope owns the running task. Such a task is a closer from here on: the
-    close cannot wait for a task that waits for the close.
+    Return the close, and whether the scope owns the running task. Such a task becomes a closer,
+    because the close cannot wait for a task that waits for the close.
     """
-    scope._check_opened()
-    scope._check_here("close")
-    owner, key = scope._owner_of_running_task()
-    inside = owner is not None and owner._is_within(scope)
-    closing = scope._close(grace=grace, cleanup=cleanup)
+    scope.check_opened()
+    scope.check_here("close")
+    owner, key = scope.find_owner_of_running_task()
+    inside = owner is not None and owner.is_within(scope)
+    closing = scope.plan_close(grace=grace, cleanup=cleanup)
     if inside and owner is not None:
-        owner._retire(key)
+        owner.retire_closer(key)
     return closing, inside
 
 
 async def join_close(scope: Scope, closing: Closing, *, early: bool, patient: bool) -> Report:
     """Wait for a close. An `early` caller is a closer; a `patient` caller waits for a drain."""
     closing.patience += patient
-    task = scope._backend.task()
+    task = scope.backend.task()
     closing.waiters.add(task)
     try:
         await closing.carry_out_if_nobody_does()
         await (closing.quiet if early else closing.done).wait()
-    except scope._backend.cancelled:
+    except scope.backend.cancelled:
         if patient:
             closing.desert()
         await _outlast(scope, closing, early=early)
@@ -49,14 +49,14 @@ async def join_close(scope: Scope, closing: Closing, *, early: bool, patient: bo
 
 async def _outlast(scope: Scope, closing: Closing, *, early: bool) -> None:
     """Wait for the close, in a caller that was cancelled, unless the close waits for that caller."""
-    owner, key = scope._owner_of_running_task()
-    helper = early and not isinstance(key, Job)  # an adopted task; a job may wait for it
-    if not helper and (early or (owner is not None and owner._state is ScopeState.CLOSING)):
+    owner, key = scope.find_owner_of_running_task()
+    helper = early and not isinstance(key, Job)  # an adopted task, such as one of `gather`
+    if not helper and (early or (owner is not None and owner.phase is ScopeState.CLOSING)):
         # This close, or that of an ancestor, waits for the caller to end.
         await closing.quiet.wait_shielded()
         return
     node = current.get()
-    if not helper and (node is None or not node._is_within(scope)):
+    if not helper and (node is None or not node.is_within(scope)):
         await closing.done.wait_shielded()
-    # Else it is a helper (of `gather`, of a task group). Either a job waits for it, and the close for
-    # that job; or the block's body does, and the block's end waits for the close.
+    # Otherwise the caller is a helper task (of `gather`, of a task group), and does not wait. If a job waits
+    # for the helper, the close waits for that job. If the block's body does, the block's end waits for the close.

@@ -1,9 +1,9 @@
 """Async context managers that one host job enters and leaves, so that any task may close them.
 
 anyio's task groups and cancel scopes, trio's nurseries, and every SDK client built on them,
-must be left by the task that entered them. Here that task is the host: a job for each context, in
-a scope of its own. That scope adopts the tasks that the context starts, and they end after the
-context.
+must be left by the task that entered them. Here that task is a host job, one for each context, in
+a scope made for the context. That scope adopts the tasks that the context starts, and closes after
+the context is left.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Context(Generic[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T, Any], node: Scope) -> None:
         self._manager = manager
         self._reason: BaseException | None = None
-        self._ask = Latch(node._backend)
+        self._ask = Latch(node.backend)
         self._given_up = False
         self.node: Scope = node
-        self.ready: Latch = Latch(node._backend)  # entered, or entering failed
+        self.ready: Latch = Latch(node.backend)  # opened when entering has succeeded or failed
         self.entered: bool = False
         self.error: BaseException | None = None
 
@@ -67,17 +67,17 @@ class Context(Generic[T]):
             self._ask.open()
 
     def give_up(self) -> None:
-        """Cancel the host before it has entered; only once.
+        """Cancel the host before it has entered the context. Only the first call has an effect.
 
-        The caller of `enter()` and the scope's close may both ask for it. A second cancellation would
-        hit the manager while it leaves.
+        The caller of `enter()` and the scope's close may both call this. A second cancellation would
+        interrupt the manager's cleanup.
         """
         if not self._given_up:
             self._given_up = True
             self.host.cancel()
 
     async def run(self) -> None:
-        """Enter, wait until asked to exit, leave. The body of the host job."""
+        """Enter the context, wait for `ask_to_exit()`, and leave. The body of the host job."""
         try:
             async with self._manager as self.value:
                 self.entered = True
@@ -102,12 +102,12 @@ class Context(Generic[T]):
 
 
 def _is_only(error: BaseException, reason: BaseException) -> bool:
-    """Return whether `error` is `reason`, or a group (from a task group) of nothing else."""
+    """Return whether `error` is `reason`, or a group (from a task group) that has only `reason`."""
     return error is reason or _leaves(error) <= _leaves(reason)
 
 
 def _leaves(error: BaseException) -> set[int]:
-    """Return the identities of the errors in a group: a nursery puts them into new groups."""
+    """Return the ids of the errors in a group, at any depth: a nursery puts errors into new groups."""
     if isinstance(error, BaseExceptionGroup):
         return set().union(*(_leaves(inner) for inner in error.exceptions))
     return {id(error)}
@@ -115,14 +115,14 @@ def _leaves(error: BaseException) -> set[int]:
 
 async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], frame: FrameType) -> T:
     """Enter `manager` in a host job; see `Scope.enter`."""
-    place = callsites.starting_code(frame, scope._backend.current())
+    place = callsites.starting_code(frame, scope.backend.current())
     context = _start(scope, manager, place)
     name = context.node.name
     hold = Hold(scope, "entering", name, {}, place.f_code, place.f_lasti, context.give_up)
-    scope._insert(hold, hold)
+    scope.insert_hold(hold, hold)
     try:
         await context.ready.wait()
-    except scope._backend.cancelled:
+    except scope.backend.cancelled:
         await _abandon(scope, context)
         raise
     finally:
@@ -130,9 +130,9 @@ async def enter(scope: Scope, manager: AbstractAsyncContextManager[T, Any], fram
     if context.entered:
         return context.value
     await leave_context(scope, context)
-    if context.error is not None and not isinstance(context.error, scope._backend.cancelled):
+    if context.error is not None and not isinstance(context.error, scope.backend.cancelled):
         raise context.error
-    message = f"scope {scope.name!r} was closed while {name} was being entered"
+    message = f"scope {scope.name!r} was closed while it entered {name}, so {name} was not entered"
     raise ScopeClosed(message)
 
 
@@ -143,49 +143,52 @@ def _start(
     name: str = getattr(made_by, "__qualname__", type(manager).__qualname__)
     node = _scope_for(scope, name, frame)
     context = Context(manager, node)
-    node._context = context
-    context.host = node._backend.start(
+    node.own_context = context
+    context.host = node.backend.start(
         node, context.run(), f"context {name}", frame.f_code, frame.f_lasti
     )
-    node._services[context.host] = context.host  # type: ignore[assignment]  # a job is Held
-    context.host._when_done(context.ready.open)
-    scope._contexts.append(context)
+    node.services[context.host] = context.host  # type: ignore[assignment]  # a job is Held
+    context.host.call_when_done(context.ready.open)
+    scope.contexts.append(context)
     return context
 
 
 def _scope_for(scope: Scope, name: str, frame: FrameType | Callsite) -> Scope:
-    """Open the scope of a context. It is not work, and closes after its parent's services."""
+    """Open the scope of a context. That scope does not count as work, and closes after the parent's services."""
     from quiesce.core.scope import Scope as Plain  # noqa: PLC0415 - which imports this module
 
-    node = Plain(name, cleanup=scope._cleanup)  # plain, even if `scope` is a subclass
-    node._counts = False
-    node._open(scope, frame)
-    del scope._children[node]
-    node._adopter = node if scope._adopter is not None else None
-    node._service_pattern = scope._service_pattern
+    node = Plain(name, cleanup=scope.cleanup_seconds)  # plain, even if `scope` is a subclass
+    node.counts_as_work = False
+    node.open_under(scope, frame)
+    del scope.children[node]
+    node.adopter = node if scope.adopter is not None else None
+    node.service_pattern = scope.service_pattern
     return node
 
 
 async def _abandon(scope: Scope, context: Context[Any]) -> None:
     """Leave a context whose caller was cancelled while entering it."""
     context.give_up()
-    closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
+    closing = close_context(scope, context, scope.backend.clock() + scope.cleanup_seconds)
     await closing.done.wait_shielded()
 
 
 async def leave_context(scope: Scope, context: Context[Any]) -> None:
-    """Leave a context and wait until it is left. If cancelled, pass that on only then."""
-    closing = close_context(scope, context, scope._backend.clock() + scope._cleanup)
+    """Leave a context and wait until it is left. If cancelled, raise the cancellation only then."""
+    closing = close_context(scope, context, scope.backend.clock() + scope.cleanup_seconds)
     await closing.done.outlast()
 
 
 async def leave_early(scope: Scope, entered: object) -> None:
     """Leave the context that `entered` belongs to; see `Scope.exit`."""
-    for context in scope._contexts:
+    for context in scope.contexts:
         if context.matches(entered):
             break
     else:
-        message = f"scope {scope.name!r} has not entered {entered!r}, or has left it already"
+        message = (
+            f"scope {scope.name!r} has not entered {entered!r}, or has left it already: "
+            "pass the manager or the value that enter() returned"
+        )
         raise UsageError(message)
     await leave_context(scope, context)
     outcome = context.host.outcome
@@ -195,7 +198,7 @@ async def leave_early(scope: Scope, entered: object) -> None:
 
 def close_context(scope: Scope, context: Context[Any], join_by: float) -> Closing:
     """Begin to leave a context by closing its own scope as a child of `scope`."""
-    if context.node._closing is None:
-        scope._children[context.node] = None
-        context.node._reason = scope._reason
-    return context.node._close_with_parent(join_by)
+    if context.node.close_plan is None:
+        scope.children[context.node] = None
+        context.node.close_reason = scope.close_reason
+    return context.node.close_with_parent(join_by)

@@ -20,15 +20,15 @@ __all__ = ["current_scope", "detached"]
 
 
 class Stopping(threading.local):
-    """For each thread, the scope whose close cancels something in the current step."""
+    """The scope whose close calls `request_stop()` in the current step; one for each thread."""
 
     node: TreeNode | None = None
 
     def stop(self, node: TreeNode, held: Held, *, force: bool = False) -> float | None:
-        """Ask a hold of a scope to end; see `Held._stop`."""
+        """Call `held.request_stop()`, with `node` recorded as the closing scope."""
         before, self.node = self.node, node
         try:
-            return held._stop(force=force)
+            return held.request_stop(force=force)
         finally:
             self.node = before
 
@@ -36,27 +36,27 @@ class Stopping(threading.local):
 stopping: Stopping = Stopping()
 
 is_detached: ContextVar[bool] = ContextVar("quiesce_is_detached", default=False)
-"""Whether the running code is inside `detached()`. It stays true in a scope that is opened there."""
+"""Whether the running code is inside `detached()`, or in a scope that was opened there."""
 
 
 def current_scope() -> Scope | None:
     """Return the innermost open scope around the running code, or None."""
     node = current.get()
-    while node is not None and node._state is ScopeState.CLOSED:
-        node = node._parent
+    while node is not None and node.phase is ScopeState.CLOSED:
+        node = node.parent
     return cast("Scope | None", node)
 
 
 def place_for(scope: Scope) -> Scope:
     """Return the scope in which to start new work: `scope` itself, or an errand below it.
 
-    Work that a hop starts in a scope outside of the hop also belongs to the hop; see errand.py.
+    If a hop starts work in a scope outside of the hop, the work belongs to both, by an errand; see errand.py.
     """
     node = current.get()
-    hop = None if node is None else node._errand
-    if hop is None or hop is scope._errand or hop._state is ScopeState.CLOSED:
+    hop = None if node is None else node.hop_served
+    if hop is None or hop is scope.hop_served or hop.phase is ScopeState.CLOSED:
         return scope
-    if hop._loop is not scope._loop:
+    if hop.loop is not scope.loop:
         return scope
     from quiesce.core.errand import Errand  # noqa: PLC0415 - it is a scope itself
 
@@ -65,9 +65,9 @@ def place_for(scope: Scope) -> Scope:
 
 @contextmanager
 def detached() -> Iterator[None]:
-    """Step out of every scope: no scope adopts tasks that are created inside.
+    """Step out of every scope: tasks created inside the block are not adopted by any scope.
 
-    Use it for tasks that live as long as the process, like the housekeeper that a connection
+    Use it for tasks that live as long as the process, like the housekeeping task that a connection
     pool starts in its first call.
     """
     token, declared = current.set(None), is_detached.set(True)

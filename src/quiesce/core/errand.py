@@ -1,10 +1,10 @@
-"""An errand: work for a hop in a scope that is not the hop's own.
+"""An errand: the scope of work that a hop starts in another scope, such as the scope of the app.
 
-A handler may start work anywhere: during a hop, `app_scope.spawn(work)` starts work in the scope of the app. That
-work still belongs to the hop: the hop waits for it, its messages are sent for the hop, and cancelling the hop
-cancels it. So it gets an `Errand`: a child of the app's scope, which the hop holds until the errand is closed.
+During a hop, a handler may call `app_scope.spawn(work)`. That work still belongs to the hop: the hop waits for the
+work, the work sends its messages for the hop, and cancelling the hop cancels the work. So the work gets an `Errand`:
+a child of the app's scope, which the hop holds until the errand is closed.
 
-Each scope has the hop around it as `_errand`. The running code works for the hop of its current scope.
+The `hop_served` of a scope is the hop around it. The running code works for the hop of its current scope.
 """
 
 from __future__ import annotations
@@ -27,46 +27,49 @@ _models: WeakKeyDictionary[Scope, Model] = WeakKeyDictionary()
 
 
 class Errand(LightScope):
-    """The scope of work for a hop below another scope. It closes when it is idle."""
+    """A scope for a hop's work, opened below a scope outside of the hop. It closes when it is idle."""
 
     __slots__ = ("_hop",)
 
     def __init__(self, parent: Scope, hop: TreeNode) -> None:
-        """Open it below `parent`, held by the hop.
+        """Open the errand below `parent`, held by the hop.
 
         *Raises*: `ScopeClosed` if the closing of `parent` or of the hop has begun.
         """
         model = _models.get(parent)
         if model is None:
-            model = Model(parent, services=parent._services_given, leftovers="parent")
-            model.adopts = hop._adopter is hop  # then the hop's node sees every task of the loop
+            model = Model(parent, services=parent.services_given, leftovers="parent")
+            # If the hop adopts, it must also see the tasks that this work creates.
+            model.adopts = hop.adopter is hop
             _models[parent] = model
         self._hop = hop
-        hop._admit()
-        super().__init__(model, f"work for {hop._name}", hop._code)  # type: ignore[arg-type]  # a hop has one
+        hop.check_may_start()
+        super().__init__(model, f"work for {hop.name_given}", hop.place_code)  # type: ignore[arg-type]  # a hop has one
         self.held_by(hop)
-        self._backend.soon(self._watch)
+        self.backend.soon(self._watch)
 
     @property
-    def _errand(self) -> TreeNode | None:
+    def hop_served(self) -> TreeNode | None:
         return self._hop
 
     def _watch(self) -> None:
-        """Close the errand once it is idle, from the next turn on: by then its work has begun, or never will."""
+        """Close the errand when it is idle. Called in the loop's next turn, when its first work was inserted."""
         self.when_idle(self._end)
 
     def _end(self) -> None:
-        if not self.dissolve() and self._closing is None:
-            self._close(grace=0.0, cleanup=self._cleanup)  # hands the services to the parent
+        if not self.dissolve() and self.close_plan is None:
+            self.plan_close(
+                grace=0.0, cleanup=self.cleanup_seconds
+            )  # the parent takes over the services
 
-    def _close(self, **limits: Any) -> Closing:
-        if self._holds:  # the parent closes: cancel the work here, and report it to the hop
-            self._leftovers = "cancel"
-        return super()._close(**limits)
+    def plan_close(self, **limits: Any) -> Closing:
+        if self.holds:  # the parent closes: cancel the work here, so that the hop learns of it
+            self.leftovers_policy = "cancel"
+        return super().plan_close(**limits)
 
-    def _forget_key(self, key: Hashable, job: object) -> None:
-        self._model.parent._forget_key(key, job)
+    def forget_key(self, key: Hashable, job: object) -> None:
+        self.scope_model.parent.forget_key(key, job)
 
-    def _job_failed(self, held: Any, error: BaseException) -> None:
-        self._hop._fail(error)
-        self._model.parent._job_failed(held, error)
+    def note_failed(self, held: Any, error: BaseException) -> None:
+        self._hop.work_failed(error)
+        self.scope_model.parent.note_failed(held, error)

@@ -1,8 +1,7 @@
-"""The frontier: what a scope has in flight right now, for people and for machines."""
+"""The frontier: a snapshot of everything a scope has in flight, as text and as JSON."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,28 +20,29 @@ __all__ = ["Frontier", "FrontierEntry"]
 
 @dataclass(frozen=True, slots=True)
 class FrontierEntry:
-    """One thing in flight, or a child scope with what it has in flight."""
+    """One piece of work in flight, or a child scope with its own entries."""
 
     kind: str
     name: str
     age: float
     where: str | None
-    """The file and line that started it."""
+    """The file and line that started the work."""
     waiting_on: str | None
-    """The innermost await of its stack; None if it has none."""
+    """The innermost await of the task's stack; None if the entry has no stack."""
     service: bool
-    """Whether it is a service: the scope can be idle while it runs."""
+    """Whether the entry is a service: the scope can be idle while a service runs."""
     details: Mapping[str, object]
     children: tuple[FrontierEntry, ...] = ()
     is_scope: bool = False
-    """Whether it is a child scope, with `children`, rather than work."""
+    """Whether the entry is a child scope, with `children`, rather than work."""
     declared_as: str | None = None
-    """The name to put in `services=[...]` if it is housekeeping and not work; None if it cannot be declared."""
+    """The name to put in `services=[...]` if the task is housekeeping; None if it cannot be declared."""
 
     def __str__(self) -> str:
         """Return one line."""
-        kind = f"{self.kind} (service)" if self.service else self.kind
-        parts = [f"{kind} {self.name}", f"{self.age:.1f} s", reports.started(self.where)]
+        title = reports.with_kind(self.kind, self.name)
+        title = f"{self.kind} (service) {self.name}" if self.service else title
+        parts = [title, f"{self.age:.1f} s", reports.started(self.where)]
         if self.waiting_on is not None:
             parts.append(f"waiting at {self.waiting_on}")
         parts += [f"{key}={reports.text_of_value(value)}" for key, value in self.details.items()]
@@ -64,10 +64,10 @@ class FrontierEntry:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a scope had in flight when `Scope.frontier()` was called.
+    """A snapshot of what a scope had in flight when `Scope.frontier()` was called.
 
-    It is true if work keeps the scope from being idle. Iterating yields the scope's own entries
-    and its child scopes; `in_flight` is a flat list of all work, child scopes included.
+    A frontier is true if work keeps the scope from being idle. Iterating yields the scope's own
+    entries and its child scopes; `in_flight` is a flat list of all work, child scopes included.
     """
 
     scope: str
@@ -76,7 +76,7 @@ class Frontier:
 
     @property
     def in_flight(self) -> tuple[FrontierEntry, ...]:
-        """All work, child scopes included; without services."""
+        """All work of the scope and its child scopes, without services."""
         return tuple(_work(self.entries))
 
     def __iter__(self) -> Iterator[FrontierEntry]:
@@ -97,7 +97,7 @@ class Frontier:
         """Return the frontier as JSON."""
         entries = [entry.to_json() for entry in self.entries]
         data = {"scope": self.scope, "state": self.state, "in_flight": len(self)}
-        return json.dumps({**data, "entries": entries}, indent=indent)
+        return reports.json_text({**data, "entries": entries}, indent)
 
 
 def _work(entries: tuple[FrontierEntry, ...]) -> Iterator[FrontierEntry]:
@@ -118,33 +118,36 @@ def _draw(entries: tuple[FrontierEntry, ...], margin: str = "") -> Iterator[str]
 
 
 def take_frontier(node: TreeNode) -> Frontier:
-    """Return the frontier of a node."""
-    return Frontier(node.name, node._state.value, _entries(node, node._backend.clock()))
+    """Return a frontier of this node as it is now."""
+    return Frontier(node.name, node.phase.value, _entries(node, node.backend.clock()))
 
 
 def _entries(node: TreeNode, now: float) -> tuple[FrontierEntry, ...]:
+    is_ours = node.is_ours
+    services = {} if is_ours else node.services
     found = [
         _entry(held, now, service=service)
-        for table, service in ((node._holds, False), (node._services, True), (node._closers, True))
+        for table, service in ((node.holds, False), (services, True), (node.closers, True))
         for held in list(table.values())
-        if not isinstance(held, TreeNode)
+        if not (isinstance(held, TreeNode) or (is_ours and held.fate == "nothing"))
     ]
     below = dict.fromkeys(
-        (*node._children, *node._quiet, *(context.node for context in node._contexts))
+        (*node.children, *node.quiet_children, *(context.node for context in node.contexts))
     )
-    return (*found, *(_scope_entry(child, now) for child in below))
+    shown = (child for child in below if child.counts_as_work or not is_ours)
+    return (*found, *(_scope_entry(child, now) for child in shown))
 
 
 def _scope_entry(node: TreeNode, now: float) -> FrontierEntry:
     return FrontierEntry(
         node.kind, node.name, now - node.since, node.where, None,
-        service=not node._counts, details=node.details, children=_entries(node, now), is_scope=True,
+        service=not node.counts_as_work, details=node.details, children=_entries(node, now), is_scope=True,
     )  # fmt: skip
 
 
 def _entry(held: Held, now: float, *, service: bool) -> FrontierEntry:
     return FrontierEntry(
         held.kind, held.name, now - held.since, held.where,
-        callsites.waiting_on(held._chain()), service, held.details,
+        callsites.waiting_on(held.list_frames()), service, held.details,
         declared_as=getattr(held, "_declared_as", None),
     )  # fmt: skip

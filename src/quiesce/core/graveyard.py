@@ -1,4 +1,4 @@
-"""Keeps stuck tasks after the close of their scope, so that they are not collected while they run."""
+"""References to stuck tasks whose scope is closed, so that the tasks are not collected while they run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ class Graveyard(TreeNode):
 
     __slots__ = ()
 
+    loop: object
+    backend: Backend
+
     def __init__(self, backend: Backend, name: str) -> None:
         super().__init__(name)
-        self._backend, self._loop = backend, backend.loop
-        self._state = ScopeState.CLOSED
+        self.backend, self.loop = backend, backend.loop
+        self.phase = ScopeState.CLOSED
 
-    def _job_failed(self, held: Held, error: BaseException) -> None:
+    def note_failed(self, held: Held, error: BaseException) -> None:
         logger.warning(
-            "%s %s, reported as stuck when scope %r was closed, has failed since, with %r",
-            held.kind, held.name, self._name, error,
+            "%s %s, reported as stuck when scope %r was closed, has now failed with %r",
+            held.kind, held.name, self.name_given, error,
         )  # fmt: skip
 
-    def _turned_idle(self) -> None:
+    def note_idle(self) -> None:
         graveyards.discard(self)
 
 
@@ -39,19 +42,19 @@ graveyards: set[Graveyard] = set()
 def bury_held(node: TreeNode, table: dict[object, Held]) -> None:
     """Keep the tasks and threads that outlived their scope until they end.
 
-    Plain holds are dropped: nothing runs behind them.
+    Plain holds are dropped, because no code runs behind them.
     """
     left = {
         key: held
         for key, held in table.items()
-        if held._fate == "stuck" and not isinstance(held, TreeNode)
+        if held.fate == "stuck" and not isinstance(held, TreeNode)
     }
     if not left:
         return
-    for gone in [known for known in graveyards if not known._backend.alive()]:
+    for gone in [known for known in graveyards if not known.backend.alive()]:
         graveyards.discard(gone)
-    graveyard = Graveyard(node._backend, node._name)
+    graveyard = Graveyard(node.backend, node.name_given)
     for key, held in left.items():
-        held._move(graveyard)
-        graveyard._holds[key] = held
+        held.move_to(graveyard)
+        graveyard.holds[key] = held
     graveyards.add(graveyard)

@@ -1,4 +1,4 @@
-"""Texts of others (agents, clients, exceptions), made harmless: what is shown to people, and logged, has no control characters."""
+"""Foreign text (of agents, clients, exceptions) without control characters, safe to show and to log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ __all__: list[str] = []
 
 
 def harmless(text: str, most: int | None = None) -> str:
-    """Return a text in which all that a terminal, a log or a reader could take for something else is spelled out.
+    """Return the text with escapes in place of characters that could deceive a terminal, a log or a reader.
 
-    These are control characters, line and paragraph separators, marks of writing direction, and other characters that
-    are not seen. At most so many characters are returned, if a number is given.
+    These are control characters, line and paragraph separators, marks of writing direction, and other invisible
+    characters. With `most`, cut the result to that many characters.
     """
     if text.isprintable():
         return text[:most]

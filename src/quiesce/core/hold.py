@@ -7,14 +7,14 @@ from every kind of hold.
 
 from __future__ import annotations
 
-from asyncio.events import _get_running_loop
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
 from quiesce.core import callsites
+from quiesce.core.python_private import running_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import CodeType, TracebackType
 
     from quiesce.core.tree import TreeNode
@@ -29,36 +29,48 @@ Fate = Literal["nothing", "stuck", "undelivered"]
 class Resource(Protocol):
     """An object, such as a channel, that a scope notifies when it drains or closes."""
 
-    def _drain(self) -> None:
+    def note_drain(self) -> None:
         """Record that the scope begins to drain, in this step; drop items that can never be read."""
 
-    def _forsaken(self) -> bool:
-        """Return whether the resource waits for a reader or writer that has not come so far."""
+    def is_forsaken(self) -> bool:
+        """Return whether the resource waits for a reader or writer, and no task is one now."""
 
-    def _expects_services(self) -> bool:
+    def expects_services(self) -> bool:
         """Return whether the missing reader or writer might be a service."""
 
-    def _users(self) -> Iterable[object]:
-        """Return the tasks that wait for the resource: while it is forsaken they do nothing else."""
+    def list_users(self) -> Iterable[object]:
+        """Return the tasks that wait for the resource."""
 
-    def _shut(self) -> None:
+    def handled_by(self, tasks: Collection[object]) -> bool:
+        """Return whether one of these tasks handles an item that the scope waits for."""
+
+    def shut_down(self) -> None:
         """Close the resource in this step, and hand undelivered items to the scope's report.
 
         The scope's own tasks that wait for it are being cancelled, so they need not be woken.
         """
 
-    def _gone(self) -> None:
+    def note_scope_closed(self) -> None:
         """Record that the scope is closed, and wake tasks of other scopes that still wait."""
 
-    def _move(self, node: TreeNode) -> None:
+    def move_to(self, node: TreeNode) -> None:
         """Move to another node of the tree."""
 
 
-class Held(Protocol):
-    """What a scope needs from everything that it holds."""
+class EmptyHanded:
+    """A base of resources whose items no longer count as work when a task has received them."""
 
-    _fate: ClassVar[Fate]  # how the report lists it if it outlives the deadline
-    _stops: ClassVar[bool]  # whether it can be asked to end
+    __slots__ = ()
+
+    def handled_by(self, tasks: Collection[object]) -> bool:  # noqa: ARG002 - see Resource
+        return False
+
+
+class Held(Protocol):
+    """The interface of everything that a scope holds: tasks, threads, plain holds and child scopes."""
+
+    fate: ClassVar[Fate]  # how the report lists the hold if it outlives the deadline
+    can_be_stopped: ClassVar[bool]  # whether the scope can ask it to end
 
     @property
     def kind(self) -> str: ...
@@ -71,35 +83,35 @@ class Held(Protocol):
     @property
     def details(self) -> Mapping[str, object]: ...
 
-    def _stop(self, *, force: bool = False) -> float | None:
-        """Ask it to end; may do nothing. With `force`, ask even if it is cleaning up already.
+    def request_stop(self, *, force: bool = False) -> float | None:
+        """Ask the work behind the hold to end; may do nothing. With `force`, interrupt its cleanup, too.
 
         Return how many seconds the end takes, or None if it takes only some turns of the loop.
         """
 
-    def _swallowed(self) -> bool:
-        """Return whether it was asked to end and visibly goes on with its work."""
+    def goes_on_regardless(self) -> bool:
+        """Return whether the work was asked to end but visibly goes on."""
 
-    def _chain(self) -> list[callsites.Frame]:
-        """Return the frames that it is in, outermost first."""
+    def list_frames(self) -> list[callsites.Frame]:
+        """Return the frames that the work is in, outermost first."""
 
-    def _move(self, node: TreeNode) -> None:
+    def move_to(self, node: TreeNode) -> None:
         """Move to another node of the tree."""
 
-    def _reclassify(self) -> None:
-        """Make this a service, if the node's patterns declare it as one."""
+    def reclassify(self) -> None:
+        """Make this hold a service if the node's patterns declare it as one."""
 
 
 class Described:
-    """The description of a hold, from these attributes."""
+    """The description of a hold, computed from the attributes below."""
 
     __slots__ = ()
 
     _kind: str
-    _name: str
-    _since: float
-    _code: CodeType | None
-    _offset: int
+    name_given: str
+    began_at: float
+    place_code: CodeType | None
+    place_offset: int
 
     @property
     def kind(self) -> str:
@@ -109,24 +121,23 @@ class Described:
     @property
     def name(self) -> str:
         """The name of this hold."""
-        return self._name
+        return self.name_given
 
     @property
     def since(self) -> float:
-        """When it started, on the event loop's clock."""
-        return self._since
+        """When the hold began, on the event loop's clock."""
+        return self.began_at
 
     @property
     def where(self) -> str | None:
-        """The file and line that made it."""
-        return callsites.describe(self._code, self._offset)
+        """The file and line that made the hold."""
+        return callsites.describe(self.place_code, self.place_offset)
 
 
 class Hold(Described):
     """One thing in flight that is not a task, until `release()`.
 
-    `Scope.hold()` makes it. It is also a context manager, which releases the hold at the end of
-    the block.
+    `Scope.hold()` makes a hold. As a context manager, it is released at the end of the block.
 
     ```python
     with scope.hold("request", "GET /", peer="10.0.0.7"):
@@ -134,10 +145,19 @@ class Hold(Described):
     ```
     """
 
-    __slots__ = ("_code", "_details", "_kind", "_name", "_node", "_offset", "_on_stop", "_since")
+    __slots__ = (
+        "_details",
+        "_kind",
+        "began_at",
+        "name_given",
+        "owner_node",
+        "place_code",
+        "place_offset",
+        "stop_call",
+    )
 
-    _fate: ClassVar[Fate] = "undelivered"
-    _stops: ClassVar[bool] = False
+    fate: ClassVar[Fate] = "undelivered"
+    can_be_stopped: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -150,41 +170,41 @@ class Hold(Described):
         on_stop: Callable[[], object] | None = None,
     ) -> None:
         """Describe the hold. The caller inserts it into the scope in the same step."""
-        self._node: TreeNode = node
+        self.owner_node: TreeNode = node
         self._kind = kind
-        self._name = name
-        self._since: float = node._backend.clock()
+        self.name_given: str = name
+        self.began_at: float = node.backend.clock()
         self._details = details
-        self._code = code
-        self._offset = offset
-        self._on_stop = on_stop
+        self.place_code: CodeType | None = code
+        self.place_offset: int = offset
+        self.stop_call: Callable[[], object] | None = on_stop
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The details given to `Scope.hold()`; may be changed while it is in flight."""
+        """The details given to `Scope.hold()`; the caller may change them while the hold is in flight."""
         return self._details
 
     @property
     def released(self) -> bool:
-        """Whether it was released."""
-        return self not in self._node._holds
+        """Whether the hold was released."""
+        return self not in self.owner_node.holds
 
     def release(self) -> None:
         """End the hold. Idempotent, and safe to call from any thread.
 
         From another thread the release takes effect at the event loop's next turn.
         """
-        node = self._node
-        if _get_running_loop() is not node._loop and not node._backend.here():
-            node._backend.post(self.release)  # by then another scope may hold it
+        node = self.owner_node
+        if running_loop() is not node.loop and not node.backend.here():
+            node.backend.post(self.release)  # looks up the owner again: it may change before that
             return
-        holds = node._holds
+        holds = node.holds
         if self not in holds:
-            node._discard(self)
+            node.discard_hold(self)
             return
         del holds[self]
         if not holds:
-            node._turned_idle()
+            node.note_idle()
 
     def __enter__(self) -> Self:
         """Return the hold itself."""
@@ -202,20 +222,20 @@ class Hold(Described):
     def __repr__(self) -> str:
         """Return the kind, the name and the state."""
         state = "released" if self.released else "in flight"
-        return f"<Hold {self._kind} {self._name!r} {state}>"
+        return f"<Hold {self._kind} {self.name_given!r} {state}>"
 
-    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
-        if self._on_stop is not None:
-            self._on_stop()
+    def request_stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - only tasks use it
+        if self.stop_call is not None:
+            self.stop_call()
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return False
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
+    def reclassify(self) -> None:
         """Do nothing: patterns declare only adopted tasks as services."""

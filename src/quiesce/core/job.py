@@ -25,9 +25,9 @@ class Outcome(Generic[T_co]):
 class Job(Generic[T_co]):
     """One task, owned by one scope from the step in which it was spawned.
 
-    `Scope.spawn()` makes it. Any task may await it, any number of times; cancelling such a task
-    does not cancel the job. On asyncio a job is also an `asyncio.Task`, so it may be passed to
-    `asyncio.wait` and similar functions.
+    `Scope.spawn()` makes a job. Any task may await the job, any number of times; cancelling the
+    awaiting task does not cancel the job. On asyncio a job is also an `asyncio.Task`, so you can
+    pass it to `asyncio.wait` and similar functions.
     """
 
     __slots__ = ()
@@ -49,27 +49,27 @@ class Job(Generic[T_co]):
 
     @property
     def since(self) -> float:
-        """When it was spawned, on the event loop's clock."""
+        """When the job was spawned, on the event loop's clock."""
         raise NotImplementedError
 
     @property
     def where(self) -> str | None:
-        """The file and line that spawned it."""
+        """The file and line that spawned the job."""
         raise NotImplementedError
 
     @property
     def outcome(self) -> Outcome[T_co] | None:
-        """How it ended; None while it runs."""
+        """How the job ended; None while it runs."""
         raise NotImplementedError
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the job has ended."""
         raise NotImplementedError
 
     def cancel(self, msg: str | None = None) -> bool:
-        """Ask the job to stop, and return at once; return False if it has already ended.
+        """Ask the job to stop, and return at once; return False if the job has already ended.
 
-        To wait for its end, await the job: that raises `JobCancelled`.
+        To wait for the end, await the job, which raises `JobCancelled`.
         """
         raise NotImplementedError
 
@@ -83,6 +83,6 @@ class Job(Generic[T_co]):
         """
         raise NotImplementedError
 
-    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+    def call_when_done(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call` in the loop when the job has ended; return a function that undoes this."""
         raise NotImplementedError

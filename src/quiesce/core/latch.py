@@ -5,14 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import anyio
-
 if TYPE_CHECKING:
     from quiesce.core.backends import Backend, Waiter
 
 
 class Latch:
-    """Shut until `open()`, then open for ever."""
+    """An event that happens once: shut until `open()` is called, then open for ever."""
 
     __slots__ = ("_backend", "_waiters", "is_open")
 
@@ -29,7 +27,7 @@ class Latch:
                 waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until it is open. If cancelled, raise at once."""
+        """Wait until the latch is open. If cancelled, raise at once."""
         if self.is_open:
             return
         waiter = self._backend.waiter()
@@ -40,7 +38,7 @@ class Latch:
             del self._waiters[waiter]
 
     async def outlast(self) -> None:
-        """Wait until it is open. If cancelled, raise only then."""
+        """Wait until the latch is open. If cancelled, raise only when it is open."""
         try:
             await self.wait()
         except self._backend.cancelled:
@@ -48,12 +46,14 @@ class Latch:
             raise
 
     async def wait_shielded(self) -> None:
-        """Wait until it is open, and ignore cancellation.
+        """Wait until the latch is open, and ignore cancellation.
 
-        The caller was cancelled before, and raises that again afterwards. A shield keeps out the
-        cancellation that anyio and trio deliver over and over, so this does not spin.
+        The caller was cancelled before, and raises that cancellation again afterwards. anyio and trio deliver a
+        cancellation over and over; the shield keeps it out, so that the loop here does not spin.
         """
+        import anyio  # noqa: PLC0415 - slow to import, and most waits are not cancelled
+
         with anyio.CancelScope(shield=True):
             while not self.is_open:
-                with suppress(self._backend.cancelled):  # asyncio's own passes the shield
+                with suppress(self._backend.cancelled):  # the shield does not stop `Task.cancel()`
                     await self.wait()

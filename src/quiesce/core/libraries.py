@@ -1,23 +1,30 @@
-"""The housekeeping of well-known libraries, which is not the work of the code that happens to start it.
+"""The housekeeping of well-known libraries, which is not work of the code that happens to start it.
 
-A library starts tasks, threads and timers for the whole process, from the first piece of work that needs them. If a
-scope held them, it would wait for them, and report them as lost, although other work still needs them. Three tables:
+A library starts tasks, threads and timers for the whole process when the first piece of work needs them. A scope that
+held them would wait for them, and would report them as lost, although other work still needs them. Four tables:
 
-- `PROCESS_WIDE`: tasks, each by the module and the qualified name of its coroutine function. Adoption passes over
-  them: no scope holds them, and only their library ends them.
+- `PROCESS_WIDE`: tasks, each by the module and the qualified name of its coroutine function. Scopes do not adopt these
+  tasks; only their library ends them.
 - `HOUSEKEEPERS`: libraries whose timers, threads and queues are housekeeping. A hop does not follow them.
-- `RELAYS`: loops that take items from a queue, and are done with each before they ask for more. A hop follows them.
+- `WITH_LOOPS`: `HOUSEKEEPERS`, and libraries whose loops read connections. Work that the latter start for a message is
+  work of its hop.
+- `RELAYS`: loops that take items from a queue, and are done with each item before they ask for the next. A hop follows
+  them.
 
 To add a task, read the library's source. The task must meet all of these conditions:
 
-- It serves the process, the event loop or a connection, and not the request or call that has started it.
-- It ends by itself, together with that connection or the event loop. No work is lost if no scope cancels it.
-- Its work for one request is followed by other means (a queue, the request's own context), or it runs none of the
-  user's code.
+- The task serves the process, the event loop or a connection, and not the request or call that has started it.
+- The task ends by itself, together with that connection or the event loop. No work is lost if a scope does not cancel it.
+- The task's work for one request is followed by other means (a queue, the request's own context), or the task does not
+  run the user's code.
 
-To add a library to `HOUSEKEEPERS`, look for `call_later`, `Thread(`, `Queue(`: none of them may run the user's code
-later, on behalf of the call. To add a loop to `RELAYS`, see that it has awaited what is done with an item, or has started
-a task for it, or has put it into another queue, when it asks for the next one; and that it keeps none. Users declare other housekeeping in one line: `Node(services=["package.module.*"])`.
+To add a library to `HOUSEKEEPERS`, look for `call_later`, `Thread(` and `Queue(` in its source. None of them may run the
+user's code later, on behalf of a call.
+
+To add a loop to `RELAYS`, check that the loop is done with an item when it asks for the next: it has awaited the work, or
+started a task for it, or put the item into another queue, and it does not keep the item.
+
+Users declare other housekeeping in one line: `Node(services=["package.module.*"])`.
 """
 
 from __future__ import annotations
@@ -34,6 +41,10 @@ __all__: list[str] = []
 
 _SESSIONS = "StreamableHTTPSessionManager"
 PROCESS_WIDE: dict[str, frozenset[str]] = {
+    # aiojobs: passes the failures of jobs to a handler; started by the first job.
+    "aiojobs._scheduler": frozenset({"Scheduler._wait_failed"}),
+    # anyio: ends the worker processes of `to_process` when the event loop ends; started by the first call.
+    "anyio._backends._asyncio": frozenset({"_shutdown_process_pool_on_exit"}),
     # asyncpg: fills a pool up again, for as long as its server cannot be reached.
     "asyncpg.pool": frozenset({"Pool._maintain_min_size"}),
     # python-engineio, under python-socketio: the loops of a connection, and the one that watches all connections.
@@ -66,16 +77,21 @@ PROCESS_WIDE: dict[str, frozenset[str]] = {
 """By module, the qualified name of each coroutine function whose tasks belong to the process."""
 
 RELAYS: dict[str, frozenset[str]] = {
-    # mcp 1.x and 2.x: a message goes from queue to queue, and each request is handled in a task of its own. Not the loop
-    # of mcp.server.runner that waits for the first request: it collects.
-    "mcp.client.streamable_http": frozenset({"StreamableHTTPTransport.post_writer"}),
+    # mcp 1.x and 2.x: a message goes from queue to queue, and each request is handled in a task of its own. The loop of
+    # mcp.server.runner that waits for the first request is not here, because it collects a batch.
+    "mcp.client.streamable_http": frozenset({
+        "StreamableHTTPTransport.post_writer", "StreamableHTTPTransport.handle_get_stream",
+        "StreamableHTTPTransport._handle_sse_response", "StreamableHTTPTransport._handle_resumption_request",
+        "StreamableHTTPTransport._handle_reconnection",
+    }),
     "mcp.server.lowlevel.server": frozenset({"Server.run"}),
+    "mcp.server.stdio": frozenset({"stdio_server.<locals>.stdin_reader"}),
     "mcp.server.streamable_http": frozenset({
         "StreamableHTTPServerTransport._run_sse_writer", "StreamableHTTPServerTransport.connect.<locals>.message_router",
     }),
     "mcp.shared.jsonrpc_dispatcher": frozenset({"JSONRPCDispatcher.run"}),
     "mcp.shared.session": frozenset({"BaseSession._receive_loop"}),
-    # A response that streams what it gets: it has sent an item when it asks for the next one.
+    # A streaming response: it has sent an item when it asks for the next one.
     "sse_starlette.sse": frozenset({"EventSourceResponse._stream_response"}),
     "starlette.responses": frozenset({"StreamingResponse.stream_response"}),
 }  # fmt: skip
@@ -85,12 +101,12 @@ _WRAPPED_QUEUES = frozenset({"mcp.shared._context_streams"})  # modules of queue
 GETTERS: dict[CodeType, Callable[[Any], tuple[Any] | None]] = {}
 """Coroutine functions that get an item from a queue for the task that asked for it.
 
-A task may work for a hop only because of the item it has. Its wait for the next item is not the hop's work: the
-function returns the scope of the task itself, and the coroutine becomes a task there.
+A task may work for a hop only because of the item it has. Its wait for the next item is not work of that hop. The value
+of an entry is a function that returns the task's own scope, in which the coroutine becomes a task.
 """
 
 _NAMES = {name.rpartition(".")[2] for names in PROCESS_WIDE.values() for name in names}
-_GROUPED = "_run_coro"  # anyio 4.14 and newer wraps each coroutine in this one
+_GROUPED = "_run_coro"  # anyio 4.14 and newer wraps each coroutine of a task group in this one
 SUSPECTS: set[str] = _NAMES | {_GROUPED}
 """The names of all coroutines that `is_process_wide` may accept; for most tasks, only this set is looked at."""
 
@@ -186,13 +202,22 @@ _TASK_QUEUES = frozenset({
 })  # fmt: skip
 PLUMBING = _LOOPS | _STANDARD
 HOUSEKEEPERS = PLUMBING | _SERVERS | _CLIENTS | _STORES | _OTHERS | _TASK_QUEUES
+WITH_LOOPS = HOUSEKEEPERS | {
+    "IPython", "_pydevd_bundle", "acp", "aio_pika", "aiokafka", "aiormq", "claude_agent_sdk", "confluent_kafka", "debugpy", "execnet",
+    "faststream", "fasta2a", "fastmcp", "google.adk", "ipykernel", "kafka", "mcp", "nats", "pika", "pydantic_ai", "pydevd", "rich",
+    "temporalio", "tornado", "tqdm", "watchdog", "zmq",
+}  # fmt: skip
+"""Libraries whose loops, outside of all hops, never do a handler's job: they read connections, draw or debug.
+
+Work that these libraries start for a message is work of its hop, unlike the work of `HOUSEKEEPERS`.
+"""
 
 
 _SHARED = frozenset({"google"})  # unrelated packages share this first part
 
 
 def package_of(module: str | None) -> str:
-    """Return the first part of a module's name; the first two, if unrelated packages share the first."""
+    """Return the first part of a module's name, or the first two if unrelated packages share the first."""
     first, _, rest = (module or "").partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first in _SHARED else first
 
@@ -211,14 +236,14 @@ _INVOKERS = frozenset({
 
 
 def is_root(frame: FrameType) -> bool:
-    """Return whether a frame runs a task, a callback or a thread: the frames around it did not ask for anything."""
+    """Return whether a frame runs a task, a callback or a thread. The frames around such a frame did not start it."""
     return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _ROOTS
 
 
 def starting_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that asked for something: the first one outside of event loops and threads.
+    """Return the frame that starts work: the innermost one outside of event loops, threads and quiesce.
 
-    Return None if there is no such frame: `create_task(queue.put(item))`.
+    Return None if there is no such frame, as in `create_task(queue.put(item))`.
     """
     while frame is not None and package_of(frame.f_globals.get("__name__")) in PLUMBING:
         if is_root(frame):
@@ -228,10 +253,11 @@ def starting_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def frame_behind_call(frame: FrameType | None, *names: str) -> FrameType | None:
-    """Return the frame that asked for a call of one of some names, given the frame that has made the call.
+    """Return the frame that is responsible for a call of one of these names, given the frame that made the call.
 
-    A function of event loops, threads or of us that has such a name in its code has asked for it itself: `sleep` sets a
-    timer. If it has not, it calls what it was given, as `ExitStack` and `to_thread` do: a frame around it has asked.
+    A function of event loops, threads or quiesce is responsible if its own code has such a name: `sleep` sets a timer. If
+    its code does not have the name, it only calls a function that it was given, as `ExitStack` and `to_thread` do. Then
+    the code that gave it that function is responsible.
     """
     if (
         frame is not None
@@ -254,9 +280,9 @@ def is_relay(frame: FrameType | None) -> bool:
 
 def is_housekeeper(frame: FrameType) -> bool:
     """Return whether the code of a frame belongs to a library of `HOUSEKEEPERS`."""
-    return _keeps_house(frame.f_globals.get("__name__"), frame.f_code.co_name)
+    return _is_housekeeping(frame.f_globals.get("__name__"), frame.f_code.co_name)
 
 
 @lru_cache(maxsize=4096)
-def _keeps_house(module: str | None, function: str) -> bool:
+def _is_housekeeping(module: str | None, function: str) -> bool:
     return (module, function) not in _INVOKERS and package_of(module) in HOUSEKEEPERS

@@ -1,10 +1,12 @@
-"""The life of one kind of object, as a table: its states, and the steps from one to the next.
+"""State machines as tables: the states of one kind of object, and the allowed steps between them.
 
-A step that is not in the table raises. `tools/draw_lives.py` draws the diagrams of the docs from these tables.
+Scopes, processes and hops each have such a table. A step that is not in the table raises an error.
+`tools/draw_lives.py` draws the diagrams of the docs from these tables.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -12,7 +14,15 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-S = TypeVar("S")
+
+class State(Enum):
+    """A state. Its hash is its identity, because `Enum` hashes the name, which takes much longer."""
+
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
+
+
+S = TypeVar("S", bound=State)
 
 
 class Life(Generic[S]):
@@ -21,10 +31,10 @@ class Life(Generic[S]):
     __slots__ = ("steps", "what")
 
     def __init__(self, what: str, steps: Mapping[S, tuple[S, ...]]) -> None:
-        """Describe a life.
+        """Make a table.
 
         Args:
-            what: The kind of object, in one word.
+            what: The kind of object, with its article, for the error message.
             steps: For each state, the states that may follow. The first state is the initial one.
         """
         self.what: str = what
@@ -35,14 +45,10 @@ class Life(Generic[S]):
 
         *Raises*: `RuntimeError` if the table does not have this step.
         """
-        if after not in self.steps[before]:
-            message = (
-                f"a {self.what} cannot become {_name(after)} when it is {_name(before)}: "
-                "this is a defect of quiesce, please report it"
-            )
-            raise RuntimeError(message)
-        return after
-
-
-def _name(state: object) -> object:
-    return getattr(state, "value", state)
+        if after in self.steps[before]:
+            return after
+        message = (
+            f"{self.what} cannot go from {before.value} to {after.value}: "
+            "this is a defect of quiesce, please report it"
+        )
+        raise RuntimeError(message)

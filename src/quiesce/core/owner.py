@@ -1,4 +1,4 @@
-"""Which scope owns a new resource: the one it is given, or the current one."""
+"""The choice of the scope that owns a new channel, process or other resource."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from quiesce.errors import UsageError
 
 
 def owner_of(what: str, scope: Scope | None) -> Scope:
-    """Return the scope that will own a new resource.
+    """Return the scope that will own a new resource: the given scope, or else the current scope.
 
-    *Raises*: `UsageError` if no scope is given or open; `ScopeClosed` if its closing has begun.
+    *Raises*: `UsageError` if there is neither; `ScopeClosed` if the closing of the scope has begun.
     """
     owner = current_scope() if scope is None else scope
     if owner is None:
@@ -21,5 +21,5 @@ def owner_of(what: str, scope: Scope | None) -> Scope:
         )
         raise UsageError(message)
     arguments.instance("scope", owner, Scope)
-    owner._admit()
+    owner.check_may_start()
     return owner

@@ -1,12 +1,16 @@
-"""Functions of other libraries that are replaced for a while, then restored."""
+"""Replaces functions of other libraries for a while, then restores them.
+
+The mesh, the ACP adapter and the detectors of `quiesce.testing` use this.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from quiesce.core.python_private import mark_coroutine_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +34,12 @@ def unseen(function: Any) -> Any:
 class Patch:
     """One attribute of a class, module or object, replaced until `remove()`.
 
-    `make` gets the original, and returns its replacement. Other code may replace the attribute again, and not restore
-    it before `remove()`: then its replacement stays, and ours, below it, only passes calls on to the original.
+    `make` gets the original and returns the replacement. Other code may replace the attribute again, and still have its
+    replacement in place at `remove()`. That replacement then stays, and this one, below it, only calls the original.
 
-    A *bare* patch sets the result of `make` as it is, without the layer that can pass calls on: for functions that are
-    called often, or that look at their caller's frame. Below the replacement of other code it stays in use.
+    A *bare* patch sets the result of `make` directly, without the layer that can switch to the original. Use it for
+    functions that are called often, or that look at their caller's frame. If other code has replaced the attribute at
+    `remove()`, a bare patch stays active below that replacement.
     """
 
     def __init__(
@@ -48,11 +53,11 @@ class Patch:
         """Replace the attribute."""
         self._owner = owner
         self._name = name
-        self._before = _own(owner, name)
+        self._before = _own_attribute(owner, name)
         original = getattr(owner, name)
         made = make(original, *more)
         self._active = [True]
-        self._new = made if bare else _passing(made, original, self._active)
+        self._new = made if bare else _switchable(made, original, self._active)
         if not isinstance(made, type):
             functools.update_wrapper(self._new, original)
             _keep_kind(self._new, original)
@@ -61,7 +66,7 @@ class Patch:
     def remove(self) -> None:
         """Restore the original; if other code has replaced the attribute since, pass calls on to it."""
         self._active.clear()
-        if _own(self._owner, self._name) is not self._new:
+        if _own_attribute(self._owner, self._name) is not self._new:
             return
         if self._before is _MISSING:
             delattr(self._owner, self._name)
@@ -69,11 +74,11 @@ class Patch:
             setattr(self._owner, self._name, self._before)
 
 
-def _own(owner: Any, name: str) -> Any:
-    """Return the attribute of an owner itself, not of its class.
+def _own_attribute(owner: Any, name: str) -> Any:
+    """Return an owner's own attribute, not one that it inherits from its class.
 
-    Do not read the `__dict__` of an object: CPython then keeps all of its attributes in a dictionary, and finds each of
-    them more slowly from then on. An event loop would pay for that in each of its turns.
+    Do not read the `__dict__` of an object here. CPython would then keep all attributes of the object in a dictionary, and
+    would find each of them more slowly. An event loop would pay for that in each of its turns.
     """
     if isinstance(owner, type | ModuleType):
         return vars(owner).get(name, _MISSING)
@@ -83,7 +88,7 @@ def _own(owner: Any, name: str) -> Any:
     return _MISSING if is_inherited else found
 
 
-def _passing(made: Any, original: Any, active: list[bool]) -> Any:
+def _switchable(made: Any, original: Any, active: list[bool]) -> Any:
     """Return a function that calls `made` while `active` is not empty, and `original` afterwards."""
 
     def passing(*args: Any, **kwargs: Any) -> Any:
@@ -101,6 +106,6 @@ def _keep_kind(new: Any, original: Any) -> None:
         return
     mark = getattr(inspect, "markcoroutinefunction", None)
     if mark is None:
-        new._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # until 3.11
+        mark_coroutine_function(new)
     else:
         mark(new)

@@ -1,4 +1,4 @@
-"""Exit code 1 if work was lost, instead of the server's own exit code.
+"""Makes a server process exit with code 1 if work was lost, instead of the server's own exit code.
 
 Servers do not turn a failed shutdown of the app into an exit code: uvicorn and granian ignore
 `lifespan.shutdown.failed`, and only log what an app raises there. So an `atexit` function, registered when this
@@ -38,6 +38,6 @@ def exit_process() -> None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
+        with suppress(OSError, ValueError, AttributeError):  # the stream may be closed or None
             stream.flush()
     os._exit(_EXIT_LOST)

@@ -1,8 +1,7 @@
-"""The report: what became of everything that a scope owned."""
+"""The report of a closed scope: how everything that it owned has ended."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "ReportEntry"]
 
-_LINES_MAX = 20  # of each sort, in the readable form; to_json() has all
+_LINES_MAX = 20  # entries of each sort in `str(report)`; to_json() has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +56,31 @@ class ReportEntry:
 
 
 def with_kind(kind: str, name: str) -> str:
-    """Return the kind and the name, which may begin with the kind already."""
+    """Return the kind and the name; leave the kind out if the name begins with it."""
     return name if name.startswith(f"{kind} ") else f"{kind} {name}"
 
 
 def started(where: str | None) -> str:
-    """Return where something was started, in words."""
+    """Return the words `started file:line`."""
     return f"started {where or 'at an unknown place'}"
 
 
+def json_text(data: object, indent: int | None) -> str:
+    """Return plain data as JSON."""
+    import json  # noqa: PLC0415 - slow to import, and most programs print no JSON
+
+    return json.dumps(data, indent=indent)
+
+
 def plain_json(value: object) -> object:
-    """Return a detail as a JSON value: any object that JSON lacks as its repr."""
+    """Return a detail as a JSON value; an object that JSON cannot express becomes its repr."""
     if isinstance(value, str | int | float | bool | None):
         return value
     return text_of_value(value, repr)
 
 
 def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
-    """Return the text of a user's value; if making it raises, a text that says so."""
+    """Return the text of a user's value; if `make` raises, return a text that names the exception."""
     try:
         return make(value)
     except Exception as error:  # noqa: BLE001 - the user's __str__ or __repr__ may raise anything
@@ -84,16 +90,16 @@ def text_of_value(value: object, make: Callable[[object], str] = str) -> str:
 def report_entry(
     held: Held, scope: str, now: float, error: BaseException | None = None, *, stack: bool = False
 ) -> ReportEntry:
-    """Return the entry that describes a hold as it is now; one that has failed before, as it was then."""
-    ended: float = getattr(held, "_failed_at", now)
-    frames = tuple(str(frame) for frame in held._chain()) if stack else ()
+    """Return an entry that describes a hold now, or at the time of its failure if it has failed."""
+    ended: float = getattr(held, "failed_at", now)
+    frames = tuple(str(frame) for frame in held.list_frames()) if stack else ()
     return ReportEntry(
         held.kind, held.name, scope, held.where, ended - held.since, held.details, error, frames
     )
 
 
 class Items(Sequence[ReportEntry]):
-    """A sequence that equals any other with the same items."""
+    """A sequence that equals any other sequence with the same items."""
 
     __slots__ = ()
 
@@ -108,9 +114,9 @@ class Items(Sequence[ReportEntry]):
 
 
 class Cut(Items):
-    """The jobs that a close cancelled; an entry is made only when it is read.
+    """The entries of the jobs that a close cancelled; each entry is made when a reader asks for it.
 
-    Otherwise a close of ten thousand jobs would spend as long on its report as on closing them.
+    Making all entries at once would double the time of a close with ten thousand jobs.
     """
 
     __slots__ = ("_held", "_now", "_scope")
@@ -134,7 +140,7 @@ class Cut(Items):
 
 
 class Chained(Items):
-    """Several sequences, read as one."""
+    """Several sequences of entries, joined when a reader first asks for an entry."""
 
     __slots__ = ("_parts", "_whole")
 
@@ -174,35 +180,45 @@ def _counted(count: int, noun: str, verb: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of everything a scope owned, when its close returned.
+    """How everything that a scope owned has ended; `drain()`, `aclose()` and `Scope.report` return it.
 
-    Nothing that the scope owned still runs, unless it is named under `stuck`.
+    Everything that the scope owned has ended, except the work listed under `stuck`.
     """
 
     scope: str
     completed: int
     """Jobs that ran to their end."""
     withdrawn: int
-    """Jobs that were cancelled on request, before the closing; they are not a loss."""
+    """Jobs that were cancelled on request, not by the closing; they are not a loss."""
     cancelled: Sequence[ReportEntry]
-    """Jobs that the closing cancelled."""
+    """Jobs that the closing cancelled, including jobs that caught their cancellation and returned.
+
+    On asyncio, a job that completed its work despite the cancellation calls `asyncio.current_task().uncancel()`
+    and then counts as completed.
+    """
     failed: Sequence[ReportEntry]
     """Jobs that raised, each with its `error`."""
     undelivered: Sequence[ReportEntry]
-    """Holds that were never released, and channel items that were never read."""
+    """Holds that were never released, channel items that were never read, and items whose reader did not finish.
+
+    A reader that is a service may fail or be cancelled while it handles an item; `details["taken_by"]` names it.
+    """
     stuck: Sequence[ReportEntry]
     """Work that did not end by the deadline, each with its `stack`."""
     handed_over: int = 0
-    """How much was handed to another scope, still running.
+    """Number of tasks, holds and child scopes that were handed to another scope, still running.
 
-    That scope is the parent, with `leftovers="parent"`, or one that awaits the result of a shared task.
+    With `leftovers="parent"` the other scope is the parent. A shared task goes to a scope that awaits its result.
     """
     services: int = 0
-    """Services that were stopped, without those of quiesce itself; they are not a loss."""
+    """Number of services that were stopped, without those of quiesce itself; they are not a loss."""
     seconds: float = 0.0
     """How long the closing took."""
     handled: int = 0
-    """Failures that `on_error` handled, and that are not under `failed`."""
+    """Number of failures that were passed to an `on_error` function; they are not under `failed`.
+
+    Some integrations have such a function, which only logs the failures.
+    """
 
     @property
     def ok(self) -> bool:
@@ -229,7 +245,7 @@ class Report:
             "withdrawn": self.withdrawn,
             "handed over": self.handed_over,
             _counted(self.services, "service", "stopped"): self.services,
-            _counted(self.handled, "failure", "handled"): self.handled,
+            _counted(self.handled, "failure", "passed to on_error or logged"): self.handled,
             "failed": len(self.failed),
             "cancelled": len(self.cancelled),
             "undelivered": len(self.undelivered),
@@ -260,4 +276,4 @@ class Report:
         }
         for word in ("failed", "cancelled", "undelivered", "stuck"):
             data[word] = [item.to_json() for item in getattr(self, word)]
-        return json.dumps(data, indent=indent)
+        return json_text(data, indent)

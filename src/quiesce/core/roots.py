@@ -1,4 +1,4 @@
-"""The open scopes that have no parent: this may be the only reference to them."""
+"""The open scopes that have no parent. This set keeps them from being collected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Roots(Collection["TreeNode"]):
 
         The first scope of an event loop calls `prune()`.
         """
-        backend = node._backend
+        backend = node.backend
         entry = self._by_loop.get(backend.loop)
         if entry is None:
             self.prune()
@@ -29,14 +29,14 @@ class Roots(Collection["TreeNode"]):
         entry[1].add(node)
 
     def prune(self) -> None:
-        """Drop the scopes of event loops that have ended: their tasks cannot run again."""
+        """Drop the scopes of event loops that have ended, whose tasks cannot run again."""
         for loop, (backend, _) in list(self._by_loop.items()):
             if not backend.alive():
                 self._by_loop.pop(loop, None)
 
     def discard(self, node: TreeNode) -> None:
         """Drop a closed scope."""
-        loop = node._backend.loop
+        loop = node.backend.loop
         entry = self._by_loop.get(loop)
         if entry is not None:
             entry[1].discard(node)

@@ -1,4 +1,4 @@
-"""The entry point of a program: signals drain it, and exit code 1 tells that work was lost."""
+"""The entry point of a program: signals drain it, and exit code 1 reports lost work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import threading
-from asyncio.events import _get_running_loop
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, TypeVarTuple, overload
 
@@ -15,11 +14,13 @@ import anyio
 
 from quiesce.core import arguments, callsites, close_callers, exit_threads
 from quiesce.core.announce import write_stderr
+from quiesce.core.forked_signals import kept_from_children
+from quiesce.core.python_private import running_loop
 from quiesce.core.scope import Scope
 from quiesce.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from quiesce.core.job import Job
     from quiesce.core.report import Report
@@ -31,9 +32,9 @@ Ts = TypeVarTuple("Ts")
 
 _EXIT_LOST = 1
 _PROGRESS_SECONDS = 1.0  # between two lines on a terminal
-_EXIT_BY_SIGNAL = 128  # plus the signal's number, as shells have it
+_EXIT_BY_SIGNAL = 128  # plus the signal's number, as in shells
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NAMES_MAX = 4  # of work, in a progress line
+_NAMES_MAX = 4  # works that a progress line names
 
 
 @overload
@@ -98,11 +99,11 @@ def run(
     arguments.one_of("backend", backend, ("asyncio", "uvloop", "trio"))
     arguments.check_callable(main, "run")
     if threading.current_thread() is not threading.main_thread():
-        message = "run() handles signals, so it must be called in the main thread"
+        message = "run() handles signals, and only the main thread can: call it there"
         raise UsageError(message)
     trio = sys.modules.get("trio")
-    if _get_running_loop() is not None or (trio is not None and trio.lowlevel.in_trio_run()):
-        message = "run() starts an event loop, and one runs here already: open a Scope instead"
+    if running_loop() is not None or (trio is not None and trio.lowlevel.in_trio_run()):
+        message = "run() starts an event loop, but one already runs here: open a Scope instead"
         raise UsageError(message)
     start = _runner(backend)
     coro: Any = main(*args)
@@ -113,8 +114,8 @@ def run(
     try:
         start(program.supervise)
     finally:
-        # asyncio installs the default handlers, whatever was there before (a shell's background job
-        # ignores SIGINT). None: it was not a Python handler, and cannot be restored.
+        # At its end asyncio installs the default handlers, not the earlier ones (a shell's background
+        # job ignores SIGINT). None means a handler not set by Python, which cannot be restored.
         for which, handler in before.items():
             if handler is not None and signal.getsignal(which) is not handler:
                 signal.signal(which, handler)
@@ -158,10 +159,25 @@ class ProgramRun:
 
     async def supervise(self) -> None:
         """Run the program. The body of the event loop's first task."""
-        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        with self._received_signals() as signals:
             await self._control(signals)
         if self._report is not None and self._report.stuck:
-            self._leave(_EXIT_LOST)  # the event loop would wait for stuck work for ever
+            self._leave(_EXIT_LOST)  # otherwise the event loop would wait for stuck work for ever
+
+    @contextmanager
+    def _received_signals(self) -> Iterator[AsyncIterator[signal.Signals]]:
+        with ExitStack() as stack:
+            stack.enter_context(kept_from_children(*_SIGNALS))
+            try:
+                signals = stack.enter_context(anyio.open_signal_receiver(*_SIGNALS))
+            except NotImplementedError:
+                self._main.close()  # prevents Python's warning: the coroutine was never awaited
+                message = (
+                    'run() handles signals, which this platform\'s asyncio loop does not support: use backend="trio",'
+                    " or open a Scope in asyncio.run()"
+                )
+                raise UsageError(message) from None
+            yield signals
 
     async def _control(self, signals: AsyncIterator[signal.Signals]) -> None:
         async with Scope("quiesce.run") as control:
@@ -171,7 +187,7 @@ class ProgramRun:
             job: Any = self._scope.spawn(self._call_main, name="main", service=self._service)
             code = callsites.code_of(self._main)
             if code is not None:
-                job._code_started, job._offset_started = code, 0  # it is the user's, not ours
+                job.started_code, job.started_offset = code, 0  # the user's, not ours
             self._job = job
             control.spawn(self._watch_main, service=True)
             await self._turn.wait()
@@ -185,12 +201,12 @@ class ProgramRun:
         try:
             return await self._main
         except SystemExit as leaving:
-            self._exit = leaving  # after the drain, not instead of it
+            self._exit = leaving  # `result()` raises it, after the drain
             return None
 
     async def _watch_main(self) -> None:
         assert self._job is not None  # noqa: S101 - it was spawned before this
-        with suppress(Exception):  # result() raises it
+        with suppress(Exception):  # `result()` raises the exception of `main`
             await self._job
         self._turn.set()
 
@@ -204,22 +220,22 @@ class ProgramRun:
             self._turn.set()
             write_stderr(
                 f"{which.name}: draining for up to {self._grace:g} s "
-                "(a second signal cancels what is left, a third leaves at once)"
+                "(a second signal cancels the remaining work, a third exits at once)"
             )
             write_stderr(self._in_flight())
         elif self._signals == 2:  # noqa: PLR2004 - the second signal
             close_callers.begin_close(self._scope, 0.0, self._cleanup)
-            write_stderr(f"{which.name}: cancelling what is left:\n{self._in_flight()}")
+            write_stderr(f"{which.name}: cancelling the remaining work:\n{self._in_flight()}")
         else:
-            write_stderr(f"{which.name}: leaving at once, with:\n{self._in_flight()}")
+            write_stderr(f"{which.name}: exiting at once; still in flight:\n{self._in_flight()}")
             self._leave(_EXIT_BY_SIGNAL + which)
 
     def _in_flight(self) -> str:
         """Return the frontier as text. An exception in a user's details does not stop the drain."""
         try:
             return str(self._scope.frontier())
-        except Exception as error:  # noqa: BLE001 - details are the user's
-            return f"what is in flight cannot be shown: {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - the text of a user's details may raise anything
+            return f"cannot show the work in flight: its text raised {type(error).__name__}"
 
     async def _tell_progress(self) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
@@ -255,6 +271,6 @@ class ProgramRun:
     @staticmethod
     def _leave(code: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
+            with suppress(OSError, ValueError, AttributeError):  # the stream may be closed or None
                 stream.flush()
         os._exit(code)

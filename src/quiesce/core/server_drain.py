@@ -1,4 +1,4 @@
-"""The one drain of a server, and the parts that join it.
+"""The interface between the part that drains a server program and the parts that join its drain.
 
 An ASGI server program may have several parts that each have work in flight: requests, a node of the mesh, the
 handler of an SDK. The part that drains the program sets `drain_of_server` around the app's lifespan. The other
@@ -8,11 +8,11 @@ parts find it when they open, join it, and leave the deadlines, the report and t
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
@@ -22,36 +22,45 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
+class InFlight(NamedTuple):
+    """The work that a part of a server has in flight."""
+
+    counts: Mapping[str, int]
+    """The number of works of each kind, by the name of the kind."""
+    stands_for: Collection[object] = ()
+    """The scopes and hops whose work `counts` includes, so that other parts do not count it again."""
+
+
 class ServerDrain(Protocol):
     """The part that drains a server program."""
 
     @property
     def scope(self) -> Scope:
-        """The scope that is drained, with everything that is opened below it."""
+        """The scope that is drained, together with all scopes below it."""
 
     @property
     def seconds(self) -> float:
-        """How long the drain takes at most."""
+        """The longest time that the drain may take."""
 
     @property
     def services(self) -> tuple[str, ...]:
-        """The patterns of names that the server declares as services. They are services in hops, too."""
+        """The name patterns of services that the server declares. They apply in hops, too."""
 
     @property
     def unheld(self) -> tuple[signal.Signals, ...]:
-        """The signals that reach the server at once: it then waits for its open requests."""
+        """The signals that reach the server without delay; the server then waits for its open requests."""
 
     def join(
-        self, name: str, drain: Drain, in_flight: Callable[[], Mapping[str, int]] | None = None
+        self, name: str, drain: Drain, in_flight: Callable[[], InFlight] | None = None
     ) -> None:
-        """Register `drain(grace, cleanup)`. The drain of the server calls it, and includes its report.
+        """Register `drain(grace, cleanup)`. The drain of the server calls it and includes its report.
 
-        It may be called again, with a shorter time that replaces the first. When the drain begins, `in_flight`
-        counts what is in flight, by what one of it is called.
+        The server may call `drain` again, with shorter times that replace the first ones. The server calls
+        `in_flight` when the drain begins, to count the work.
         """
 
     def met(self, node: object) -> None:
-        """Register a node of the mesh. Its calls are answered during the drain, too."""
+        """Register a node of the mesh, so that its calls are answered during the drain, too."""
 
 
 drain_of_server: ContextVar[ServerDrain | None] = ContextVar("quiesce_server_drain", default=None)

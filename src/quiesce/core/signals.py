@@ -1,7 +1,7 @@
-"""Listeners for SIGTERM and SIGINT, beside the handlers that a server installs.
+"""Listeners for SIGTERM and SIGINT, in addition to the handlers that a server installs.
 
-On a signal, a server first waits for its open requests, and only then ends the app's lifespan. Some of those
-requests would go on for long, unless the app gets the signal as early as the server.
+On a signal, a server first waits for its open requests, and only then ends the app's lifespan. A long request would
+delay the app's drain, so the app needs the signal as early as the server.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ def heard(
     sets_exit_code: bool = False,
     is_busy: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Call `call` on each of the signals, inside the block; the signal's own handler is called as well.
+    """Call `call` when one of the signals arrives inside the block; the existing handler is called as well.
 
-    A signal without a Python handler is not listened to. Outside of the main thread nothing is: only that gets signals.
+    Signals without a Python handler are ignored. Outside of the main thread, which alone gets signals, the block
+    listens to none.
 
     Args:
-        post: Called with `call` from the signal handler; must call it in the event loop, soon.
+        post: The signal handler calls `post(call)`, which must schedule `call` in the event loop.
         call: The listener.
         numbers: The signals.
         sets_exit_code: Whether the exit code must be 1 if `process_exit.lost()` was called before the block ends.
-            uvicorn kills itself with each SIGTERM that its handler has seen, which leaves no exit code. So SIGTERM
-            sets uvicorn's `should_exit`, and its handler gets the signal only when the block ends and no work was lost.
-        is_busy: Whether the listener has work that may go on: libraries that end their streams when the server stops
-            (sse-starlette looks at uvicorn's `should_exit`) do so only when no listener has.
+            uvicorn kills itself at its end with each SIGTERM that its handler received, so its process has no exit
+            code. Therefore SIGTERM only sets uvicorn's `should_exit`, and uvicorn's handler gets the signal when the
+            block ends, if no work was lost.
+        is_busy: Whether the listener has work that may go on. sse-starlette ends its streams when uvicorn's
+            `should_exit` is true; it sees a false value while a listener is busy.
     """
     entry = _Listener(post, call, sets_exit_code, is_busy)
     handlers: list[_Handler] = []
@@ -62,13 +64,13 @@ def heard(
 
 
 def pass_on(handler: Any) -> None:
-    """Notify the listeners of a replaced signal handler."""
+    """Notify our listeners, if `handler` is ours and other code has replaced it."""
     if isinstance(handler, _Handler):
         handler.tell()
 
 
 class _Listener(NamedTuple):
-    """What is called on a signal; see `heard`."""
+    """One listener; the fields are the arguments of `heard`."""
 
     post: Post
     call: Callable[[], object]
@@ -77,7 +79,7 @@ class _Listener(NamedTuple):
 
 
 class _ServerView:
-    """uvicorn's server, as code sees it that looks for it behind our handler: it stops when no listener has work."""
+    """uvicorn's server for code that finds it through our handler; its `should_exit` waits for busy listeners."""
 
     def __init__(self, handler: _Handler, server: Any) -> None:
         self._handler = handler
@@ -85,7 +87,7 @@ class _ServerView:
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server stops, and no listener has work that may go on."""
+        """Whether the server stops and no listener is busy."""
         return bool(self._server.should_exit) and not any(
             entry.is_busy() for entry in self._handler.entries
         )
@@ -95,17 +97,17 @@ class _ServerView:
 
 
 class _Handler:
-    """A signal's handler in front of the one that was installed before; one for all listeners.
+    """A signal handler that notifies all listeners, then calls the handler that was installed before.
 
-    It has `__wrapped__`, as decorators do, and `__self__`, as methods do, for code that looks for the server's own
-    handler, or for the server itself.
+    Some code looks for the server's own handler or for the server itself. For such code this class has `__wrapped__`,
+    like a decorated function, and `__self__`, like a method.
     """
 
     def __init__(self, number: signal.Signals, found: Any) -> None:
         self._number = number
         self.__wrapped__: Any = found
         self.entries: list[_Listener] = []
-        self._is_owed = False  # the server's own handler has not seen the signal yet
+        self._is_owed = False  # whether a signal was held back from the server's own handler
 
     @property
     def __self__(self) -> Any:
@@ -122,7 +124,7 @@ class _Handler:
             self.__wrapped__(number, frame)
 
     def pay(self) -> None:
-        """Pass a signal that was held back to the server's own handler, unless work was lost."""
+        """Pass the signal that was held back to the server's own handler, unless work was lost."""
         if self._is_owed and not any(entry.sets_exit_code for entry in self.entries):
             self._is_owed = False
             if not process_exit.is_lost():

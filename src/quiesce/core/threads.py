@@ -1,4 +1,4 @@
-"""Work in threads, and calls from threads."""
+"""Work in threads (`Scope.to_thread`), and calls from threads (`Scope.from_thread`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import threading
 from concurrent.futures import Future
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-import anyio.to_thread
 
 from quiesce.core import arguments, callsites
 from quiesce.core.hold import NOTHING, Fate, Hold
@@ -29,25 +27,25 @@ class ThreadHold(Hold):
 
     __slots__ = ("ident",)
 
-    _fate: ClassVar[Fate] = "stuck"
+    fate: ClassVar[Fate] = "stuck"
 
     def __init__(self, node: TreeNode, name: str, code: CodeType | None, offset: int) -> None:
         super().__init__(node, "thread", name, NOTHING, code, offset)
         self.ident: int | None = None
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return callsites.thread_chain(self.ident)
 
 
 async def run_in_thread(
     scope: Scope, fn: Callable[..., T], args: tuple[Any, ...], frame: FrameType
 ) -> T:
-    """Run `fn` in a thread. The scope holds it until it has returned, even if the caller is cancelled."""
-    place = callsites.starting_code(frame, scope._backend.current())
+    """Run `fn` in a thread. The scope holds the call until `fn` has returned, even if the caller is cancelled."""
+    place = callsites.starting_code(frame, scope.backend.current())
     hold = ThreadHold(scope, arguments.name_of(fn), place.f_code, place.f_lasti)
-    begin = [hold]  # taken out by the thread when it begins, or by the caller when it leaves
-    failed: list[BaseException] = []  # the failure, until `_report` takes it
-    left = threading.Event()
+    begin = [hold]  # taken by the thread when it begins, or by a caller that leaves before
+    failed: list[BaseException] = []  # the failure of `fn`, until `_report` takes it
+    left = threading.Event()  # set when the caller was cancelled
 
     def call() -> Any:
         if _take(begin) is None:
@@ -66,10 +64,12 @@ async def run_in_thread(
             hold.ident = None
             hold.release()
 
-    scope._insert(hold, hold)
+    import anyio.to_thread  # noqa: PLC0415 - slow to import, and most programs start no thread
+
+    scope.insert_hold(hold, hold)
     try:
         result: T = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-    except scope._backend.cancelled:
+    except scope.backend.cancelled:
         left.set()
         _report(hold, failed)  # the function may have failed before `left` was set
         raise
@@ -83,18 +83,18 @@ by_thread: dict[int, ThreadHold] = {}
 
 
 def _report(hold: ThreadHold, failed: list[BaseException]) -> None:
-    """Put a failure whose caller has left into the report, once."""
+    """Record the failure of a function whose caller was cancelled, once, for the scope's report."""
     error = _take(failed)
     if error is None:
         return
-    if hold._node._backend.here():
-        hold._node._job_failed(hold, error)  # before the release that the thread has posted
+    if hold.owner_node.backend.here():
+        hold.owner_node.note_failed(hold, error)  # before the release that the thread has posted
     else:
-        hold._node._backend.post(lambda: hold._node._job_failed(hold, error))
+        hold.owner_node.backend.post(lambda: hold.owner_node.note_failed(hold, error))
 
 
 def _take(box: list[Any]) -> Any:
-    """Return the only item of a list and remove it, atomically; return None if it is gone."""
+    """Remove and return the only item of a list, atomically; return None if the list is empty."""
     try:
         return box.pop()
     except IndexError:
@@ -104,13 +104,13 @@ def _take(box: list[Any]) -> Any:
 def call_from_thread(
     scope: Scope, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> Future[Any]:
-    """Call `fn` in the scope's event loop, for another thread; await its result if it is async."""
-    if scope._backend.here():
-        message = "from_thread() is for other threads; here, call or await the function itself"
+    """Schedule `fn` in the scope's event loop, for another thread; if `fn` is async, await its result there."""
+    if scope.backend.here():
+        message = "from_thread() was called in the event loop's own thread: call or await the function itself"
         raise UsageError(message)
     caller = by_thread.get(threading.get_ident())  # None unless `to_thread` runs this thread
     call = ThreadCall(scope, lambda: fn(*args, **options), repr(fn), caller)
-    if not scope._backend.post(call.begin):
+    if not scope.backend.post(call.begin):
         raise _gone(scope)
     return call.future
 
@@ -128,24 +128,24 @@ class ThreadCall:
         self.future: Future[Any] = Future()
 
     def begin(self) -> None:
-        """Call the function, in the event loop; an owner task awaits a coroutine that it returns."""
+        """Call the function in the event loop. If it returns a coroutine, start a task that awaits it."""
         if not self.future.set_running_or_notify_cancel():
             return
         token = acting.set(self._caller)
         try:
             result = self._fn()
-        except BaseException as error:  # noqa: BLE001 - it belongs to the other thread
+        except BaseException as error:  # noqa: BLE001 - the other thread gets it from the future
             self.future.set_exception(error)
             return
         finally:
             acting.reset(token)
         if not iscoroutine(result):
             self.future.set_result(result)
-        elif not self._scope._backend.own(lambda: self._finish(result), f"call {self._name}"):
+        elif not self._scope.backend.own(lambda: self.run_to_end(result), f"call {self._name}"):
             result.close()
             self.future.set_exception(_gone(self._scope))
 
-    async def _finish(self, coro: Coroutine[Any, Any, Any]) -> None:
+    async def run_to_end(self, coro: Coroutine[Any, Any, Any]) -> None:
         acting.set(self._caller)
         try:
             self.future.set_result(await coro)
@@ -156,4 +156,4 @@ class ThreadCall:
 
 
 def _gone(scope: Scope) -> ScopeClosed:
-    return ScopeClosed(f"the event loop of scope {scope.name!r} has ended: nothing can run in it")
+    return ScopeClosed(f"the event loop of scope {scope.name!r} has ended: it runs no more calls")

@@ -1,6 +1,6 @@
-"""The tree of holds: which scope holds what, which is busy, what may still start. No I/O, no waiting.
+"""The tree of scopes: what each holds, whether it is busy, whether work may start. No I/O, no waiting.
 
-Invariants, cited below and in the other modules of the core:
+The modules of the core cite these invariants:
 
 1. A hold exists before its work can run.
 2. Membership changes in one step, without an await.
@@ -8,7 +8,7 @@ Invariants, cited below and in the other modules of the core:
    changes to it.
 4. Closing is one-way, and it is checked in the same step as the insert.
 5. A scope is closed by its closing task. Cancelling a caller of the close cannot stop that task.
-6. A scope is idle when its table of holds is empty. Nothing else is looked at.
+6. A scope is idle exactly when its table of holds is empty.
 7. Every wait has a bound or an owner.
 """
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
-from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from quiesce.core import announce, callsites, named_once
 from quiesce.core import report as reports
 from quiesce.core.hold import NOTHING, Described, Fate
-from quiesce.core.life import Life
+from quiesce.core.life import Life, State
 from quiesce.errors import ScopeClosed, UsageError
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(announce.LOGGER)
 
 current: ContextVar[TreeNode | None] = ContextVar("quiesce.current_scope", default=None)
-# The hold of the thread that the running task makes a call for.
+# The hold of the thread for which the running task executes a `from_thread` call.
 acting: ContextVar[object | None] = ContextVar("quiesce.acting_for", default=None)
 
 
-class ScopeState(Enum):
+class ScopeState(State):
     """The state of a scope; it only moves forward."""
 
     NEW = "new"
@@ -55,7 +54,7 @@ class ScopeState(Enum):
 
 
 SCOPE_LIFE: Life[ScopeState] = Life(
-    "scope",
+    "a scope",
     {
         ScopeState.NEW: (ScopeState.OPEN,),
         ScopeState.OPEN: (ScopeState.DRAINING, ScopeState.CLOSING, ScopeState.CLOSED),
@@ -67,424 +66,410 @@ SCOPE_LIFE: Life[ScopeState] = Life(
 
 
 class TreeNode(Described):
-    """One scope, as the tree sees it."""
+    """One scope's place in the tree: its parent, children, holds and state."""
 
     __slots__ = (
-        "__weakref__",
-        "_adopter",
-        "_backend",
-        "_cancelled",
-        "_children",
-        "_closers",
-        "_closing",
-        "_code",
-        "_completed",
-        "_contexts",
-        "_counts",
-        "_drain_root",
-        "_errand_above",
-        "_failed",
-        "_fatal",
-        "_gave_up",
-        "_handled",
-        "_holds",
-        "_idle_waiters",
-        "_keys",
-        "_loop",
-        "_name",
-        "_named",
-        "_offset",
-        "_parent",
-        "_parts",
-        "_quiet",
-        "_resources",
-        "_service_pattern",
-        "_services",
-        "_since",
-        "_state",
-        "_stopped",
-        "_unasked",
-        "_unasked_limit",
-        "_undelivered",
-        "_unheard",
-        "_withdrawn",
-    )
+        "__weakref__", "_idle_waiters", "_keys", "_resources", "adopter", "backend", "began_at",
+        "cancelled_holds", "child_reports", "children", "close_plan", "closers", "completed_count",
+        "contexts", "counts_as_work", "draining_root", "failed_entries", "fatal_error",
+        "handled_count", "has_given_up", "holds", "hop_served_above", "loop", "name_given",
+        "parent", "phase", "place_code", "place_offset", "quiet_children", "reported_elsewhere",
+        "service_pattern", "services", "stopped_count", "unasked_failures", "unasked_failures_max",
+        "undelivered_items", "unheard_failures", "withdrawn_count",
+    )  # fmt: skip
 
     _kind = "scope"
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = False
-    _backend: Backend
+    is_ours: ClassVar[bool] = False  # whether its services and contexts are quiesce's own
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = False
+    backend: Backend
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._state = ScopeState.NEW
-        self._parent: TreeNode | None = None
-        self._loop: object = self  # the backend's, once it has one
-        self._counts = True  # whether being busy makes the parent busy
-        self._adopter: TreeNode | None = None
-        self._errand_above: TreeNode | None = None
-        self._since = 0.0
-        self._code: CodeType | None = None
-        self._offset = 0
-        self._holds: dict[object, Held] = {}  # busy while not empty (invariant 6)
-        self._services: dict[object, Held] = {}
-        self._closers: dict[object, Held] = {}  # jobs that closed a scope they are in
-        self._service_pattern: re.Pattern[str] | None = None
+        self.name_given: str = name
+        self.phase: ScopeState = ScopeState.NEW
+        self.parent: TreeNode | None = None
+        self.loop: object = self  # a placeholder until the scope is opened; then the backend's loop
+        self.counts_as_work: bool = True  # whether the parent is busy while this scope is
+        self.adopter: TreeNode | None = None
+        self.hop_served_above: TreeNode | None = None
+        self.began_at: float = 0.0
+        self.place_code: CodeType | None = None
+        self.place_offset: int = 0
+        self.holds: dict[object, Held] = {}  # busy while not empty (invariant 6)
+        self.services: dict[object, Held] = {}
+        self.closers: dict[object, Held] = {}  # jobs that closed this scope or an ancestor
+        self.service_pattern: re.Pattern[str] | None = None
         self._keys: dict[Hashable, Job[Any]] = {}
-        self._children: dict[TreeNode, None] = {}
-        self._quiet: dict[TreeNode, None] = {}  # children of which only closers are left
-        self._contexts: list[Context[Any]] = []
-        self._resources: WeakKeyDictionary[Resource, None] | None = None  # most have none
+        self.children: dict[TreeNode, None] = {}
+        self.quiet_children: dict[TreeNode, None] = {}  # children that hold only closers
+        self.contexts: list[Context[Any]] = []
+        self._resources: WeakKeyDictionary[Resource, None] | None = None  # made at its first use
         self._idle_waiters: dict[Waiter, None] = {}
-        self._closing: Closing | None = None
-        self._drain_root: TreeNode | None = None
-        self._completed = 0
-        self._withdrawn = 0
-        self._stopped = 0
-        self._named: dict[object, None] = {}  # jobs whose cancellation another scope reports
-        self._handled = 0
-        self._cancelled: list[Held] = []
-        self._fatal: BaseException | None = None
-        self._gave_up = False  # a drain stopped waiting for items that had no reader
-        self._failed: list[reports.ReportEntry] = []
-        self._unasked: list[tuple[Any, reports.ReportEntry]] = []  # see AdoptedTask
-        self._unasked_limit = 0
-        self._unheard: list[tuple[Held, BaseException]] = []  # failures to pass to `on_error` next
-        self._undelivered: list[Sequence[reports.ReportEntry]] = []
-        self._parts: dict[TreeNode, reports.Report] = {}  # reports of children this scope closed
+        self.close_plan: Closing | None = None
+        self.draining_root: TreeNode | None = None
+        self.completed_count: int = 0
+        self.withdrawn_count: int = 0
+        self.stopped_count: int = 0
+        self.reported_elsewhere: dict[
+            object, None
+        ] = {}  # the jobs whose cancellation another scope reports
+        self.handled_count: int = 0
+        self.cancelled_holds: list[Held] = []
+        self.fatal_error: BaseException | None = None
+        self.has_given_up: bool = False  # a drain stopped waiting for items that had no reader
+        self.failed_entries: list[reports.ReportEntry] = []
+        self.unasked_failures: list[tuple[Any, reports.ReportEntry]] = []  # see AdoptedTask
+        self.unasked_failures_max: int = 0
+        self.unheard_failures: list[
+            tuple[Held, BaseException]
+        ] = []  # failures to pass to `on_error` next
+        self.undelivered_items: list[Sequence[reports.ReportEntry]] = []
+        self.child_reports: dict[
+            TreeNode, reports.Report
+        ] = {}  # reports of children this scope closed
 
     @property
-    def _errand(self) -> TreeNode | None:
+    def hop_served(self) -> TreeNode | None:
         """The hop that code in this scope works for; see errand.py."""
-        return self._errand_above
+        return self.hop_served_above
 
     # A scope as a hold of its parent.
 
     @property
     def details(self) -> Mapping[str, object]:
         """The state, unless the scope is open."""
-        return NOTHING if self._state is ScopeState.OPEN else {"state": self._state.value}
+        return NOTHING if self.phase is ScopeState.OPEN else {"state": self.phase.value}
 
-    def _stop(self, *, force: bool = False) -> None:
+    def request_stop(self, *, force: bool = False) -> None:
         """Do nothing: a child is closed through its own closing, not as a hold."""
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return False
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        """Set another parent. The caller moves the hold."""
-        self._parent = node
+    def move_to(self, node: TreeNode) -> None:
+        """Set the parent to `node`. The caller moves the hold."""
+        self.parent = node
 
-    def _reclassify(self) -> None:
+    def reclassify(self) -> None:
         """Do nothing: a scope is not a service."""
 
-    # Its life.
+    # State.
 
     def enter_state(self, state: ScopeState) -> None:
         """Enter the next state; `SCOPE_LIFE` lists the allowed steps."""
-        self._state = SCOPE_LIFE.step(self._state, state)
+        self.phase = SCOPE_LIFE.step(self.phase, state)
 
     # Membership.
 
-    def _insert(self, key: object, held: Held) -> None:
-        """Add a hold (invariants 1, 2). The caller has checked that it may start."""
-        if not self._holds:
-            self._turned_busy()
-        self._holds[key] = held
+    def insert_hold(self, key: object, held: Held) -> None:
+        """Add a hold (invariants 1, 2). The caller has called `check_may_start()`."""
+        if not self.holds:
+            self.note_busy()
+        self.holds[key] = held
 
-    def _discard(self, key: object) -> None:
+    def discard_hold(self, key: object) -> None:
         """Remove a hold. Idempotent."""
-        if self._holds.pop(key, None) is not None:
-            if not self._holds:
-                self._turned_idle()
-        elif self._services.pop(key, None) is not None or self._closers.pop(key, None) is not None:
-            self._ring()
+        if self.holds.pop(key, None) is not None:
+            if not self.holds:
+                self.note_idle()
+        elif self.services.pop(key, None) is not None or self.closers.pop(key, None) is not None:
+            self.ring_closing()
 
-    def _forget_key(self, key: Hashable, job: object) -> None:
+    def forget_key(self, key: Hashable, job: object) -> None:
         """Free the key of a job that has ended, unless another job has taken the key."""
         if self._keys.get(key) is job:
             del self._keys[key]
 
-    def _turned_busy(self) -> None:
-        parent = self._parent
-        if parent is not None and self._counts:
-            parent._insert(self, self)
+    def note_busy(self) -> None:
+        parent = self.parent
+        if parent is not None and self.counts_as_work:
+            parent.insert_hold(self, self)
 
-    def _turned_idle(self) -> None:
+    def note_idle(self) -> None:
         if self._idle_waiters:
             for waiter in self._idle_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
             self._idle_waiters.clear()
-        if self._closing is not None:
-            self._closing.bell.ring()
-        parent = self._parent
-        if parent is not None and self._counts:
-            parent._discard(self)
+        if self.close_plan is not None:
+            self.close_plan.bell.ring()
+        parent = self.parent
+        if parent is not None and self.counts_as_work:
+            parent.discard_hold(self)
 
-    def _ring(self) -> None:
-        if self._closing is not None:
-            self._closing.bell.ring()
+    def ring_closing(self) -> None:
+        if self.close_plan is not None:
+            self.close_plan.bell.ring()
 
-    def _ring_all(self) -> None:
-        """Wake the closing tasks of this scope and its ancestors, to check again what they wait for."""
+    def ring_closings(self) -> None:
+        """Wake the closing tasks of this scope and its ancestors, so that they check their tables again."""
         node: TreeNode | None = self
         while node is not None:
-            node._ring()
-            node = node._parent
+            node.ring_closing()
+            node = node.parent
 
-    def _retire(self, key: object) -> None:
-        """Make a task of this scope that waits for the close a closer: it no longer counts as work."""
-        if key in self._services:
-            self._closers[key] = self._services.pop(key)
-            self._ring()
-        elif key in self._holds:
-            self._closers[key] = self._holds.pop(key)
-            if not self._holds:
-                self._turned_idle()
+    def retire_closer(self, key: object) -> None:
+        """Turn a task of this scope into a closer: it waits for the close, so it no longer counts as work."""
+        if key in self.services:
+            self.closers[key] = self.services.pop(key)
+            self.ring_closing()
+        elif key in self.holds:
+            self.closers[key] = self.holds.pop(key)
+            if not self.holds:
+                self.note_idle()
 
-    def _serve(self, key: object) -> None:
-        """Turn a hold into a service: still owned, but the scope can be idle while it runs."""
-        held = self._holds.pop(key, None)
+    def make_service(self, key: object) -> None:
+        """Turn a hold into a service: the scope still owns it, but can be idle while it runs."""
+        held = self.holds.pop(key, None)
         if held is not None:
-            self._services[key] = held
-            if not self._holds:
-                self._turned_idle()
+            self.services[key] = held
+            if not self.holds:
+                self.note_idle()
 
     # Admission (invariant 4).
 
-    def _admit(self) -> None:
+    def check_may_start(self) -> None:
         """Raise if the running task may not start work in this scope now."""
-        self._check_opened()
-        self._check_here("start something in")
-        state = self._state
+        self.check_opened()
+        self.check_here("start something in")
+        state = self.phase
         if state is ScopeState.OPEN:
             return
-        if state is ScopeState.DRAINING and self._asked_by_running_work():
+        if state is ScopeState.DRAINING and self.is_asked_by_running_work():
             return
-        message = f"scope {self._name!r} is {state.value}: nothing new may start in it"
+        message = f"scope {self.name_given!r} is {state.value}: nothing new may start in it"
         raise ScopeClosed(message)
 
-    def _check_opened(self) -> None:
-        if self._state is ScopeState.NEW:
+    def check_opened(self) -> None:
+        if self.phase is ScopeState.NEW:
             message = (
-                f"scope {self._name!r} is not open: use `async with Scope(...)` "
+                f"scope {self.name_given!r} is not open: use `async with Scope(...)` "
                 "or `await Scope.open(...)`"
             )
             raise UsageError(message)
 
-    def _check_here(self, what: str) -> None:
-        if not self._backend.here():
+    def check_here(self, what: str) -> None:
+        if not self.backend.here():
             message = (
-                f"cannot {what} scope {self._name!r} from another thread or event loop: "
+                f"cannot {what} scope {self.name_given!r} from another thread or event loop: "
                 "use scope.from_thread(...)"
             )
             raise UsageError(message)
 
-    def _asked_by_running_work(self) -> bool:
-        """Return whether the running task is itself work that is being drained.
+    def is_asked_by_running_work(self) -> bool:
+        """Return whether the running task is work that the drain waits for, so that it may start more work.
 
-        Such a task may start what it needs to finish. Any other task, including a service, would
-        bring new work.
+        The same holds for a task, such as a service, while it handles an item that the drain waits for. Any
+        other task would bring new work.
         """
-        owner, key = self._owner_of_running_task(self._drain_root)
-        return owner is not None and key in owner._holds and owner._is_within(self._drain_root)
+        root = self.draining_root
+        owner, key = self.find_owner_of_running_task(root)
+        if owner is not None and key in owner.holds and owner.is_within(root):
+            return True
+        tasks = self.backend.working_for()
+        return root is not None and any(
+            held.handled_by(tasks) for held in root.list_all_resources()
+        )
 
-    def _owner_of_running_task(
+    def find_owner_of_running_task(
         self, root: TreeNode | None = None
     ) -> tuple[TreeNode | None, object]:
-        """Return the node that owns the running task, as work or otherwise, and the task's key.
+        """Return the node that owns the running task (as work, service or closer), and the task's key.
 
         A visitor (see visitors.py) has two owners: the scope that owns its task and the scope it visits.
-        Return the first if it is within `root` (by default this node), else the second.
+        Return the owner of the task if it is within `root` (by default this node), else the visited scope.
         """
         held = acting.get()
-        key = held or self._backend.current()
-        own: TreeNode | None = getattr(key, "_node", None)
+        key = held or self.backend.current()
+        own: TreeNode | None = getattr(key, "owner_node", None)
         node = current.get()
         if held is None and node is not None and node is not own:
-            task = self._backend.task()
-            if task in node._holds and (own is None or not own._is_within(root or self)):
+            task = self.backend.task()
+            if task in node.holds and (own is None or not own.is_within(root or self)):
                 return node, task
         if own is not None:  # a job or an adopted task
-            return own if own._owns(key) else None, key
-        # A foreign task, if a scope has adopted it.
+            return own if own.owns_key(key) else None, key
+        # The task has no owner of its own, but a scope may have adopted it under the task as key.
         while node is not None and key is not None:
-            if node._owns(key):
+            if node.owns_key(key):
                 return node, key
-            node = node._parent
-        return self if self._owns(key) else None, key
+            node = node.parent
+        return self if self.owns_key(key) else None, key
 
-    def _owns(self, key: object) -> bool:
-        return key in self._holds or key in self._services or key in self._closers
+    def owns_key(self, key: object) -> bool:
+        return key in self.holds or key in self.services or key in self.closers
 
-    def _above(self) -> TreeNode | None:
-        return self._parent
+    def node_above(self) -> TreeNode | None:
+        return self.parent
 
-    def _is_within(self, root: TreeNode | None) -> bool:
+    def is_within(self, root: TreeNode | None) -> bool:
         node: TreeNode | None = self
         while node is not None and node is not root:
-            node = node._parent
+            node = node.parent
         return node is not None and root is not None
 
-    def _mark_draining(self, root: TreeNode, *, deep: bool = True) -> None:
-        if self._state is ScopeState.OPEN:
+    def mark_draining(self, root: TreeNode, *, deep: bool = True) -> None:
+        if self.phase is ScopeState.OPEN:
             self.enter_state(ScopeState.DRAINING)
-            self._drain_root = root
-            for resource in self._own_resources():
-                resource._drain()
-        for child in self._children if deep else ():
-            child._mark_draining(root)
-        for context in self._contexts:
-            context.node._mark_draining(root)
+            self.draining_root = root
+            for resource in self.list_own_resources():
+                resource.note_drain()
+        for child in self.children if deep else ():
+            child.mark_draining(root)
+        for context in self.contexts:
+            context.node.mark_draining(root)
 
     # Resources.
 
-    def _register(self, resource: Resource) -> None:
+    def register_resource(self, resource: Resource) -> None:
         """Notify a resource when this scope drains or closes. The reference is weak."""
         if self._resources is None:
             self._resources = WeakKeyDictionary()
         self._resources[resource] = None
 
-    def _unregister(self, resource: Resource) -> None:
+    def unregister_resource(self, resource: Resource) -> None:
         if self._resources is not None:
             self._resources.pop(resource, None)
 
-    def _own_resources(self) -> tuple[Resource, ...]:
+    def list_own_resources(self) -> tuple[Resource, ...]:
         return () if self._resources is None else tuple(self._resources)
 
-    def _all_resources(self) -> Iterator[Resource]:
-        yield from self._own_resources()
-        for child in tuple(self._children):
-            yield from child._all_resources()
+    def list_all_resources(self) -> Iterator[Resource]:
+        yield from self.list_own_resources()
+        for child in tuple(self.children):
+            yield from child.list_all_resources()
 
-    def _left_running(self) -> Sequence[reports.ReportEntry]:
-        """Return what still runs that the scope does not wait for, and that its report names. A node has threads."""
+    def list_left_running(self) -> Sequence[reports.ReportEntry]:
+        """Return entries of work that still runs and that the close does not wait for, such as threads of a node."""
         return ()
 
-    def _awaited_by(self, task: object) -> bool:
+    def is_close_awaited_by(self, task: object) -> bool:
         """Return whether a task waits for the close of this scope or of an ancestor."""
         node: TreeNode | None = self
         while node is not None:
-            if node._closing is not None and task in node._closing.waiters:
+            if node.close_plan is not None and task in node.close_plan.waiters:
                 return True
-            node = node._parent
+            node = node.parent
         return False
 
-    def _only_forsaken(self) -> bool:
-        """Return whether all that is left is resources without a reader or writer, and the tasks that use them."""
-        forsaken = [held for held in self._own_resources() if held._forsaken()]
-        served = self._services or self._contexts  # one of them may be the missing reader
-        if served and any(held._expects_services() for held in forsaken):
+    def is_only_forsaken(self) -> bool:
+        """Return whether the scope holds only resources without a reader or writer, and the tasks that use them."""
+        forsaken = [held for held in self.list_own_resources() if held.is_forsaken()]
+        served = self.services or self.contexts  # one may become the missing reader
+        if served and any(held.expects_services() for held in forsaken):
             return False
-        idle: set[object] = {*forsaken, *(user for held in forsaken for user in held._users())}
-        return all(child._only_forsaken() for child in self._children) and all(
-            held in idle or getattr(held, "_task", None) in idle or isinstance(held, TreeNode)
-            for held in list(self._holds.values())
+        idle: set[object] = {*forsaken, *(user for held in forsaken for user in held.list_users())}
+        return all(child.is_only_forsaken() for child in self.children) and all(
+            held in idle or getattr(held, "own_task", None) in idle or isinstance(held, TreeNode)
+            for held in list(self.holds.values())
         )
 
-    def _lose(self, items: Sequence[reports.ReportEntry], *, given_up: bool) -> None:
+    def lose_items(self, items: Sequence[reports.ReportEntry], *, given_up: bool) -> None:
         """Report undelivered items; with `given_up`, a drain stopped waiting for their reader."""
-        self._undelivered.append(items)
+        self.undelivered_items.append(items)
         node: TreeNode | None = self
-        while given_up and node is not None and node._state is not ScopeState.OPEN:
-            node._gave_up = True
-            node = node._parent
+        while given_up and node is not None and node.phase is not ScopeState.OPEN:
+            node.has_given_up = True
+            node = node.parent
 
     # How jobs ended.
 
-    def _job_cancelled(self, held: Held, *, service: bool) -> None:
+    def note_cancelled(self, held: Held, *, service: bool) -> None:
         if service:
-            self._service_ended(held)
-        elif self._state is ScopeState.CLOSING:
+            self.note_service_ended(held)
+        elif self.phase is ScopeState.CLOSING:
             if not named_once.is_named(self, held):
-                self._cancelled.append(held)
+                self.cancelled_holds.append(held)
         else:
-            self._withdrawn += 1
+            self.withdrawn_count += 1
 
-    def _service_ended(self, held: Held) -> None:
-        """Count a service for the report, unless quiesce itself has started it."""
-        self._stopped += not callsites.is_own(held.where)
+    def note_service_ended(self, held: Held) -> None:
+        """Count a stopped service for the report, unless quiesce itself started it."""
+        self.stopped_count += not callsites.is_own(held.where)
 
-    def _job_failed(self, held: Held, error: BaseException) -> None:
-        self._failed.append(reports.report_entry(held, self._name, self._backend.clock(), error))
+    def note_failed(self, held: Held, error: BaseException) -> None:
+        self.failed_entries.append(
+            reports.report_entry(held, self.name_given, self.backend.clock(), error)
+        )
 
-    def _unhandled(self, held: Held, error: BaseException, *, seen: bool = False) -> None:
+    def note_unhandled(self, held: Held, error: BaseException, *, seen: bool = False) -> None:
         """Record the failure of an adopted task that was collected before any task received it.
 
         May be called in any thread. The failure is logged, unless other code has `seen` it.
         """
-        where = f"{held.kind} {held.name}, started {held.where}, adopted by scope {self._name!r}"
+        where = (
+            f"{held.kind} {held.name}, started {held.where}, adopted by scope {self.name_given!r}"
+        )
         if not seen:
             logger.error("%s failed, and no task asked for its result", where, exc_info=error)
-        if self._state is not ScopeState.CLOSED:
-            self._failed.append(
-                reports.report_entry(held, self._name, self._backend.clock(), error)
+        if self.phase is not ScopeState.CLOSED:
+            self.failed_entries.append(
+                reports.report_entry(held, self.name_given, self.backend.clock(), error)
             )
 
-    def _fail(self, error: BaseException) -> None:
-        """Do nothing. A hop records that work done for it in another scope failed."""
+    def work_failed(self, error: BaseException) -> None:
+        """Do nothing. A hop overrides this, to record that its work in another scope failed."""
 
-    # Coming and going.
+    # Attaching and detaching.
 
     def _attach(self, parent: TreeNode | None) -> None:
         """Make this a child of `parent`, or a root if that is None."""
-        self._parent = parent
+        self.parent = parent
         if parent is not None:
-            self._errand_above = parent._errand
-            parent._children[self] = None
-            if parent._state is ScopeState.DRAINING:
+            self.hop_served_above = parent.hop_served
+            parent.children[self] = None
+            if parent.phase is ScopeState.DRAINING:
                 self.enter_state(ScopeState.DRAINING)
-                self._drain_root = parent._drain_root
+                self.draining_root = parent.draining_root
 
-    def _close_with_parent(self, join_by: float) -> Closing:
-        """Close at once, by the parent's deadline. `Scope` implements it."""
+    def close_with_parent(self, join_by: float) -> Closing:
+        """Close at once, with the parent's deadline. `Scope` implements this."""
         raise NotImplementedError
 
-    def _detach(self) -> None:
-        parent = self._parent
+    def detach_node(self) -> None:
+        parent = self.parent
         if parent is not None:
-            parent._children.pop(self, None)
-            parent._quiet.pop(self, None)
-            parent._contexts = [context for context in parent._contexts if context.node is not self]
-            parent._ring_all()  # an ancestor may wait for the last closer below it
+            parent.children.pop(self, None)
+            parent.quiet_children.pop(self, None)
+            parent.contexts = [context for context in parent.contexts if context.node is not self]
+            parent.ring_closings()  # an ancestor may wait for the last closer below it
 
-    def _hand_over(self, parent: TreeNode) -> int:
-        """Move everything that still runs to `parent`, and return how many holds and children moved."""
+    def hand_over_to(self, parent: TreeNode) -> int:
+        """Move everything that still runs to `parent`; return the number of moved holds and children."""
         count = 0
-        for key, held in list(self._holds.items()):
+        for key, held in list(self.holds.items()):
             if not isinstance(held, TreeNode):
-                held._move(parent)
-                parent._insert(key, held)
-                held._reclassify()
-                if parent._state is ScopeState.CLOSING:
-                    held._stop()
+                held.move_to(parent)
+                parent.insert_hold(key, held)
+                held.reclassify()
+                if parent.phase is ScopeState.CLOSING:
+                    held.request_stop()
                 count += 1
-        for key, held in self._services.items():
-            held._move(parent)
-            parent._services[key] = held
+        for key, held in self.services.items():
+            held.move_to(parent)
+            parent.services[key] = held
             count += 1
-        for child in list(self._children):
-            busy = child in self._holds
-            child._move(parent)
-            parent._children[child] = None
+        for child in list(self.children):
+            busy = child in self.holds
+            child.move_to(parent)
+            parent.children[child] = None
             if busy:
-                parent._insert(child, child)
-            if parent._closing is not None and parent._state is ScopeState.CLOSING:
-                child._close_with_parent(parent._closing.join_by)
+                parent.insert_hold(child, child)
+            if parent.close_plan is not None and parent.phase is ScopeState.CLOSING:
+                child.close_with_parent(parent.close_plan.join_by)
             count += 1
-        for resource in self._own_resources():
-            resource._move(parent)
-            parent._register(resource)
+        for resource in self.list_own_resources():
+            resource.move_to(parent)
+            parent.register_resource(resource)
         self._resources = None
-        self._children.clear()
-        self._services.clear()
+        self.children.clear()
+        self.services.clear()
         self._keys.clear()
-        if self._holds:
-            self._holds.clear()
-            self._turned_idle()
-        parent._ring()
+        if self.holds:
+            self.holds.clear()
+            self.note_idle()
+        parent.ring_closing()
         return count

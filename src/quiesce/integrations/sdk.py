@@ -6,6 +6,7 @@ import re
 from importlib import metadata
 from typing import NoReturn
 
+from quiesce.core.extras import how_to_install
 from quiesce.errors import SdkMissing, SdkUnknown
 
 __all__: list[str] = []
@@ -31,16 +32,18 @@ def require(distribution: str, *, extra: str, oldest: str) -> Version:
         SdkMissing: it is not installed, or is older than that.
     """
     wanted = f"{distribution} {oldest} or newer"
-    advice = f"pip install 'quiesce[{extra}]'"
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        message = f"quiesce.integrations.{extra} needs {wanted}, and it is not installed: {advice}"
+        message = (
+            f"quiesce.integrations.{extra} needs {wanted}, and it is not installed:"
+            f" {how_to_install(extra)}"
+        )
         raise SdkMissing(message, name=distribution) from None
     if version_numbers(version) < version_numbers(oldest):
         message = (
             f"quiesce.integrations.{extra} needs {wanted}, and {version} is installed:"
-            f" {advice} --upgrade"
+            f" {how_to_install(extra, upgrade=True)}"
         )
         raise SdkMissing(message, name=distribution)
     return version_numbers(version)

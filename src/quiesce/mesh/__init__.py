@@ -11,6 +11,9 @@ The modules, in reading order:
 - `http`: the public names that need httpx.
 """
 
+from typing import TYPE_CHECKING
+
+from quiesce.core.later_names import import_name as _import_name
 from quiesce.errors import (
     CascadeCancelled,
     EdgeRefused,
@@ -20,24 +23,50 @@ from quiesce.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
-from quiesce.mesh.clients.instrumentation import Instrumentation
-from quiesce.mesh.protocol.receipt import Note, Receipt
-from quiesce.mesh.protocol.scheduler import Patience
-from quiesce.mesh.runtime.admission import Arrival
-from quiesce.mesh.runtime.cascade import Cascade
-from quiesce.mesh.runtime.delegation import Handing
-from quiesce.mesh.runtime.hop import Hop, current_hop
-from quiesce.mesh.runtime.node import Node
-from quiesce.mesh.runtime.progress import Busy, MeshFrontier
-from quiesce.mesh.runtime.settlement import (
-    Settled,
-    SettledWithLosses,
-    Settlement,
-    Unknown,
-)
-from quiesce.mesh.store.journal_keeper import Health
-from quiesce.mesh.transport.asgi_front import CascadeFront
-from quiesce.mesh.transport.node_transport import Memory, Transport
+
+if TYPE_CHECKING:
+    from quiesce.mesh.clients.instrumentation import Instrumentation
+    from quiesce.mesh.protocol.receipt import Note, Receipt
+    from quiesce.mesh.protocol.scheduler import Patience
+    from quiesce.mesh.runtime.admission import Arrival
+    from quiesce.mesh.runtime.cascade import Cascade
+    from quiesce.mesh.runtime.delegation import Handing
+    from quiesce.mesh.runtime.hop import Hop, current_hop
+    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.progress import Busy, MeshFrontier
+    from quiesce.mesh.runtime.settlement import (
+        Settled,
+        SettledWithLosses,
+        Settlement,
+        Unknown,
+    )
+    from quiesce.mesh.store.journal_keeper import Health
+    from quiesce.mesh.transport.asgi_front import CascadeFront
+    from quiesce.mesh.transport.node_transport import Memory, Transport
+
+# Imported when first used: a program that needs only receipts does not wait for nodes.
+_LATER = {
+    "Arrival": "quiesce.mesh.runtime.admission",
+    "Busy": "quiesce.mesh.runtime.progress",
+    "Cascade": "quiesce.mesh.runtime.cascade",
+    "CascadeFront": "quiesce.mesh.transport.asgi_front",
+    "Handing": "quiesce.mesh.runtime.delegation",
+    "Health": "quiesce.mesh.store.journal_keeper",
+    "Hop": "quiesce.mesh.runtime.hop",
+    "Instrumentation": "quiesce.mesh.clients.instrumentation",
+    "Memory": "quiesce.mesh.transport.node_transport",
+    "MeshFrontier": "quiesce.mesh.runtime.progress",
+    "Node": "quiesce.mesh.runtime.node",
+    "Note": "quiesce.mesh.protocol.receipt",
+    "Patience": "quiesce.mesh.protocol.scheduler",
+    "Receipt": "quiesce.mesh.protocol.receipt",
+    "Settled": "quiesce.mesh.runtime.settlement",
+    "SettledWithLosses": "quiesce.mesh.runtime.settlement",
+    "Settlement": "quiesce.mesh.runtime.settlement",
+    "Transport": "quiesce.mesh.transport.node_transport",
+    "Unknown": "quiesce.mesh.runtime.settlement",
+    "current_hop": "quiesce.mesh.runtime.hop",
+}
 
 __all__ = [
     "Arrival",
@@ -68,3 +97,15 @@ __all__ = [
     "Unknown",
     "current_hop",
 ]
+
+
+if not TYPE_CHECKING:  # else type checkers would accept a misspelled name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        return _import_name(globals(), _LATER, name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted({*globals(), *__all__})

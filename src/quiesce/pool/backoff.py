@@ -1,4 +1,4 @@
-"""How long to wait before starting again what keeps failing."""
+"""How long to wait before restarting a runner that keeps failing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Backoff"]
 
-_KEYS_MIN = 64  # that have failed, kept before old ones are let go
+_KEYS_MIN = 64  # so many failed keys are kept before old ones are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next start of a runner that keeps failing.
+    """The waiting times between the starts of a runner that keeps failing.
 
-    After the first failure (a failed start, or an exit that nobody asked for) there is no wait;
-    after the second it is `first_seconds`, and `factor` times as long after each further one. A
-    key that might have failed for `healthy_seconds`, and has not, begins anew.
+    A failure is a failed start, or an exit that was not asked for. After the first failure there is no
+    wait; after the second it is `first_seconds`, then `factor` times as long after each further one,
+    up to `longest_seconds`. The count resets after `healthy_seconds` without a failure; a wait does not
+    count towards these.
     """
 
     first_seconds: float = 0.5
@@ -32,7 +33,7 @@ class Backoff:
     healthy_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Raise `ArgumentError` for values that cannot work."""
         for name in ("first_seconds", "longest_seconds", "healthy_seconds"):
             arguments.seconds(name, getattr(self, name))
         if arguments.seconds("factor", self.factor) < 1:
@@ -40,7 +41,7 @@ class Backoff:
             raise ArgumentError(message)
 
     def delay(self, failures: int) -> float:
-        """Return the wait after so many failures in a row, in seconds."""
+        """Return the wait in seconds after this many failures in a row."""
         if failures <= 1 or not self.first_seconds:
             return 0.0
         try:
@@ -52,51 +53,51 @@ class Backoff:
 
 @dataclass(slots=True)
 class History:
-    """How a key has fared."""
+    """The failures of one key."""
 
     failures: int = 0
     failed_at: float = -math.inf
     not_before: float = -math.inf
 
     def fine_since(self) -> float:
-        """Return the time from which on it could have failed again."""
+        """Return the time since which the key could have failed again."""
         return max(self.failed_at, self.not_before)
 
 
 class Histories:
-    """The failures of all keys, as long as they matter."""
+    """The failures of all keys; old ones are dropped."""
 
-    __slots__ = ("_backoff", "_found", "_limit")
+    __slots__ = ("_backoff", "_limit", "by_key")
 
     def __init__(self, backoff: Backoff | None) -> None:
         self._backoff = backoff
-        self._found: dict[Hashable, History] = {}
+        self.by_key: dict[Hashable, History] = {}
         self._limit = _KEYS_MIN
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.by_key)
 
     def not_before(self, key: Hashable) -> float:
-        """Return the time before which a key must not be started again."""
-        history = self._found.get(key)
+        """Return the time before which the key must not be started."""
+        history = self.by_key.get(key)
         return -math.inf if history is None else history.not_before
 
     def failed(self, key: Hashable, now: float) -> None:
-        """Note a failure."""
+        """Record a failure."""
         if self._backoff is None:
             return
-        history = self._found.setdefault(key, History())
+        history = self.by_key.setdefault(key, History())
         if now - history.fine_since() >= self._backoff.healthy_seconds:
             history.failures = 0
         history.failures += 1
         history.failed_at = now
         history.not_before = now + self._backoff.delay(history.failures)
-        if len(self._found) > self._limit:
+        if len(self.by_key) > self._limit:
             self._forget(now - self._backoff.healthy_seconds)
 
     def _forget(self, before: float) -> None:
-        """Drop histories that are too old to matter, seldom enough to cost little."""
-        self._found = {
-            key: history for key, history in self._found.items() if history.fine_since() > before
+        """Drop histories that are too old to matter; called seldom, so that it costs little."""
+        self.by_key = {
+            key: history for key, history in self.by_key.items() if history.fine_since() > before
         }
-        self._limit = max(_KEYS_MIN, 2 * len(self._found))
+        self._limit = max(_KEYS_MIN, 2 * len(self.by_key))

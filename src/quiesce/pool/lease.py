@@ -1,4 +1,4 @@
-"""The lease: one use of a pool's runner, or the wait for it."""
+"""A lease: one use of a pool's runner, or the wait for it."""
 
 from __future__ import annotations
 
@@ -25,39 +25,41 @@ class Lease(Generic[R]):
     __slots__ = (
         "_code",
         "_error",
-        "_hold",
-        "_key",
         "_offset",
         "_pool",
-        "_slot",
-        "_task",
         "_waiter",
+        "hold",
+        "key",
+        "leasing_task",
+        "slot",
     )
 
     def __init__(self, pool: RunnerPool[Any, R], key: Hashable, frame: FrameType) -> None:
         self._pool = pool
-        self._key = key
+        self.key: Hashable = key
         self._code: CodeType = frame.f_code
         self._offset: int = frame.f_lasti
-        self._hold: Hold | None = None
-        self._slot: Slot[R] | None = None
-        self._task: object = None
+        self.hold: Hold | None = None
+        self.slot: Slot[R] | None = None
+        self.leasing_task: object = None
         self._waiter: Waiter | None = None
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> R:
-        """Wait for the runner."""
-        node = self._pool._node
-        if self._hold is not None:
-            message = f"this lease of {self._key!r} was used before: call lease() again"
+        """Wait until the runner is ready, and return it."""
+        node = self._pool.own_scope
+        if self.hold is not None:
+            message = (
+                f"this lease of {self.key!r} was used before: call pool.lease() for each block"
+            )
             raise UsageError(message)
-        node._admit()
+        node.check_may_start()
         details: dict[str, object] = {"state": "waiting"}
         place = (self._code, self._offset)
-        self._task = node._backend.task()
-        self._hold = Hold(node, "lease", str(self._key), details, *place, self._revoke)
-        node._insert(self._hold, self._hold)
-        self._pool._leases[self] = None
+        self.leasing_task = node.backend.task()
+        self.hold = Hold(node, "lease", str(self.key), details, *place, self._revoke)
+        node.insert_hold(self.hold, self.hold)
+        self._pool.leases[self] = None
         try:
             runner = await self._obtain()
         except BaseException:
@@ -68,9 +70,9 @@ class Lease(Generic[R]):
 
     async def _obtain(self) -> R:
         while True:
-            slot = self._slot = self._pool._join(self, self._code, self._offset)
+            slot = self.slot = self._pool.join_lease(self, self._code, self._offset)
             if self not in slot.leases:
-                self._waiter = slot.waiting[self] = self._pool._node._backend.waiter()
+                self._waiter = slot.waiting[self] = self._pool.own_scope.backend.waiter()
                 try:
                     await self._waiter
                 finally:
@@ -80,7 +82,7 @@ class Lease(Generic[R]):
             runner = slot.runner
             if slot.stage is Stage.READY and runner is not None and runner.returncode is None:
                 return runner
-            self._pool._leave(self, slot)  # it has ended since: ask for another
+            self._pool.leave_lease(self, slot)  # the runner has ended since: ask for a new one
 
     async def __aexit__(
         self,
@@ -88,31 +90,31 @@ class Lease(Generic[R]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Return the runner back; there is nothing to wait for."""
+        """End the lease; there is nothing to wait for."""
         self._end()
 
     def _end(self) -> None:
-        self._pool._leases.pop(self, None)
-        if self._slot is not None:
-            self._pool._leave(self, self._slot)
-        if self._hold is not None:
-            self._hold.release()
+        self._pool.leases.pop(self, None)
+        if self.slot is not None:
+            self._pool.leave_lease(self, self.slot)
+        if self.hold is not None:
+            self.hold.release()
 
-    def _tell(self, error: BaseException) -> None:
-        """Wake the one who waits, with an error."""
+    def tell_waiter(self, error: BaseException) -> None:
+        """Wake the waiting caller with an error."""
         if self._waiter is not None and not self._waiter.done():
             self._error = error
             self._waiter.set_result(None)
 
-    def _defer(self) -> None:
-        """Report the close at its end: work of the scope itself is cancelled before."""
-        self._error = self._pool._closed_error()
-        self._pool._revoked.append(self)
+    def defer_close(self) -> None:
+        """Notify the waiting caller when the close ends; a caller that the scope owns is cancelled before."""
+        self._error = self._pool.make_closed_error()
+        self._pool.revoked_leases.append(self)
 
     def _revoke(self) -> None:
-        """Record that the scope is being closed: what was leased is cut short."""
+        """End the lease because the scope closes; a lease that is in use is reported as cancelled."""
         if self._waiter is not None:
-            self._defer()
-        elif self._hold is not None:
-            self._pool._node._job_cancelled(self._hold, service=False)
+            self.defer_close()
+        elif self.hold is not None:
+            self._pool.own_scope.note_cancelled(self.hold, service=False)
         self._end()

@@ -1,4 +1,4 @@
-"""What a pool of runners tells of itself."""
+"""The figures that `RunnerPool.stats` returns."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["PoolStats"]
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """How a pool stands, and what it has done so far."""
+    """The figures of a pool: its state now, and counts since it was opened."""
 
     ready: int
-    """Runners that run, leased or idle."""
+    """Running runners, leased or idle."""
     idle: int
-    """Those of them that nobody has leased."""
+    """Running runners without a lease."""
     starting: int
     """Runners that are being started."""
     queued: int
-    """Keys whose runner waits for room, for the end of the last one, or for its back-off."""
+    """Keys whose runner waits for room, for the end of the previous runner, or for its back-off."""
     stopping: int
     """Runners that are being stopped, or whose start is being cancelled."""
     leases: int
-    """Leases held."""
+    """Current leases."""
     waiting: int
     """Leases that wait for a runner."""
     started: int
@@ -30,6 +30,6 @@ class PoolStats:
     failed: int
     """Starts that failed."""
     crashed: int
-    """Runners that ended although nobody had asked for it."""
+    """Runners that ended without being stopped."""
     reaped: int
-    """Runners that were ended because they were idle for too long, or their room was wanted."""
+    """Runners that were ended because they were idle for too long, or because room was needed."""

@@ -1,4 +1,4 @@
-"""A program and how to start it: what a pool needs to know of the runners that it is to start."""
+"""A program and its options: what a pool needs to start a process as a runner."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Program:
-    """A program that may be started any number of times; the options are those of `start_process`.
+    """A program that can be started any number of times; the options are those of `start_process`.
 
     ```python
     worker = Program([sys.executable, "worker.py"], ready=Line("ready"))
     process = await worker.start()
     ```
 
-    What is given here is checked here. How long a process may take to end is for its owner to say:
-    it is an option of `start()`, and of a pool.
+    The options are checked when the object is created. How long a process may take to end is not an
+    option here: it is an option of `start()`, and of a pool.
 
     Args:
-        argv: The program, and its arguments. There is no shell.
-        ready: What to wait for before it is given out: a probe, or an async function that is
-            called with the process. None: nothing.
-        ready_within: How many seconds it may take to be ready.
-        env: Its whole environment; None: that of this program.
-        cwd: Where it runs; None: where this program does.
+        argv: The program and its arguments. There is no shell.
+        ready: What to wait for before the process counts as started: a probe, or an async function
+            that is called with the process. None: no wait.
+        ready_within: How many seconds the process may take to be ready.
+        env: The whole environment of the process; None: the environment of this program.
+        cwd: The working directory; None: the one of this program.
         stdin: `"pipe"`, a file descriptor, or None: nothing to read.
-        logs: Where its output goes.
-        pass_fds: File descriptors that it inherits.
-        listen: A listener that it inherits; one without `keep=True` can be one process's only.
+        logs: Where the output goes.
+        pass_fds: File descriptors that the process inherits.
+        listen: A listener that the process inherits; without `keep=True` only one process can have it.
 
     *Raises*: `ArgumentError`.
     """
@@ -60,7 +60,7 @@ class Program:
     _: KW_ONLY
     ready: Any = None
     ready_within: float = 10.0
-    env: Mapping[str, str] | None = field(default=None, repr=False)  # there may be secrets in it
+    env: Mapping[str, str] | None = field(default=None, repr=False)  # it may contain secrets
     cwd: str | os.PathLike[str] | None = None
     stdin: int | Literal["pipe"] | None = None
     logs: Logs = "keep"
@@ -68,7 +68,7 @@ class Program:
     listen: Listener | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, and keep copies of what may be changed by others."""
+        """Check the options, and copy those that the caller might change later."""
         own = {
             "argv": tuple(process_spawn.words_of(self.argv)),
             "env": process_spawn.environment(self.env),
@@ -85,19 +85,20 @@ class Program:
     def start(
         self, *, scope: Scope | None = None, name: str | None = None, grace: float = GRACE_SECONDS
     ) -> Coroutine[Any, Any, Process]:
-        """Start it, as a service: `process = await program.start()`.
+        """Start a process as a service: `process = await program.start()`.
 
         Args:
-            scope: Whose it is; the current one by default.
-            name: What it is called; the program's name by default.
-            grace: How many seconds it has between SIGTERM and SIGKILL.
+            scope: The owning scope; the current one by default.
+            name: The name of the process; the program's name by default.
+            grace: How many seconds the process has between SIGTERM and SIGKILL.
 
-        *Cancel safety*: as of `start_process`: cancelled while it waits for readiness, the process
-        is stopped, and all of its group is gone, before the cancellation is passed on.
+        *Cancel safety*: as of `start_process`: if cancelled while it waits for readiness, the
+        process and all of its group are gone before the cancellation is passed on.
 
-        *Raises*: what `start_process` raises.
+        *Raises*: the errors of `start_process`.
         """
-        return self._start(scope, name, grace, self.env)  # whoever awaits it has started it
+        # A coroutine: the task that awaits it starts the process.
+        return self._start(scope, name, grace, self.env)
 
     def _start(
         self,
@@ -110,24 +111,26 @@ class Program:
         options |= {"scope": scope, "name": name, "grace": grace, "env": env}
         return start_process(**options, service=True)
 
-    def _start_for(self, key: object, scope: Scope, grace: float) -> Coroutine[Any, Any, Process]:
-        """Start it as the runner of a key, which it is told."""
+    def start_for_key(
+        self, key: object, scope: Scope, grace: float
+    ) -> Coroutine[Any, Any, Process]:
+        """Start the process as the runner of a key; the key is in its environment."""
         base = os.environ if self.env is None else self.env
         return self._start(scope, str(key), grace, {**base, KEY_VARIABLE: str(key)})
 
 
 def check_shared(program: Program) -> None:
-    """Refuse what only one process can have, in a program that is to be started for all keys."""
+    """Raise `ArgumentError` if a program for all keys has options that only one process can use."""
     owned = {
         "listen": program.listen is not None,
-        "ready": isinstance(program.ready, Connecting),  # at one address
+        "ready": isinstance(program.ready, Connecting),  # connects to one address
         "logs": isinstance(program.logs, os.PathLike),
     }
     names = [name for name, is_owned in owned.items() if is_owned]
     if names:
         message = (
-            f"the {' and '.join(names)} of a Program for all keys would be that of many processes: "
-            "give RunnerPool a function that makes a Program of a key"
+            f"a Program for all keys cannot have {' and '.join(names)}, which only one process can use: "
+            "give RunnerPool a function that makes a Program for each key"
         )
         raise ArgumentError(message)
 
@@ -135,9 +138,9 @@ def check_shared(program: Program) -> None:
 async def runner_of(
     factory: Program | Callable[[Any], Any], key: object, scope: Scope, grace: float
 ) -> Any:
-    """Start the runner of a key, by whatever a pool was given for that.
+    """Start the runner of a key with the factory that the pool was given.
 
-    What the factory gives decides, not what it is: it may be any callable.
+    The factory's result decides how: any callable may return a `Program` or a runner.
     """
     made: Any = factory if isinstance(factory, Program) else factory(key)
     if inspect.isawaitable(made):
@@ -145,10 +148,10 @@ async def runner_of(
     elif not isinstance(made, Program):
         name = arguments.name_of(factory)
         message = (
-            f"{name} gave {made!r}: a RunnerPool needs a Program, a function that gives one, or an "
-            "async function that gives a runner"
+            f"{name} returned {made!r}: RunnerPool needs a Program, a function that returns a Program, or "
+            "an async function that returns a runner"
         )
         raise ArgumentError(message)
     if isinstance(made, Program):
-        return await made._start_for(key, scope, grace)
+        return await made.start_for_key(key, scope, grace)
     return checked_runner(made, factory)

@@ -1,4 +1,4 @@
-"""File descriptors: waiting until one can be read or written, on every backend."""
+"""Waits until a file descriptor can be read or written, on every backend."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STANDARD_MAX = 2
 
 
 def beyond_standard(fd: int) -> int:
-    """Move a descriptor that a child is to inherit, if need be, and give its number.
+    """Return a descriptor above 2 for a child to inherit; move `fd` if its number is 0, 1 or 2.
 
-    A program whose own standard input or output is closed gets 0, 1 or 2 for whatever it opens
-    next. In a child those are its input and outputs.
+    If a program's own standard input or output is closed, the next file it opens gets one of these
+    numbers. In the child they are the standard input and outputs.
     """
     if fd > STANDARD_MAX:
         return fd
-    import fcntl  # noqa: PLC0415 - Windows has none, and the package can be imported there
+    import fcntl  # noqa: PLC0415 - Windows lacks it, but can import this package
 
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STANDARD_MAX + 1)
     os.close(fd)
@@ -31,17 +31,17 @@ def beyond_standard(fd: int) -> int:
 
 
 async def readable(fd: int) -> None:
-    """Wait until something can be read, or the other end is closed.
+    """Wait until `fd` can be read without blocking, also because the other end is closed.
 
-    *Cancel safety*: nothing is read, and nobody listens to the descriptor any more.
+    *Cancel safety*: if cancelled, nothing was read, and the loop no longer watches the descriptor.
     """
     await _wait_to("read", fd)
 
 
 async def writable(fd: int) -> None:
-    """Wait until something can be written, or a connection was made, or could not be made.
+    """Wait until `fd` can be written without blocking, also because a connection was made or has failed.
 
-    *Cancel safety*: nothing is written, and nobody listens to the descriptor any more.
+    *Cancel safety*: if cancelled, nothing was written, and the loop no longer watches the descriptor.
     """
     await _wait_to("write", fd)
 
@@ -52,13 +52,13 @@ async def _wait_to(act: Literal["read", "write"], fd: int) -> None:
 
         await (lowlevel.wait_readable if act == "read" else lowlevel.wait_writable)(fd)
         return
-    # A cancel scope's cancellation comes by a callback: a descriptor that is ready would be first.
+    # anyio delivers a cancellation by a later callback; a ready descriptor would win against it.
     await anyio.lowlevel.checkpoint_if_cancelled()
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
 
     def wake() -> None:
-        if not woken.done():  # the loop calls again for as long as the waiter has not run
+        if not woken.done():  # the loop calls `wake` repeatedly until the waiting task runs
             woken.set_result(None)
 
     if act == "read":

@@ -1,9 +1,9 @@
-"""Seeing that a process has exited, without waiting for the end of any pipe.
+"""Notices the exit of a process without waiting for the end of a pipe.
 
-On Linux the exit makes a pidfd readable, and the event loop watches it as it watches a socket.
-Where there is none (a kernel before 5.3, macOS), a thread for each process waits in `waitid` and
-leaves the corpse where it is. Neither uses signals or the child watchers of asyncio, and the one
-who reaps is always the process's owner.
+On Linux the exit makes a pidfd readable, and the event loop watches the pidfd as it watches a socket.
+On systems without pidfds (a kernel before 5.3, macOS), a thread for each process waits in `waitid`,
+without reaping the process. Neither way uses signals or asyncio's child watchers. Only the
+process's owner reaps.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def open_exit_fd(pid: int) -> int | None:
-    """Open a file that is readable once the process has exited; None where there is no such."""
+    """Open a pidfd, which is readable after the process's exit; return None if the system has none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        if error.errno in {errno.ENOSYS, errno.EPERM, errno.EINVAL}:  # an old kernel, a sandbox
+        if error.errno in {errno.ENOSYS, errno.EPERM, errno.EINVAL}:  # an old kernel or a sandbox
             return None
         raise
 
@@ -39,13 +39,13 @@ def open_exit_fd(pid: int) -> int | None:
 def watch_exit(
     backend: Backend, pid: int, exit_fd: int | None, call: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call `call` in the loop when the process has exited; return the way to stop."""
+    """Call `call` in the loop when the process has exited; return a function that ends the watch."""
     if exit_fd is not None:
         return watch_readable(backend, exit_fd, call)
     wanted = [call]
 
     def wait() -> None:
-        with suppress(ChildProcessError):  # reaped by somebody else: it has ended
+        with suppress(ChildProcessError):  # other code has reaped the process, so it has exited
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         backend.post(lambda: wanted and wanted[0]())
 
@@ -54,9 +54,9 @@ def watch_exit(
 
 
 def has_exited(pid: int, exit_fd: int | None) -> bool:
-    """Return whether it has exited, at this moment."""
+    """Return whether the process has exited by now."""
     if exit_fd is not None:
-        poll = select.poll()  # select() knows no numbers above 1023
+        poll = select.poll()  # select() cannot watch descriptors above 1023
         poll.register(exit_fd, select.POLLIN)
         return bool(poll.poll(0))
     try:
@@ -66,9 +66,9 @@ def has_exited(pid: int, exit_fd: int | None) -> bool:
 
 
 def watch_readable(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in the loop whenever `fd` is readable; return the way to stop.
+    """Call `call` in the loop whenever `fd` is readable; return a function that ends the watch.
 
-    That must be called before `fd` is closed.
+    The caller must end the watch before it closes `fd`.
     """
     if backend.name == "trio":
         return _watch_on_trio("wait_readable", fd, call)
@@ -78,7 +78,10 @@ def watch_readable(backend: Backend, fd: int, call: Callable[[], None]) -> Calla
 
 
 def watch_writable(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in the loop whenever `fd` is writable; return the way to stop, as above."""
+    """Call `call` in the loop whenever `fd` is writable; return a function that ends the watch.
+
+    The caller must end the watch before it closes `fd`.
+    """
     if backend.name == "trio":
         return _watch_on_trio("wait_writable", fd, call)
     loop: Any = backend.loop
@@ -93,7 +96,7 @@ def _watch_on_trio(way: str, fd: int, call: Callable[[], None]) -> Callable[[], 
     wanted = [call]
 
     async def watch() -> None:
-        # Shielded: what was started is watched to its end, and the owner stops the watching.
+        # Shielded, so that only the process's owner ends the watch.
         with trio.CancelScope(shield=True), suppress(trio.ClosedResourceError):
             while wanted:
                 await wait(fd)
@@ -107,15 +110,15 @@ def _watch_on_trio(way: str, fd: int, call: Callable[[], None]) -> Callable[[], 
 
     try:
         trio.lowlevel.spawn_system_task(watch, name=f"quiesce {way} {fd}")
-    except RuntimeError as error:  # trio.run is ending: its system nursery is closed
-        message = "trio is shutting down: nothing new may start"
+    except RuntimeError as error:  # trio.run is ending, and has closed its system nursery
+        message = "trio is shutting down: no process can start any more"
         raise UsageError(message) from error
     return stop
 
 
 def _guarded(call: Callable[[], None]) -> None:
-    """Call, and let nothing out: it would end the whole run of trio."""
+    """Call `call`, and log its exception, which would otherwise end the whole run of trio."""
     try:
         call()
-    except Exception:  # noqa: BLE001 - logged; others depend on this task
-        logger.exception("a callback of quiesce failed")
+    except Exception:  # noqa: BLE001 - it is logged
+        logger.exception("a callback raised: this is a defect of quiesce, please report it")

@@ -1,8 +1,8 @@
-"""One fork a turn of the event loop: a hundred starts at once must not hold up everything else.
+"""Allows one fork in each turn of the event loop, so that a hundred starts do not block the loop.
 
-A fork takes about a millisecond, in which nothing else runs. Tasks that start processes at the
-same time would do so one after the other in a single turn of the loop. Here the first goes
-ahead at once, and the others in the turns that follow, in between what else there is to do.
+A fork blocks the loop for about a millisecond. Without this queue, tasks that start processes at
+the same time would fork one after the other in a single turn of the loop. With it, the first task
+forks at once, and each other task in one of the following turns, so other tasks run in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Turns:
     async def take(self) -> None:
         """Wait for a turn; the caller forks in the step in which this returns.
 
-        *Cancel safety*: nothing was started; the turn goes to the next.
+        *Cancel safety*: if cancelled, no process was started, and the next task gets the turn.
         """
         while self.taken:
             waiter = self.backend.waiter()
@@ -35,12 +35,12 @@ class Turns:
             except BaseException:
                 if waiter in self.queue:
                     self.queue.remove(waiter)
-                elif not waiter.cancelled():  # it was given the turn
+                elif not waiter.cancelled():  # this task has the turn: pass it on
                     self._next()
                 raise
         self.taken = True
         if not self.backend.soon(self._next):
-            self.taken = False  # the loop is at its end: nobody waits for a turn
+            self.taken = False  # the loop has ended, so no task waits for a turn
 
     def _next(self) -> None:
         self.taken = False
@@ -51,9 +51,7 @@ class Turns:
                 return
 
 
-_turns: dict[
-    object, Turns
-] = {}  # of each event loop; there may be two in a thread (trio's guest mode)
+_turns: dict[object, Turns] = {}  # by event loop; trio's guest mode has two loops in one thread
 
 
 def of(backend: Backend) -> Turns:

@@ -1,9 +1,8 @@
-"""What a process writes: read as it comes, kept within a bound, and given to whoever wants it.
+"""The lines that a process writes: kept within a bound, and available to any number of readers.
 
-The pipes are read by the event loop itself, so a process whose output nobody wants never blocks
-on it. A bound on the bytes kept says what is forgotten: the oldest lines. Only while somebody
-is reading, and is that far behind, the process has to wait: a reader misses nothing of what
-comes after its first read.
+The event loop itself reads the pipes, so a process without readers never blocks on its output.
+When the kept lines exceed the bound, the oldest are dropped. If a reader has not read them yet,
+the process has to wait instead: a reader misses no line after its first read.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ if TYPE_CHECKING:
 __all__ = ["Output", "OutputLines"]
 
 KEPT_BYTES_MAX = 256 * 1024  # of each stream
-FILE_BYTES_MAX = 16 * 1024 * 1024  # of a log file, and of the one before it
-_LINE_BYTES_MAX = 64 * 1024  # a longer line is given in parts
+FILE_BYTES_MAX = 16 * 1024 * 1024  # of the log file, and of the older log file
+_LINE_BYTES_MAX = 64 * 1024  # a longer line is split
 _TAIL_LINES = 20
 
 
 class OutputLines:
     """One reader of an output, line by line: `async for line in process.stdout`."""
 
-    __slots__ = ("__weakref__", "_output", "_position", "missed")
+    __slots__ = ("__weakref__", "_output", "missed", "position")
 
     def __init__(self, output: Output) -> None:
-        """Begin with the oldest line that is kept."""
+        """Start at the oldest kept line."""
         self._output = output
         self.missed: int = output.first
-        """How many lines had been forgotten when it began to read."""
-        self._position = output.first
+        """Number of lines that had been dropped when this reader began."""
+        self.position: int = output.first
 
     def __aiter__(self) -> Self:
-        """Return itself."""
+        """Return this reader."""
         return self
 
     async def __anext__(self) -> str:
         """Wait for the next line.
 
-        *Cancel safety*: a line is taken in the step that returns it; none is lost.
+        *Cancel safety*: if cancelled, no line is lost.
         """
         while (line := self.take()) is None:
             if self._output.over:
@@ -66,67 +65,67 @@ class OutputLines:
         return line
 
     def take(self) -> str | None:
-        """Take the next line; None if there is none so far."""
+        """Return the next line without waiting; None if the process has not written it yet."""
         output = self._output
-        if self._position >= output.end:
+        if self.position >= output.end:
             return None
-        line = output.at(self._position)
-        self._position += 1
+        line = output.at(self.position)
+        self.position += 1
         output.trim()
         return line
 
 
 class Output(OutputPipe):
-    """One output of a process: what is kept of it, and who reads it."""
+    """One output of a process: its kept lines and its readers."""
 
     def __init__(self, name: str, backend: Backend, fd: int | None) -> None:
-        """Keep nothing, so far."""
+        """Own the pipe `fd`. No line is kept yet."""
         super().__init__(name, backend, fd)
         self.sink: Sink | None = None
         self._kept: deque[str] = deque()
         self._kept_bytes = 0
-        self._part = bytearray()  # of a line that has not ended
+        self._part = bytearray()  # the beginning of a line whose end was not read yet
         self._readers: WeakSet[OutputLines] = WeakSet()
         self.first: int = 0
 
     # For readers.
 
     def __aiter__(self) -> OutputLines:
-        """Read the lines, the kept ones first."""
+        """Return a new reader, which starts with the kept lines."""
         lines = OutputLines(self)
         self._readers.add(lines)
         return lines
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the process will write no more lines."""
         return self._fd is None
 
     @property
     def end(self) -> int:
-        """How many lines there were so far."""
+        """Number of lines that the process has written so far."""
         return self.first + len(self._kept)
 
     def at(self, position: int) -> str:
-        """Return a line that is kept."""
+        """Return the kept line at a position."""
         return self._kept[position - self.first]
 
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines."""
+        """Return the last lines, oldest first."""
         lines = [*self._kept, self._part.decode(errors="replace")][-_TAIL_LINES - 1 :]
         return tuple(line for line in lines if line)[-_TAIL_LINES:]
 
     def trim(self) -> None:
-        """Forget what is beyond the bound and was read by all who read; then read on."""
+        """Drop lines beyond the bound that all readers have read; resume reading the pipe if there is room."""
         if self._is_full():
-            needed = min((reader._position for reader in self._readers), default=self.end)
+            needed = min((reader.position for reader in self._readers), default=self.end)
             while self._is_full() and self.first < needed:
                 self._kept_bytes -= len(self._kept.popleft()) + 1
                 self.first += 1
         if not self._is_full():
             self._resume()
 
-    # As it comes in.
+    # For the event loop.
 
     def _is_full(self) -> bool:
         return self._kept_bytes > KEPT_BYTES_MAX
@@ -149,11 +148,11 @@ class Output(OutputPipe):
         if self.sink is not None:
             try:
                 self.sink(self.name, text)
-            except Exception:  # noqa: BLE001 - logged: it is the user's
-                logger.exception("what takes the %s of a process failed", self.name)
+            except Exception:  # noqa: BLE001 - the user's function may raise anything; it is logged
+                logger.exception("the logs= function raised on a line of %s", self.name)
 
     def close(self) -> None:
-        """End: the readers get what was kept, be it a line without its end. Idempotent."""
+        """Close the pipe. Readers still get the kept lines, and a last line without line end. Idempotent."""
         if self._part:
             last, self._part = self._part, bytearray()
             self._keep(last)
@@ -161,39 +160,39 @@ class Output(OutputPipe):
 
 
 class Outputs:
-    """Both outputs of one process."""
+    """Standard output and standard error of one process."""
 
     def __init__(
         self, backend: Backend, child: SpawnedChild, lost: Callable[[str], ProcessLost]
     ) -> None:
-        """Own the child's pipes, until `finish()`; `lost` makes the error of a reader."""
+        """Own the child's pipes until `finish()`; `lost` makes the exception that readers get."""
         self._lost = lost
         self._finished = False
         self.stdout: Output = Output("stdout", backend, child.stdout)
         self.stderr: Output = Output("stderr", backend, child.stderr)
 
     def begin(self, sink: Sink | None) -> None:
-        """Read what the child writes from now on."""
+        """Start to read the pipes."""
         for output in (self.stdout, self.stderr):
             output.sink = sink
             output.begin()
 
     def finish(self) -> None:
-        """Take what is there, and end."""
+        """Read what the pipes hold now, and close them."""
         self._finished = True
         for output in (self.stdout, self.stderr):
             output.finish()
 
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines: those of stderr after those of stdout."""
+        """Return the last lines of stdout, then those of stderr."""
         return (*self.stdout.tail(), *self.stderr.tail())
 
     async def line_matching(self, pattern: re.Pattern[str] | str) -> str:
-        """Wait for a line of either output in which the pattern is found, and return it.
+        """Wait for a line of either output that contains the pattern, and return the line.
 
-        *Cancel safety*: it takes nothing from other readers.
+        *Cancel safety*: may be cancelled at any time. Other readers still get all lines.
 
-        *Raises*: `ProcessLost` if the process has ended, and no line that is kept matches.
+        *Raises*: `ProcessLost` if the process has ended and no kept line matches.
         """
         wanted = re.compile(pattern)
         readers = [aiter(self.stdout), aiter(self.stderr)]
@@ -203,15 +202,15 @@ class Outputs:
                     if wanted.search(line):
                         return line
             if self._finished:
-                raise self._lost(f"has ended without a line that matches {wanted.pattern!r}")
+                raise self._lost(f"has ended, and wrote no line that matches {wanted.pattern!r}")
             await self.stdout.waiters.wait(self.stderr.waiters)
 
 
 class LogFile:
-    """A sink that writes to a file; beyond its bound, the file is moved aside, and begun anew."""
+    """A sink that writes lines to a file. When the file is full, it is renamed and a new one begins."""
 
     def __init__(self, path: Path) -> None:
-        """Append to `path`; the one before it has `.1` at the end."""
+        """Append to `path`. A full file is renamed to `path` with the suffix `.1`."""
         self._path = path
         self._open()
 
@@ -219,7 +218,7 @@ class LogFile:
         self._file = self._path.open("ab")
         self._size = self._file.tell()
 
-    def __call__(self, stream: str, line: str) -> None:  # noqa: ARG002 - both into one
+    def __call__(self, stream: str, line: str) -> None:  # noqa: ARG002 - both streams share the file
         """Write a line."""
         data = line.encode() + b"\n"
         if self._size + len(data) > FILE_BYTES_MAX:
@@ -236,7 +235,7 @@ class LogFile:
 
 
 def wiring(logs: Any) -> Wiring:
-    """Check `logs`, and tell where the outputs lead."""
+    """Check the argument `logs`, and return how to connect the outputs."""
     if logs == "inherit":
         return "inherit"
     if logs == "discard":
@@ -248,17 +247,17 @@ def wiring(logs: Any) -> Wiring:
         )
         raise ArgumentError(message)
     if not (isinstance(logs, str | os.PathLike | logging.Logger) or callable(logs)):
-        message = f"logs must be a word, a path, a logger or a function, not {logs!r}"
+        message = f"logs must be a string, a path, a logger or a function, not {logs!r}"
         raise ArgumentError(message)
     return "pipe"
 
 
 def sink_of(logs: Logs, name: str, cleanup: list[Callable[[], None]]) -> Sink | None:
-    """Return what takes each line, if anything does; a file is opened here."""
+    """Return the function that gets each line, if `logs` asks for one; open the log file if it is a path."""
     if isinstance(logs, os.PathLike):
         try:
             file = LogFile(Path(logs))
-        except (OSError, ValueError) as error:  # a NUL in the path
+        except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
             message = f"cannot write logs to {os.fspath(logs)!r}: {error}"
             raise SpawnFailed(message) from error
         cleanup.append(file.close)

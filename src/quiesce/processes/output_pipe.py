@@ -1,7 +1,7 @@
-"""What a process writes, as it comes in: the event loop itself reads the pipe, while there is room.
+"""Reads one output pipe of a process in the event loop, while there is room for the data.
 
-What becomes of the bytes is for two kinds to say: output.py makes lines of them, for many readers,
-and raw.py gives them as they are, to one.
+Two subclasses handle the bytes: output.py splits them into lines for many readers, and
+raw_stdio.py passes them unchanged to one reader.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 CHUNK_BYTES = 64 * 1024
-_LAST_BYTES = 4 * 1024 * 1024  # read after the exit: a grandchild elsewhere may write for ever
+# The most that is read after the exit: a grandchild that has the pipe may write for ever.
+_LAST_BYTES = 4 * 1024 * 1024
 
 
 class Waiters:
-    """Those who wait for one thing."""
+    """The tasks that wait for the same event."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._waiting: list[Waiter] = []
+        self.waiters: list[Waiter] = []
 
     async def wait(self, *others: Waiters) -> None:
-        """Wait to be woken, here or among others."""
+        """Wait for `wake()`, of this object or of one of the others."""
         waiter = self._backend.waiter()
         places = (self, *others)
         for place in places:
-            place._waiting.append(waiter)
+            place.waiters.append(waiter)
         try:
             await waiter
         finally:
             for place in places:
-                with suppress(ValueError):  # woken, and taken out by who woke it
-                    place._waiting.remove(waiter)
+                with suppress(ValueError):  # `wake()` has removed the waiter
+                    place.waiters.remove(waiter)
 
     def wake(self) -> None:
-        """Wake all of them."""
-        waiting, self._waiting = self._waiting, []
+        """Wake all waiting tasks."""
+        waiting, self.waiters = self.waiters, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -56,27 +57,27 @@ class OutputPipe:
     """One pipe that a process writes to."""
 
     def __init__(self, name: str, backend: Backend, fd: int | None) -> None:
-        """Own a pipe; None: there is nothing to read."""
+        """Own a pipe; None if the process has no such pipe."""
         self.name: str = name
         self._backend = backend
         self._fd: int | None = fd
         self._unwatch: Callable[[], None] | None = None
         self.waiters: Waiters = Waiters(backend)
 
-    # What the kinds have of their own.
+    # For subclasses.
 
     def _take_in(self, data: bytes) -> None:
-        """Keep what has come, or throw it away."""
+        """Handle data from the pipe."""
         raise NotImplementedError
 
     def _is_full(self) -> bool:
-        """Return whether the process has to wait for a reader."""
+        """Return whether reading pauses, so that the process has to wait for a reader."""
         raise NotImplementedError
 
     # For the loop, and for the owner of the process.
 
     def begin(self) -> None:
-        """Read from now on."""
+        """Start to read the pipe."""
         self._resume()
 
     def _resume(self) -> None:
@@ -93,7 +94,7 @@ class OutputPipe:
             self._pause()
 
     def _read(self) -> bool:
-        """Take in what is there; False if there was nothing, or it has ended."""
+        """Read once. Return False if the pipe was empty or has ended."""
         if self._fd is None:
             return False
         try:
@@ -111,14 +112,14 @@ class OutputPipe:
         return True
 
     def finish(self) -> None:
-        """Take what is in the pipe, and no more: somebody else may hold its other end."""
+        """Read the data in the pipe, then close it, even if another process still holds the other end."""
         rest = _LAST_BYTES
         while rest > 0 and self._read():
             rest -= CHUNK_BYTES
         self.close()
 
     def close(self) -> None:
-        """End: the readers get what was taken in. Idempotent."""
+        """Close the pipe, and wake the readers. Idempotent."""
         self._pause()
         if self._fd is not None:
             os.close(self._fd)

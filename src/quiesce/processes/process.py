@@ -1,9 +1,8 @@
-"""Child processes that no cancellation can orphan."""
+"""The public interface of child processes: `Process`, and `start_process` that starts one."""
 
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +11,8 @@ import anyio
 from quiesce.core import arguments, callsites
 from quiesce.core.current import place_for
 from quiesce.core.owner import owner_of
+from quiesce.core.platform_check import check_posix
+from quiesce.core.python_private import get_frame
 from quiesce.errors import (
     ArgumentError,
     NotReady,
@@ -37,121 +38,124 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "start_process"]
 
-_TOO_EARLY = "exited before it was ready"
+_TOO_EARLY = "exited before it was ready"  # the text after the process's name
 
 
 class Process(OwnedProcess):
-    """A program that runs, held by a scope until nothing of its process group is left.
+    """A child process. Its scope holds it until every process of its group has ended.
 
-    Made by `start_process()`.
+    `start_process()` makes it.
     """
 
-    # Asking.
+    # State.
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What was started."""
+        """The program and its arguments."""
         return tuple(self._launch.argv)
 
     @property
     def returncode(self) -> int | None:
-        """How it exited, as in `subprocess` (negative: the signal); None while it runs."""
+        """The exit code, as in `subprocess` (negative for a signal); None while the process runs."""
         return self._returncode
 
     @property
     def state(self) -> str:
-        """Where it is: starting, ready, stopping, killed, stuck or gone."""
-        return self._state
+        """The state: starting, ready, stopping, killed, exited, stuck or gone."""
+        return self._state.value
 
     @property
     def stdout(self) -> Output:
-        """What it writes: `async for line in process.stdout`."""
+        """The lines of its standard output: `async for line in process.stdout`."""
         return self._outputs.stdout
 
     @property
     def stderr(self) -> Output:
-        """What it writes to its standard error: `async for line in process.stderr`."""
+        """The lines of its standard error: `async for line in process.stderr`."""
         return self._outputs.stderr
 
     @property
     def raw(self) -> RawOutput:
-        """What it writes, as bytes, if that was asked for by `stdout="bytes"`."""
+        """Its standard output as bytes, if it was started with `stdout="bytes"`."""
         return self._raw
 
     @property
     def lines(self) -> Outputs:
-        """Both outputs, to look for a line: `await process.lines.line_matching(pattern)`."""
+        """Both outputs, to wait for a line: `await process.lines.line_matching(pattern)`."""
         return self._outputs
 
     async def wait(self) -> int:
-        """Wait until nothing of it is left, and give its exit code.
+        """Wait until every process of its group has ended, and return the exit code.
 
-        *Cancel safety*: may be cancelled at any time; it has no effect on the process.
+        *Cancel safety*: may be cancelled at any time; the process goes on.
         """
         await self._gone.wait()
         assert self._returncode is not None  # noqa: S101 - the gate is opened after it
         return self._returncode
 
     def __repr__(self) -> str:
-        """Name the process and its state."""
-        return f"<Process {self._name!r} {self.pid} {self._state}>"
+        """Return the name, the pid and the state of the process."""
+        return f"<Process {self.name_given!r} {self.pid} {self.state}>"
 
-    # Acting on it. The pid is ours as long as the owner has not reaped it, in a step of its own.
+    # Signals and input. The owner reaps in one step, so until then the pid cannot belong to another process.
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process alone; nothing happens if it has exited."""
+        """Send a signal to the process, not to its group; do nothing if the process has exited."""
         self._check_here()
-        if self._returncode is None and not self._exited:
+        if not self._was_seen_to_exit():
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to stop: SIGTERM to its group, SIGKILL after its grace."""
+        """Ask the process to stop: send SIGTERM to its group now, and SIGKILL after its grace."""
         self._check_here()
         self._ask("terminate()", self._grace)
 
     def kill(self) -> None:
-        """Kill its group, now."""
+        """Send SIGKILL to its group now."""
         self._check_here()
         self._ask("kill()", 0.0)
 
     async def stop(self, grace: float | None = None) -> int:
-        """Stop it, and wait until nothing of it is left: SIGTERM, then SIGKILL after `grace`.
+        """Stop the process, wait until its whole group has ended, and return the exit code.
 
-        Return the exit code.
+        The group gets SIGTERM now, and SIGKILL after `grace` seconds.
 
-        *Cancel safety*: the stop goes on, and is waited for, before the cancellation is passed
-        on.
+        *Cancel safety*: if cancelled, `stop()` waits until the process has ended, then passes the
+        cancellation on.
 
-        *Raises*: `ProcessStuck` if it outlives SIGKILL.
+        *Raises*: `ProcessStuck` if the process survives SIGKILL.
         """
         self._check_here()
         seconds = self._grace if grace is None else arguments.seconds("grace", grace)
         self._ask("stop()", seconds)
         await self._settled.outlast()
         if self._returncode is None or not self._gone.is_open:
-            message = f"process {self._name!r} ({self.pid}) was killed, and has not ended"
+            message = (
+                f"process {self.name_given!r} ({self.pid}) or its group has survived SIGKILL: "
+                "it may wait for a disk or a network file system"
+            )
             raise ProcessStuck(message)
         return self._returncode
 
     async def send(self, data: bytes) -> None:
-        """Write all of `data` to its standard input, which was asked for by `stdin="pipe"`.
+        """Write `data` to its standard input. The process must have been started with `stdin="pipe"`.
 
-        Many tasks may send at once: each one's data is written whole, in the order of the calls.
+        Several tasks may send at the same time: each piece of data is written whole, in the order of the calls.
 
-        *Cancel safety*: all of it is written nevertheless, or nothing.
+        *Cancel safety*: if cancelled, either all of `data` will be written or none.
 
-        *Raises*: `ProcessLost` if it does not read any more; `UsageError` without such a pipe.
+        *Raises*: `ProcessLost` if the process no longer reads; `UsageError` if it was started without the pipe.
         """
         if not await self._input.written(self.post(data)):
             raise self._deaf()
 
     def post(self, data: bytes) -> int:
-        """Send without waiting: what the pipe does not take now is written when it does.
+        """Send without waiting. Data that the pipe has no room for is queued and written later.
 
-        There is no bound: whoever posts a lot awaits `room()` now and then. What it gives is for
-        `send()`.
+        The queue has no bound, so await `room()` between many calls. The return value is for
+        internal use by `send()`.
 
-        *Raises*: as `send()`.
+        *Raises*: the same exceptions as `send()`.
         """
         self._check_here()
         if not self._input.is_open:
@@ -162,7 +166,7 @@ class Process(OwnedProcess):
         return mark
 
     async def room(self) -> None:
-        """Wait while more than 1 MiB of what was posted is unwritten.
+        """Wait while more than 1 MiB of posted data is not written yet.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -170,81 +174,79 @@ class Process(OwnedProcess):
 
     def _deaf(self) -> ProcessLost | UsageError:
         if self._input.broken:
-            return self._lost("does not read its standard input any more")
-        message = f"process {self._name!r} has no open standard input: use stdin='pipe'"
+            return self._lost("no longer reads its standard input")
+        message = f"process {self.name_given!r} has no open standard input: use stdin='pipe'"
         if self._gone.is_open:
             return self._lost("has ended")
         return UsageError(message)
 
     @property
     def reads(self) -> bool:
-        """Whether its standard input is a pipe that is open at both ends, as far as is known."""
+        """Whether its standard input is a pipe that, as far as we know, is open at both ends."""
         return self._input.is_open
 
     def close_stdin(self) -> None:
-        """Close its standard input as soon as what was posted is written. Idempotent.
+        """Close its standard input when all posted data is written. Idempotent.
 
-        From now on `send()` and `post()` raise `UsageError`. A service that exits then is not reported.
+        From now on `send()` and `post()` raise `UsageError`. If a service exits after this, no warning is logged.
         """
         self._check_here()
-        self._dismissed = True
+        self.is_dismissed = True
         self._input.finish()
 
     def _check_here(self) -> None:
         if not self._backend.here():
             message = (
-                f"process {self._name!r} was used from another thread or event loop: "
+                f"process {self.name_given!r} was used from another thread or event loop: "
                 "use scope.from_thread(...)"
             )
             raise UsageError(message)
 
     # Readiness.
 
-    async def _become_ready(self, ready: Ready, within: float) -> None:
-        """Wait until it is ready; raises if it exits first, or the deadline passes.
+    async def become_ready(self, ready: Ready, within: float) -> None:
+        """Wait until the process is ready; raise if it exits first or the deadline passes.
 
-        However it is left, but by being ready, the process is stopped before.
+        Before an exception is raised, the process is stopped.
         """
-        self._state = "starting"
         try:
             await self._race(ready, within)
         except BaseException as error:
             by_exit = isinstance(error, Exception) and self._has_exited()
             self._ask("a start that failed", self._grace)
             if isinstance(error, GeneratorExit):
-                raise  # it was thrown away, and may not wait; the owner goes on
+                raise  # this coroutine is being closed, so it cannot wait; the owner goes on
             if isinstance(error, Exception):
-                await self._settled.outlast()  # a cancellation that comes now goes before the error
+                await self._settled.outlast()  # a cancellation during this wait replaces the error
             else:
                 await self._settled.wait_shielded()
             if by_exit and not isinstance(error, ProcessLost | ScopeClosed):
-                raise self._lost(_TOO_EARLY) from error  # that is why the probe has failed
+                raise self._lost(_TOO_EARLY) from error  # the exit made the probe fail
             raise
         finally:
             self._on_exit.clear()
 
     async def _race(self, ready: Ready, within: float) -> None:
-        """Wait for readiness, for the exit, or for the deadline, in the caller's own task."""
+        """Wait in the caller's task for readiness, the exit or the deadline, whichever is first."""
         with anyio.CancelScope(deadline=self._backend.clock() + within) as race:
             self._on_exit.append(race.cancel)
             try:
                 await ready.wait(self)
-            except ProcessLost:  # a probe that reads its lines may notice the exit first
+            except ProcessLost:  # a probe that reads the process's lines may notice the exit first
                 if not self._has_exited():
                     raise
         if self._has_exited():
             await self._settled.wait()
             if self._asked == BY_THE_CLOSE:
-                message = f"scope {self._node.name!r} was closed while {self._name} was starting"
+                message = f"scope {self.owner_node.name!r} was closed while {self.name_given} was starting"
                 raise ScopeClosed(message)
             raise self._lost(_TOO_EARLY)
         if race.cancelled_caught:
             obstacle = getattr(ready, "obstacle", None)
             why = "" if obstacle is None else f": {obstacle}"
-            message = f"process {self._name!r} ({self.pid}) was not ready in {within:g} s{why}"
+            message = f"process {self.name_given!r} ({self.pid}) was not ready in {within:g} s{why}"
             raise NotReady(message, self._outputs.tail())
-        if self._state == "starting":
-            self._state = "ready"
+        self.note_ready()
 
 
 async def start_process(  # noqa: PLR0913 - options are keyword-only, and named by the caller
@@ -265,46 +267,46 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
     listen: Listener | None = None,
     service: bool = False,
 ) -> Process:
-    """Start a program as a child process of a scope.
+    """Start a program as a child process of a scope, and return it when it is ready.
 
-    It leads a session and a process group of its own. Its scope is busy while it runs, and the
-    scope's close stops it, and all of its group: SIGTERM, then SIGKILL after `grace`.
+    The process leads a new session and a new process group. Its scope is busy while the process
+    runs. The scope's close stops the whole group: SIGTERM, then SIGKILL after `grace` seconds.
 
     Args:
-        argv: The program, and its arguments. There is no shell.
-        scope: Whose it is; the current one by default.
-        name: What it is called; the program's name by default.
-        ready: What to wait for before it is given out: a probe, or an async function that is
-            called with the process and returns when it is ready. None: nothing.
-        ready_within: How many seconds it may take to be ready.
-        grace: How many seconds it has between SIGTERM and SIGKILL.
-        env: Its whole environment; None: that of this program.
-        cwd: Where it runs; None: where this program does.
-        stdin: `"pipe"`, for `send()`; a file descriptor; None: nothing to read.
-        stdout: `"bytes"`: what it writes is for `raw`, for a protocol that it speaks; then `logs` is
-            about its standard error alone.
-        logs: Where its output goes: `"keep"` the last of it, to be read from `stdout` and
-            `stderr`; likewise, and to a `pathlib.Path`, a logger, a function that is called with
-            the stream's name and the line, or the logger `quiesce.process` (`"log"`). Or
-            `"inherit"` this program's, or `"discard"` it.
-        user: As whom it runs, by name or number; this program has to be allowed to.
-        pass_fds: File descriptors that it inherits.
-        listen: A listener that it inherits.
-        service: Whether it is a server rather than work: it does not keep the scope from being
-            idle, and a drain stops it when the work is done.
+        argv: The program and its arguments. They are not passed through a shell.
+        scope: The scope that owns the process; the current scope by default.
+        name: The process's name in reports; the program's name by default.
+        ready: How to wait until the process is ready: a probe, or an async function that takes the
+            process and returns when it is ready. None: do not wait.
+        ready_within: How many seconds the process may take to be ready.
+        grace: How many seconds the process has between SIGTERM and SIGKILL.
+        env: The whole environment of the process; None: the environment of this program.
+        cwd: The working folder of the process; None: that of this program.
+        stdin: `"pipe"`, for `send()`; a file descriptor; None: an empty input.
+        stdout: `"bytes"`: read the output as bytes from `raw`. Then `logs` is only for standard error.
+        logs: Where the output goes. `"keep"`: keep the last lines, readable by `stdout` and `stderr`.
+            A `pathlib.Path`, a logger, or a function (called with the stream's name and the line):
+            keep the last lines, and pass each line on. `"log"`: the same with the logger
+            `quiesce.process`. `"inherit"`: the outputs of this program. `"discard"`: nowhere.
+        user: The user that the process runs as, by name or number. This program needs the permission.
+        pass_fds: File descriptors that the process inherits.
+        listen: A listener that the process inherits.
+        service: Whether the process is a server rather than work. The scope can be idle while a
+            service runs, and a drain stops the service when the work is done.
 
-    *Cancel safety*: cancelled while it waits for readiness, the process is stopped, and all of
-    its group is gone, before the cancellation is passed on.
+    *Cancel safety*: if cancelled while it waits for readiness, `start_process` stops the process and
+    waits until its whole group has ended, then passes the cancellation on.
 
-    *Raises*: `SpawnFailed` if it cannot be started; `ProcessLost` if it exits before it is ready;
-    `NotReady` at the deadline; `ScopeClosed`.
+    *Raises*: `SpawnFailed` if the program cannot be started; `ProcessLost` if the process exits before
+    it is ready; `NotReady` at the deadline; `ScopeClosed` if the closing of the scope has begun.
     """
+    check_posix("start_process()")
     with _handed_over(listen):
         node = owner_of("a process", scope)
         seconds = arguments.seconds("ready_within", ready_within)
         probe = None if ready is None else ready_of(ready)
-        place = callsites.starting_code(sys._getframe(1), node._backend.current())
-        await fork_queue.of(node._backend).take()
+        place = callsites.starting_code(get_frame(1), node.backend.current())
+        await fork_queue.of(node.backend).take()
         process = _start(
             node, Launch(process_spawn.words_of(argv)),
             [part for part in (listen, probe) if part is not None],
@@ -312,12 +314,14 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
             cwd=cwd, stdin=stdin, stdout=stdout, logs=logs, user=process_spawn.user_of(user),
             pass_fds=pass_fds, service=service, frame=place,
         )  # fmt: skip
-    if probe is not None:
-        await process._become_ready(probe, seconds)
+    if probe is None:
+        process.note_ready()
+    else:
+        await process.become_ready(probe, seconds)
     return process
 
 
-def _start(  # noqa: PLR0913 - those of start_process
+def _start(  # noqa: PLR0913 - the options of start_process
     node: Scope,
     launch: Launch,
     parts: list[Listener | Ready],
@@ -334,7 +338,7 @@ def _start(  # noqa: PLR0913 - those of start_process
     service: bool,
     frame: FrameType | callsites.Callsite,
 ) -> Process:
-    """Fork, and hold what was forked, in one step."""
+    """Fork, and make the scope hold the process, in one step."""
     called = (
         os.path.basename(launch.argv[0])  # noqa: PTH119 - a plain string
         if name is None
@@ -343,11 +347,11 @@ def _start(  # noqa: PLR0913 - those of start_process
     wiring = output.wiring(logs)
     raw = arguments.one_of("stdout", stdout, ("lines", "bytes")) == "bytes"
     if wiring != "pipe" and any(isinstance(part, Line) for part in parts):
-        message = f"ready=Line(…) has to read what the process writes: not with logs={logs!r}"
+        message = f"ready=Line(…) must read the output, but logs={logs!r} prevents that: use 'keep'"
         raise ArgumentError(message)
     folder, reading = process_spawn.folder_of(cwd), process_spawn.stdin_of(stdin)
     launch.pass_fds += process_spawn.open_fds("pass_fds", pass_fds)
-    node._admit()
+    node.check_may_start()
     try:
         _prepare(launch, parts)
         sink = output.sink_of(logs, called, launch.cleanup)
@@ -359,20 +363,20 @@ def _start(  # noqa: PLR0913 - those of start_process
     node = node if service else place_for(node)
     process = Process(node, child, launch, called, grace, frame)
     try:
-        process._begin(sink)
+        process.begin_owning(sink)
     except BaseException:
-        process._abort()
+        process.abort_process()
         raise
     if service:
-        node._services[process] = process
+        node.services[process] = process
     else:
-        node._insert(process, process)
+        node.insert_hold(process, process)
     return process
 
 
 @contextmanager
 def _handed_over(listen: Listener | None) -> Iterator[None]:
-    """Close the listener if no process takes it: the start was refused, or cancelled before its turn."""
+    """Close the listener if the start is refused or cancelled, so that no process gets the listener."""
     if listen is not None:
         arguments.instance("listen", listen, Listener)
     try:

@@ -1,15 +1,17 @@
-"""The owner of one child process: what sees it to its end, whoever is cancelled meanwhile.
+"""The owner task of one child process: stops, kills and reaps the process, even if callers are cancelled.
 
-What holds:
+Invariants:
 
-1. The scope holds the process from the step that forks it; until that step nothing exists.
-2. One owner task, which nobody can cancel, sees the process to its end: the SIGKILL after the
-   grace, the exit, the rest of its group, the reaping, the hold. Callers ask, and may be cancelled.
-3. The exit is seen by a pidfd, never by the end of a pipe.
-4. The group is killed before the leader is reaped: its number cannot be somebody else's.
-5. The hold ends when nothing of the group runs any more, nor, if the process was asked to end, anything
-   that has left the group and has its mark.
-6. Every wait is bounded: grace, then SIGKILL, then the process is called stuck, and still held.
+1. The scope holds the process from the step that forks it.
+2. One owner task, which callers cannot cancel, manages the process until its end: it sends SIGKILL
+   after the grace, waits for the exit, kills the rest of the group, reaps, and releases the hold.
+   Callers only send requests to the owner, so cancelling a caller has no effect on it.
+3. The owner notices the exit by a pidfd, never by the end of a pipe.
+4. The owner kills the group before it reaps the leader, so the group's number is not reused yet.
+5. The hold ends when no process of the group runs any more. If the process was asked to end, the owner
+   also waits for strays: processes that have left the group and carry its mark.
+6. Every wait is bounded: after the grace comes SIGKILL. If the process survives that, it counts as stuck,
+   and the scope still holds it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from quiesce.core.hold import Described, Fate
 from quiesce.core.latch import Latch
+from quiesce.core.life import Life, State
 from quiesce.core.tree import logger
 from quiesce.errors import ProcessLost, UsageError
 from quiesce.processes import exit_watch, process_spawn, watchdog
@@ -39,31 +42,62 @@ if TYPE_CHECKING:
     from quiesce.processes.process_spawn import SpawnedChild
     from quiesce.processes.readiness.probe import Launch
 
-_KILLED_SECONDS = 5.0  # that a killed process may take to be gone, before it is called stuck
-_HURRY_SECONDS = 0.5  # of grace, when the event loop itself is ending
-_DYING_SECONDS = (
-    0.5  # to wait for a process killed at the very end of a close: it takes about 0.001
-)
-_RESERVE_SECONDS = 0.5  # of a close's time, for killing and reaping what has not stopped
-_RESERVE_SHARE = 0.25  # of a short one's
-_LOOKS_MAX = 2  # for strays, that find none: an exec takes less time than lies between them
+_KILLED_SECONDS = 5.0  # a process that survives SIGKILL for this long counts as stuck
+_HURRY_SECONDS = 0.5  # the grace when the event loop itself is ending
+# How long to wait for a process that is killed at the end of a close. Dying takes about 0.001.
+_DYING_SECONDS = 0.5
+_RESERVE_SECONDS = 0.5  # the last part of a close's time, kept for killing and reaping
+_RESERVE_SHARE = 0.25  # the most that this reserve may take of a close's time
+# Looks in a row without strays. A program's exec takes less time than lies between two looks.
+_LOOKS_MAX = 2
 _TICK_SECONDS_MIN = 0.001
 _TICK_SECONDS_MAX = 0.1
 BY_THE_CLOSE = "the close of the scope"
 
 
+class ProcessState(State):
+    """The state of a child process."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    KILLED = "killed"
+    EXITED = "exited"
+    STUCK = "stuck"
+    GONE = "gone"
+
+
+_STARTING, _READY, _EXITED = ProcessState.STARTING, ProcessState.READY, ProcessState.EXITED
+_STUCK, _GONE = ProcessState.STUCK, ProcessState.GONE
+
+# Each state can go to gone, because the owner ends when its event loop is discarded.
+PROCESS_LIFE: Life[ProcessState] = Life(
+    "a process",
+    {
+        _STARTING: (_READY, ProcessState.STOPPING, ProcessState.KILLED, _EXITED, _GONE),
+        _READY: (ProcessState.STOPPING, ProcessState.KILLED, _EXITED, _GONE),
+        ProcessState.STOPPING: (ProcessState.KILLED, _EXITED, _GONE),
+        ProcessState.KILLED: (_EXITED, _STUCK, _GONE),
+        # After the leader's exit, a killed process of its group may be stuck.
+        _EXITED: (_STUCK, _GONE),
+        _STUCK: (_EXITED, _GONE),
+        _GONE: (),
+    },
+)
+
+
 class KillTime:
-    """When something that was asked to stop has to be killed, so that it is gone by the end of a close."""
+    """Computes when a process that was asked to stop must be killed, so that it ends before the close does."""
 
     __slots__ = ("_deadline", "_reserve")
 
     def __init__(self) -> None:
-        self._deadline = math.inf  # of the scope's close, and
-        self._reserve = 0.0  # of the time until then, what killing and reaping may take
+        self._deadline = math.inf  # the deadline of the scope's close
+        self._reserve = 0.0  # seconds before the deadline that are kept for killing and reaping
 
     def in_time(self, node: TreeNode, now: float) -> float:
-        """Return the time at which to kill, whatever grace is left; a close may be made shorter meanwhile."""
-        closing = node._closing
+        """Return the time at which to kill, even if grace is left. A caller may shorten the close at any time."""
+        closing = node.close_plan
         if closing is None or closing.join_by == math.inf:
             return math.inf
         if closing.join_by != self._deadline:
@@ -73,11 +107,11 @@ class KillTime:
 
 
 class OwnedProcess(Described):
-    """A child process, its owner, and the hold that the scope has of it."""
+    """A child process with its owner task. It is also the hold of the process in its scope."""
 
     _kind = "process"
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = True
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -88,79 +122,87 @@ class OwnedProcess(Described):
         grace: float,
         frame: FrameType | callsites.Callsite,
     ) -> None:
-        """Describe what was forked in this step; `begin()` follows in the same."""
-        self._node: TreeNode = node
-        self._backend = node._backend
+        """Describe a process that was forked in this step. The caller calls `begin_owning()` in the same step."""
+        self.owner_node: TreeNode = node
+        self._backend = node.backend
         self._child = child
         self._launch = launch
-        self._outputs = Outputs(node._backend, child, self._lost)
-        self._name = name
+        self._outputs = Outputs(node.backend, child, self._lost)
+        self.name_given = name
         self._grace = grace
-        self._since: float = node._backend.clock()
-        self._code: CodeType = frame.f_code
-        self._offset: int = frame.f_lasti
-        self._state: Literal["starting", "ready", "stopping", "killed", "stuck", "gone"] = "ready"
+        self.began_at: float = node.backend.clock()
+        self.place_code: CodeType = frame.f_code
+        self.place_offset: int = frame.f_lasti
+        self._state: ProcessState = _STARTING
         self._returncode: int | None = None
-        self._exited = False
-        self._asked: str | None = None  # by whom it was asked to stop
-        self._stop_by = math.inf  # then it is killed
+        self._asked: str | None = None  # who asked the process to stop
+        self._stop_by = math.inf  # the time at which the owner kills it
         self._stuck_at = math.inf
-        self._bell = node._backend.bell()
-        self._gone = Latch(node._backend)
-        self._settled = Latch(node._backend)  # gone, or stuck
+        self._bell = node.backend.bell()
+        self._gone = Latch(node.backend)
+        self._settled = Latch(node.backend)  # opened when the process is gone or stuck
         self._on_exit: list[Callable[[], None]] = []
         self._unwatch: Callable[[], None] | None = None
-        self._dismissed = False  # its input was closed: it may go
-        self._input = Input(node._backend, child.stdin)
-        self._raw = RawOutput(node._backend, child.raw)
+        self.is_dismissed = False  # whether its input was closed, so that it may exit by itself
+        self._input = Input(node.backend, child.stdin)
+        self._raw = RawOutput(node.backend, child.raw)
         self._kill_time = KillTime()
         self._lifeline = "none"
         self._mark = f"{watchdog.MARK}={launch.env.get(watchdog.MARK)}".encode()
-        self._strays: list[int] = []  # what has left its group, and was killed
+        self._strays: list[int] = []  # processes that left its group and were killed
         self._looked = -math.inf
-        self._looks_empty = 0  # in a row
+        self._looks_empty = 0  # looks in a row that found no stray
 
     @property
     def pid(self) -> int:
-        """The process id; also that of its session and of its process group."""
+        """The process id, which is also the id of its session and of its process group."""
         return self._child.pid
+
+    def _enter(self, state: ProcessState) -> None:
+        """Enter the next state; `PROCESS_LIFE` lists the allowed steps."""
+        self._state = PROCESS_LIFE.step(self._state, state)
+
+    def note_ready(self) -> None:
+        """Record that the process is ready, unless it was asked to stop or has exited."""
+        if self._state is _STARTING:
+            self._enter(_READY)
 
     # Stopping.
 
     def _ask(self, who: str, grace: float) -> None:
-        """Ask the owner to stop it, or to do so sooner. In one step; the owner does the rest."""
-        if self._gone.is_open:
+        """Ask the owner to stop the process within `grace`; a later request can only shorten the time."""
+        if self._state is _GONE:
             return
         self._asked = self._asked or who
         self._stop_by = min(self._stop_by, self._backend.clock() + grace)
-        self._advance()  # at once, before anything else runs
+        self._advance()  # sends SIGTERM in this step
         self._bell.ring()
 
     # The owner.
 
-    def _begin(self, sink: Sink | None) -> None:
-        """Start an owner for it, in the step of the fork."""
+    def begin_owning(self, sink: Sink | None) -> None:
+        """Start the owner task, in the step of the fork."""
         child, backend = self._child, self._backend
         self._lifeline = watchdog.guard_group(child.pid)
         self._outputs.begin(sink)
         self._raw.begin()
         self._unwatch = exit_watch.watch_exit(backend, child.pid, child.exit_fd, self._saw_exit)
-        if not backend.own(self._own, f"quiesce process {self._name}", self._interrupt):
-            message = "the event loop is shutting down: nothing new may start"
+        if not backend.own(self._own, f"quiesce process {self.name_given}", self._interrupt):
+            message = "the event loop is shutting down: no process can start any more"
             raise UsageError(message)
 
     def _interrupt(self) -> None:
-        """Hurry: the loop is being shut down, and wants every task to end."""
+        """Shorten all waits: the event loop is shutting down and cancels every task."""
         self._bell.interrupted = True
         self._bell.ring()
 
     def _saw_exit(self) -> None:
-        """See the exit; called by the loop."""
-        self._exited = True
+        """Record the exit. The loop calls this when the pidfd is readable."""
         self._stop_watching()
         self._bell.ring()
         for call in self._on_exit:
             call()
+        self._enter(_EXITED)  # last, because it may raise
 
     def _stop_watching(self) -> None:
         if self._unwatch is not None:
@@ -168,12 +210,12 @@ class OwnedProcess(Described):
             self._unwatch = None
 
     async def _own(self) -> None:
-        """Wait for the exit, help it along when asked to, and bury what is left."""
+        """Wait for the exit, stop the process if asked to, then kill and reap the rest. The owner's body."""
         try:
-            while not self._exited and not self._left_behind():
+            while self._state is not _EXITED and not self._left_behind():
                 await self._bell.wait(self._advance())
             self._stop_watching()
-            if self._exited:
+            if self._state is _EXITED:
                 watchdog.forget(self.pid)
                 self._returncode = process_spawn.bury_group(self.pid)
                 await self._outlive_the_group()
@@ -181,29 +223,29 @@ class OwnedProcess(Described):
             self._finish()
 
     def _left_behind(self) -> bool:
-        """Return whether the owner has to go without having seen the end."""
-        return self._bell.interrupted and self._state == "stuck"
+        """Return whether the owner must end before a stuck process does, because the loop is ending."""
+        return self._bell.interrupted and self._settled.is_open
 
     def _advance(self) -> float | None:
-        """Do to a running process what is due; return when to look again."""
+        """Send the signals that are due; return when to call again, or None to wait for a ring."""
         now = self._backend.clock()
         if self._bell.interrupted and self._asked is None:
             self._asked = "the end of the event loop"
         if self._bell.interrupted:
             self._stop_by = min(self._stop_by, now + min(self._grace, _HURRY_SECONDS))
-        if self._asked is None or self._exited:
+        if self._asked is None or self._was_seen_to_exit():
             return None
-        kill_at = min(self._stop_by, self._kill_time.in_time(self._node, now))
+        kill_at = min(self._stop_by, self._kill_time.in_time(self.owner_node, now))
         if now >= kill_at:
             return self._kill(now)
-        if self._state in {"starting", "ready"}:
-            self._state = "stopping"
+        if self._state in {_STARTING, _READY}:
+            self._enter(ProcessState.STOPPING)
             process_spawn.signal_group(self.pid, signal.SIGTERM)
-        return min(kill_at, now + _TICK_SECONDS_MAX)  # a close may be made shorter meanwhile
+        return min(kill_at, now + _TICK_SECONDS_MAX)  # a caller may shorten the close
 
     def _kill(self, now: float) -> float | None:
-        if self._state not in {"killed", "stuck"}:
-            self._state = "killed"
+        if self._state not in {ProcessState.KILLED, _STUCK}:
+            self._enter(ProcessState.KILLED)
             self._stuck_at = now + _KILLED_SECONDS
             process_spawn.signal_group(self.pid, signal.SIGKILL)
         return self._call_it_stuck(now)
@@ -211,14 +253,17 @@ class OwnedProcess(Described):
     def _call_it_stuck(self, now: float) -> float | None:
         if now < self._stuck_at:
             return self._stuck_at
-        if self._state != "stuck":
-            self._state = "stuck"
-            logger.warning("process %s (%d) has outlived SIGKILL", self._name, self.pid)
+        if not self._settled.is_open:  # only once, for the leader or for the rest of its group
+            self._enter(_STUCK)
+            logger.warning(
+                "process %s (%d) or its group has survived SIGKILL for %.0f s: it counts as stuck",
+                self.name_given, self.pid, _KILLED_SECONDS,
+            )  # fmt: skip
             self._settled.open()
         return None
 
     async def _outlive_the_group(self) -> None:
-        """Wait until what was killed in the group has died: that takes it a moment. Then kill its strays."""
+        """Wait until the killed processes of the group have died, then kill the strays."""
         clock, tick = self._backend.clock, _TICK_SECONDS_MIN
         self._stuck_at = clock() + _KILLED_SECONDS
         self._looked = time.monotonic()
@@ -232,11 +277,11 @@ class OwnedProcess(Described):
             await self._bell.wait(clock() + _TICK_SECONDS_MIN)
 
     def _may_have_strays(self) -> bool:
-        """Kill what has left the group, as far as it is seen; tell whether to look again.
+        """Kill the strays that are found; return whether to look again.
 
-        What a process has left that ended by itself may go on: a daemon that it was to start.
+        If the process ended by itself, its strays may go on: it may be a program that starts a daemon.
         """
-        if self._asked is None and not self._dismissed:
+        if self._asked is None and not self.is_dismissed:
             return False
         seen = watchdog.strays.look(self._mark, self._looked)
         if seen is None:
@@ -245,25 +290,26 @@ class OwnedProcess(Described):
         found, sure = seen
         for pid in found:
             with suppress(OSError):
-                if watchdog.mark_of(pid) == self._mark:  # the number may be another's by now
+                if watchdog.mark_of(pid) == self._mark:  # the pid may be reused by now
                     os.kill(pid, signal.SIGKILL)
         if set(found) - set(self._strays):
             logger.info(
-                "process %s (%d) has left %s, outside of its group: killed",
-                self._name, self.pid, ", ".join(map(str, found)),
+                "process %s (%d) left processes outside of its group, which were killed: %s",
+                self.name_given, self.pid, ", ".join(map(str, found)),
             )  # fmt: skip
         self._strays = found
         self._looks_empty = 0 if found else self._looks_empty + 1
         return bool(found) or not (sure or self._looks_empty == _LOOKS_MAX)
 
-    def _abort(self) -> None:
-        """Kill a process that cannot be owned after all, in this step."""
+    def abort_process(self) -> None:
+        """Kill and reap a process whose owner task could not start, in this step."""
         self._stop_watching()
         process_spawn.signal_group(self.pid, signal.SIGKILL)
         watchdog.forget(self.pid)
         process_spawn.reap_killed(self.pid)
         process_spawn.await_death(self.pid, _DYING_SECONDS)
         self._release_files()
+        self._enter(_GONE)
 
     def _release_files(self) -> None:
         self._outputs.finish()
@@ -277,48 +323,50 @@ class OwnedProcess(Described):
     def _finish(self) -> None:
         """Release everything. The last step of the owner."""
         self._release_files()
-        if self._returncode is None:  # it is left behind, or quiesce is broken
+        if self._returncode is None:  # a stuck process, or a defect of quiesce
             self._returncode = process_spawn.RETURNCODE_UNKNOWN
-        was, self._state = self._state, "gone"
-        self._let_go(told=was == "starting")
+        self._enter(_GONE)  # allowed from any state
+        self._let_go(is_starting=bool(self._on_exit))
         self._gone.open()
         self._settled.open()
 
-    def _let_go(self, *, told: bool) -> None:
-        """Release the hold. `told`: the caller that started the process is about to be told how it ended."""
-        node = self._node
-        service = self in node._services
+    def _let_go(self, *, is_starting: bool) -> None:
+        """Release the hold. With `is_starting`, the caller of `start_process` gets an error about the end."""
+        node = self.owner_node
+        service = self in node.services
         if self._asked is not None:
-            node._job_cancelled(self, service=service)
+            node.note_cancelled(self, service=service)
         elif service:
-            node._service_ended(self)
-            if not told and not self._dismissed:
+            node.note_service_ended(self)
+            if not is_starting and not self.is_dismissed:
                 logger.warning(
-                    "process %s (%d), a service, has ended by itself: %s",
-                    self._name, self.pid, process_spawn.exit_text(self._returncode),
+                    "process %s (%d) is a service but has ended by itself: %s",
+                    self.name_given, self.pid, process_spawn.exit_text(self._returncode),
                 )  # fmt: skip
         else:
-            node._completed += 1
-        node._discard(self)
+            node.completed_count += 1
+        node.discard_hold(self)
 
     def _lost(self, what: str) -> ProcessLost:
-        message = f"process {self._name!r} ({self.pid}) {what}: {process_spawn.exit_text(self._returncode)}"
+        message = f"process {self.name_given!r} ({self.pid}) {what}: {process_spawn.exit_text(self._returncode)}"
         return ProcessLost(message, self._returncode, self._outputs.tail())
 
+    def _was_seen_to_exit(self) -> bool:
+        return self._state is _EXITED or self._returncode is not None
+
     def _has_exited(self) -> bool:
-        fd = self._child.exit_fd
-        return self._exited or self._gone.is_open or exit_watch.has_exited(self.pid, fd)
+        return self._was_seen_to_exit() or exit_watch.has_exited(self.pid, self._child.exit_fd)
 
     # As a hold of the scope.
 
     @property
     def details(self) -> Mapping[str, object]:
-        """What it is, and who would end it if this program were killed."""
+        """The pid, the state, the program, and (`lifeline`) what ends the process if this program is killed."""
         found: dict[str, object] = {
             "pid": self.pid,
-            "state": self._state,
+            "state": self._state.value,
             "program": self._launch.argv[0],
-            "arguments": len(self._launch.argv) - 1,  # not themselves: there may be secrets in them
+            "arguments": len(self._launch.argv) - 1,  # only the number: arguments may have secrets
         }
         if self._returncode is not None:
             found["returncode"] = self._returncode
@@ -326,28 +374,28 @@ class OwnedProcess(Described):
             found["strays"] = self._strays
         return {**found, "lifeline": self._lifeline}
 
-    def _stop(self, *, force: bool = False) -> float:
+    def request_stop(self, *, force: bool = False) -> float:
         self._ask(BY_THE_CLOSE, 0.0 if force else self._grace)
         return 0.0 if self._settled.is_open else _DYING_SECONDS
 
-    def _swallowed(self) -> bool:
-        return False  # the owner sees to that
+    def goes_on_regardless(self) -> bool:
+        return False  # the owner kills a process that goes on
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
-        """Do nothing: whoever started it said whether it is a service."""
+    def reclassify(self) -> None:
+        """Do nothing: `start_process` says whether the process is a service."""
 
 
 def clean_up(launch: Launch) -> None:
-    """Remove what was made for a process, each of it whatever becomes of the others."""
+    """Call all cleanup functions of a launch; log those that raise."""
     calls, launch.cleanup[:] = launch.cleanup[:], []
     for call in reversed(calls):
         try:
             call()
-        except Exception:  # noqa: BLE001 - logged; the rest has to go on
-            logger.exception("cleaning up after %s failed", launch.argv[0])
+        except Exception:  # noqa: BLE001 - it is logged, and the other functions are still called
+            logger.exception("a cleanup function of process %s raised", launch.argv[0])

@@ -1,14 +1,14 @@
-"""Starting a program in one synchronous step, and signalling and burying what came of it.
+"""Starts a program in one synchronous step; signals and reaps its process group.
 
-What holds:
+Invariants:
 
-- Between the fork and the return there is no await: whoever calls inserts the hold in the same
-  step, so no cancellation can come in between.
-- The child leads a session and a process group of its own, so a signal to the group reaches
-  what it has started, and nobody else.
-- There is no `preexec_fn`: it would rule out `vfork`, and cost time with the parent's memory.
-- The group is signalled only while its number cannot be somebody else's: before the leader is
-  reaped. `subprocess` never reaps it: its own object is told that the child has ended.
+- There is no await between the fork and the return, and the caller inserts the hold in the same
+  step. So a cancellation cannot come between the fork and the hold.
+- The child leads a new session and a new process group, so a signal to the group reaches exactly
+  the child and the processes that it has started.
+- There is no `preexec_fn`: it would prevent `vfork`, and a fork costs time with the parent's memory.
+- The group is signalled only before its leader is reaped, so its number is not reused yet. `subprocess`
+  never reaps the leader, because its object gets a return code right after the start.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
     Wiring = Literal["pipe", "inherit", "discard"]
 
 _PAUSE_SECONDS = 0.0005
-_REAP_SECONDS = 0.05  # that the event loop may wait for a killed child, once
-RETURNCODE_UNKNOWN = 255  # somebody else has reaped it; asyncio says the same
+_REAP_SECONDS = 0.05  # how long the event loop may block on a killed child, once
+RETURNCODE_UNKNOWN = 255  # if other code has reaped the child; asyncio uses the same number
 
 
 @dataclass
 class SpawnedChild:
-    """A child process that was not reaped so far, and our ends of its pipes."""
+    """A child process that is not reaped yet, and our ends of its pipes."""
 
     pid: int
     exit_fd: int | None
-    """A pidfd; None where there is none."""
+    """A pidfd; None if the system has none."""
     stdin: int | None = None
     stdout: int | None = None
     stderr: int | None = None
     raw: int | None = None
-    """Its standard output, if that is no text."""
+    """Its standard output, if it is read as bytes."""
 
 
 def words_of(argv: Sequence[Any]) -> list[str]:
-    """Check a command line."""
+    """Check a command line, and return it as strings."""
     if isinstance(argv, str | bytes) or not argv:
-        message = f"argv must be a list, the program first, not {argv!r}"
+        message = f"argv must be a list that begins with the program, not {argv!r}"
         raise ArgumentError(message)
     try:
         words = [os.fspath(word) for word in argv]
     except TypeError as error:
-        message = f"argv must be strings or paths: {argv!r}"
+        message = f"argv must contain only strings or paths, not {argv!r}"
         raise ArgumentError(message) from error
     _check_words("argv", words)
     return words
 
 
 def environment(env: Mapping[Any, Any] | None) -> Mapping[Any, Any] | None:
-    """Check an environment; None: that of this program, whatever it is at the start."""
+    """Check an environment, and return it. None means this program's environment at the time of the start."""
     if env is None:
         return None
     try:
@@ -79,7 +79,7 @@ def environment(env: Mapping[Any, Any] | None) -> Mapping[Any, Any] | None:
         raise ArgumentError(message) from error
     _check_words("env", [*given, *given.values()])
     if any(not key or "=" in key for key in given):
-        message = "the names of environment variables must not be empty, nor have a '=' in them"
+        message = "env: the name of an environment variable must not be empty or contain '='"
         raise ArgumentError(message)
     return given
 
@@ -92,7 +92,7 @@ def _check_words(what: str, words: Sequence[Any]) -> None:
 
 
 def folder_of(cwd: Any) -> str | None:
-    """Check where a process is to run."""
+    """Check the working folder of a process, and return its path."""
     if cwd is None:
         return None
     name = os.fspath(cwd) if isinstance(cwd, os.PathLike) else cwd
@@ -103,11 +103,11 @@ def folder_of(cwd: Any) -> str | None:
 
 
 def user_of(user: Any) -> str | int | None:
-    """Check as whom a process is to run."""
+    """Check the user that a process runs as, and return the user's number."""
     if user is None or (isinstance(user, int) and not isinstance(user, bool) and user >= 0):
         return user
     if isinstance(user, str):
-        import pwd  # noqa: PLC0415 - Windows has none, and the package can be imported there
+        import pwd  # noqa: PLC0415 - Windows lacks it, but can import this package
 
         with suppress(KeyError):
             return pwd.getpwnam(user).pw_uid
@@ -116,7 +116,7 @@ def user_of(user: Any) -> str | int | None:
 
 
 def open_fds(what: str, fds: Any) -> list[int]:
-    """Check descriptors before anything else is opened, which could get the number of a closed one."""
+    """Check that descriptors are open. Call this before any file is opened, which could get a closed number."""
     if not isinstance(fds, Iterable):
         message = f"{what} must be a list of file descriptors, not {fds!r}"
         raise ArgumentError(message)
@@ -140,7 +140,7 @@ def spawn(
     raw: bool = False,
     user: str | int | None = None,
 ) -> SpawnedChild:
-    """Start the program; when it returns, the program runs, or `SpawnFailed` was raised."""
+    """Start the program, and return the child. *Raises*: `SpawnFailed` if the program cannot be started."""
     pipes = Pipes()
     try:
         popen = subprocess.Popen(  # noqa: S603 - what to run is the caller's choice
@@ -162,10 +162,10 @@ def spawn(
     except BaseException:
         pipes.close(*pipes.ours, *pipes.theirs)
         raise
-    popen.returncode = 0  # as if reaped: this module alone does that
+    popen.returncode = 0  # so that `subprocess` does not reap it: only this module does
     pipes.close(*pipes.theirs)
     child = SpawnedChild(popen.pid, None)
-    with suppress(OSError):  # the limit of open files: then a thread waits for the exit
+    with suppress(OSError):  # at the limit of open files, a thread waits for the exit instead
         child.exit_fd = exit_watch.open_exit_fd(child.pid)
     ours = iter(pipes.ours)
     child.stdin = next(ours) if stdin == "pipe" else None
@@ -178,14 +178,14 @@ def spawn(
 def _with(added: Mapping[str, str], env: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
     if env is not None:
         return {**env, **added}
-    # As bytes, which is how it is kept: to decode and encode it all would cost each start a tenth.
+    # Copy as bytes, the form that Python stores: decoding and encoding would make each start a tenth slower.
     whole = dict(os.environb)
     whole.update((os.fsencode(name), os.fsencode(value)) for name, value in added.items())
     return whole
 
 
 class Pipes:
-    """The pipes of one child, until each end is where it belongs."""
+    """The pipes of one child during its start: our ends and the child's ends."""
 
     def __init__(self) -> None:
         self.ours: list[int] = []
@@ -218,33 +218,33 @@ def _wire(pipes: Pipes, out: Wiring) -> int | None:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal the group of a leader that was not reaped so far."""
+    """Signal a process group. Its leader must not be reaped yet."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         pass
     except PermissionError as error:
-        # All of the group belong to others: a program with set-user-id. On macOS: all are dead.
+        # All processes of the group belong to other users (set-user-id), or, on macOS, all are dead.
         logger.debug("no permission to signal process group %d: %s", pid, error)
 
 
 def bury_group(pid: int) -> int:
-    """Kill what is left in the group of a leader that has exited, then take its exit status."""
+    """Kill the rest of the group of an exited leader, then reap the leader and return its exit code."""
     if not _is_foreign(pid):
         signal_group(pid, signal.SIGKILL)
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
-        logger.warning("process %d was reaped by somebody else: its exit code is unknown", pid)
+        logger.warning("other code has reaped process %d, so its exit code is unknown", pid)
         return RETURNCODE_UNKNOWN
     return os.waitstatus_to_exitcode(status)
 
 
 def reap_killed(pid: int) -> None:
-    """Reap a child that was killed, which takes about a millisecond.
+    """Reap a child that was killed. This usually takes about a millisecond.
 
-    A child that does not die at once (it waits for a disk that does not answer) is left to a
-    thread: the event loop must not wait for it.
+    If the child does not die at once (it may wait for a disk that does not answer), a thread waits for it,
+    so that the event loop does not block.
     """
     until = time.monotonic() + _REAP_SECONDS
     with suppress(ChildProcessError):
@@ -262,7 +262,7 @@ def _reap(pid: int) -> None:
 
 
 def _is_foreign(pid: int) -> bool:
-    """Return whether the pid belongs to another process now: other code has reaped ours."""
+    """Return whether the pid belongs to another process now, because other code has reaped our child."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -273,24 +273,24 @@ def _is_foreign(pid: int) -> bool:
 
 
 def group_lives(pid: int) -> bool:
-    """Return whether anything in the group of a reaped leader still runs.
+    """Return whether a process in the group of a reaped leader still runs.
 
-    Killed processes that their new parent has not reaped so far do not run. While one is left,
-    the number of the group is not given to another.
+    Killed processes that their new parent has not reaped yet do not run. While one of them exists,
+    the system does not reuse the number of the group.
     """
     try:
         os.killpg(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return os.path.isdir("/proc/self")  # noqa: PTH112 - macOS says so of the dead, too
+        return os.path.isdir("/proc/self")  # noqa: PTH112 - macOS also raises this if all are dead
     return _runs_in_group(pid)
 
 
 def await_death(pid: int, seconds: float) -> None:
-    """Block for a moment, for a group that was killed: dying takes about a millisecond.
+    """Block until a killed group has died, at most for `seconds`. Dying takes about a millisecond.
 
-    Its leader need not have been reaped.
+    The leader may or may not be reaped.
     """
     until = time.monotonic() + seconds
     while _runs_in_group(pid) and time.monotonic() < until:
@@ -298,11 +298,11 @@ def await_death(pid: int, seconds: float) -> None:
 
 
 def _runs_in_group(pid: int) -> bool:
-    # Not by `Path.glob("[0-9]*/stat")`: it raises `ProcessLookupError` if a process ends meanwhile.
+    # `Path.glob("[0-9]*/stat")` would raise `ProcessLookupError` if a process ends meanwhile.
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - as above
     except OSError:
-        return True  # no such file system: the signal has found a process
+        return True  # no /proc to check, but the caller's signal has found a process
     for name in names:
         with suppress(OSError):
             text = Path(f"/proc/{name}/stat").read_text(errors="replace")
@@ -313,7 +313,7 @@ def _runs_in_group(pid: int) -> bool:
 
 
 def stdin_of(stdin: object) -> int | Literal["pipe"]:
-    """Check what a process is to read."""
+    """Check the argument `stdin`, and return it in the form that `spawn` takes."""
     if stdin is None:
         return subprocess.DEVNULL
     if stdin == "pipe":
@@ -325,7 +325,7 @@ def stdin_of(stdin: object) -> int | Literal["pipe"]:
 
 
 def exit_text(returncode: int | None) -> str:
-    """Say how a process exited."""
+    """Return in words how a process exited."""
     if returncode is None:
         return "exit code unknown"
     if returncode >= 0:

@@ -1,11 +1,11 @@
 """The standard input and output of a process as bytes, for programs that speak a protocol over them.
 
-What holds:
+Invariants:
 
-1. What is sent is written whole and in its turn, whoever is cancelled: a send puts it in line in one
-   step, and the event loop writes it when the pipe takes it.
-2. What was read and nobody has taken is bounded: beyond that the process has to wait.
-3. The end is seen once everything that came before it was taken.
+1. Sent data is written whole and in order, even if a sender is cancelled: a send queues its data in one
+   step, and the event loop writes it when the pipe has room.
+2. Data that no task has received yet is bounded. At the bound the process has to wait.
+3. A reader sees the end of the output after it has received all data.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _UNSENT_BYTES_MAX = 1024 * 1024
 
 
 class RawOutput(OutputPipe):
-    """What a process writes, as bytes, each given once; made by `start_process(stdout="bytes")`.
+    """The standard output of a process as bytes, if it was started with `stdout="bytes"`.
 
-    It has what anyio's byte streams have, `receive()` and `aclose()`, and `line()`. One task reads at
-    a time. While nobody does, and 256 KiB are unread, the process has to wait; `aclose()` says that
-    nobody will.
+    It has the methods of an anyio byte stream, `receive()` and `aclose()`, and also `line()`. Only one
+    task may read at a time. If 256 KiB are unread, the process has to wait for a reader. Call `aclose()`
+    if you will not read any more.
     """
 
     def __init__(self, backend: Backend, fd: int | None) -> None:
-        """Own a pipe; None: there is nothing to read."""
+        """Own a pipe; None if the output is not read as bytes."""
         super().__init__("stdout", backend, fd)
         self._buffer = bytearray()
-        self._taken = 0  # of the buffer, from its beginning
+        self._taken = 0  # number of bytes at the beginning of the buffer that a reader has received
         self._wanted = True
 
     # For its reader.
 
     async def receive(self, max_bytes: int = CHUNK_BYTES) -> bytes:
-        """Wait for some bytes.
+        """Wait for data, and return at most `max_bytes` of it.
 
-        *Cancel safety*: they are taken in the step that returns them.
+        *Cancel safety*: if cancelled, no data is lost.
 
-        *Raises*: `anyio.EndOfStream`.
+        *Raises*: `anyio.EndOfStream` at the end of the output.
         """
         while self._taken == len(self._buffer):
             if self._fd is None:
@@ -63,45 +63,48 @@ class RawOutput(OutputPipe):
         return self._take(min(len(self._buffer), self._taken + max_bytes))
 
     async def line(self, max_bytes: int = LINE_BYTES_MAX) -> bytes:
-        """Wait for a whole line, and give it without its end; the last one may have none.
+        """Wait for a line, and return it without its line end. The last line may lack a line end.
 
-        *Cancel safety*: it is taken in the step that returns it.
+        *Cancel safety*: if cancelled, no data is lost.
 
-        *Raises*: `anyio.EndOfStream`; `LineTooLong`, and nothing more can be read then.
+        *Raises*: `anyio.EndOfStream` at the end of the output; `LineTooLong`, which also closes this stream.
         """
         searched = self._taken
         while (end := self._buffer.find(b"\n", searched)) < 0:
             if len(self._buffer) - self._taken > max_bytes:
                 await self.aclose()
-                message = f"a process has written a line of more than {max_bytes} bytes"
+                message = (
+                    f"a process wrote a line of more than {max_bytes} bytes, so its output was closed: "
+                    "if such lines are expected, pass a larger max_bytes"
+                )
                 raise LineTooLong(message)
             if self._fd is None:
                 return await self.receive(len(self._buffer) + 1)
             searched = len(self._buffer)
-            self._resume()  # the rest of a long line has to come, however much is unread
+            self._resume()  # read the rest of a long line, even beyond the bound of unread data
             await self.waiters.wait()
         return self._take(end, skip=1)
 
     def _take(self, end: int, skip: int = 0) -> bytes:
-        """Take what is before `end`, and throw away so much after it."""
+        """Return the unread data before `end`, and drop `skip` bytes after it."""
         data = bytes(memoryview(self._buffer)[self._taken : end])
         self._taken = end + skip
         if self._taken == len(self._buffer) or self._taken > CHUNK_BYTES:
-            del self._buffer[: self._taken]  # not each time: a chunk may have many lines
+            del self._buffer[: self._taken]  # not for each line: a chunk may have many
             self._taken = 0
         if not self._is_full():
             self._resume()
         return data
 
     async def aclose(self) -> None:
-        """Want no more: what comes is thrown away, so that the process can go on, and end."""
+        """Stop reading. Later output is dropped, so that the process does not have to wait."""
         self._wanted = False
         self._buffer.clear()
         self._taken = 0
         self._resume()
         self.waiters.wake()
 
-    # As it comes in.
+    # For the event loop.
 
     def _take_in(self, data: bytes) -> None:
         if self._wanted:
@@ -112,34 +115,34 @@ class RawOutput(OutputPipe):
 
 
 class Input:
-    """The standard input of a process: what is in line for it, and who waits for that."""
+    """The standard input of a process: the queue of data to write, and the tasks that wait for it."""
 
     def __init__(self, backend: Backend, fd: int | None) -> None:
-        """Own a pipe; None: there is none."""
+        """Own a pipe; None if the input is not a pipe."""
         self._backend = backend
         self._fd: int | None = fd
         self._line: deque[memoryview] = deque()
-        self._posted = 0  # bytes, in all
-        self._written = 0  # of them
+        self._posted = 0  # number of bytes posted so far
+        self._written = 0  # number of posted bytes that are written
         self._senders = Waiters(backend)
         self._unwatch: Callable[[], None] | None = None
-        self._ended = False  # nothing more is to come
+        self._ended = False  # whether `finish()` was called
         self.broken: bool = False
         """Whether the process has closed its end."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes anything."""
+        """Whether data may be posted."""
         return not self._ended and self._is_written()
 
     def _is_written(self) -> bool:
-        """Return whether what is in line will be written."""
+        """Return whether queued data can still be written."""
         return self._fd is not None and not self.broken
 
     def post(self, data: bytes) -> int:
-        """Write, or put in line what the pipe does not take now, in one step; return when that was.
+        """Write the data, and queue the part that the pipe has no room for, in one step.
 
-        It must be open.
+        Return the mark to pass to `written()`. The input must be open.
         """
         self._posted += len(data)
         rest = memoryview(data)
@@ -151,16 +154,16 @@ class Input:
         return self._posted
 
     async def written(self, mark: int) -> bool:
-        """Wait until what was posted up to `mark` is in the pipe; False if it never will be.
+        """Wait until the data posted up to `mark` is in the pipe; return False if it cannot be written.
 
-        *Cancel safety*: it is written all the same.
+        *Cancel safety*: if cancelled, the data is written all the same.
         """
         while self._written < mark and self._is_written():
             await self._senders.wait()
         return self._written >= mark
 
     async def room(self) -> None:
-        """Wait while a lot is in line.
+        """Wait while more than 1 MiB is queued.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -168,13 +171,13 @@ class Input:
             await self._senders.wait()
 
     def finish(self) -> None:
-        """Take nothing more, and close when all that is in line is written. Idempotent."""
+        """Refuse new data, and close the pipe when the queue is written. Idempotent."""
         self._ended = True
         if not self._line:
             self.close()
 
     def close(self) -> None:
-        """Close it; what is in line is thrown away. Idempotent."""
+        """Close the pipe, and drop the queued data. Idempotent."""
         self._stop()
         if self._fd is not None:
             os.close(self._fd)
@@ -193,7 +196,7 @@ class Input:
 
     def _write(self, data: memoryview) -> memoryview:
         """Write as much as the pipe takes; return the rest."""
-        assert self._fd is not None  # noqa: S101 - open, or there would be nothing to write
+        assert self._fd is not None  # noqa: S101 - the caller has checked
         try:
             while data:
                 count = os.write(self._fd, data)
@@ -201,7 +204,7 @@ class Input:
                 data = data[count:]
         except BlockingIOError:
             pass
-        except OSError:  # it has closed its end
+        except OSError:  # the process has closed its end
             self.broken = True
             self._stop()
         return data

@@ -1,18 +1,18 @@
-"""What ends the child processes if this program is killed and cannot do so itself.
+"""Ends the child processes if this program is killed and cannot end them itself.
 
-One watcher for each program that starts processes: a small child of its own, in a session of its
-own, that reads a pipe whose other end only this program has. When the pipe breaks, however this
-program ended, the watcher kills the process groups that stand in a table, and goes. The table is a
-file in memory: to enter a group wakes nobody, so it costs a start next to nothing. `ps` shows the watcher as
-`quiesce-watcher`.
+Each program that starts processes has one watcher: a small child process in a separate session. The
+watcher reads a pipe whose other end only this program has. When this program ends, for whatever
+reason, the pipe breaks. Then the watcher kills the process groups that are listed in a table, and
+exits. The table is a file in memory, and adding a group to it does not wake the watcher, so it costs
+almost no time. `ps` shows the watcher as `quiesce-watcher`.
 
-On Linux the watcher then also looks for processes whose environment has this program's mark: those
-that left their group (`setsid`), and one that was forked in the moment in which its owner was
-killed. The mark ends with a number for each process that is started, so that its owner can look for
-what it has left, too (`Strays`). What changes its environment at the start and leaves its group escapes,
-as does what runs as another user.
+On Linux the watcher then also kills processes whose environment has this program's mark. This finds
+processes that left their group (`setsid`), and a process that was forked at the moment when this
+program was killed. The mark ends with a number for each started process, so the owner of that process
+can also find the processes that left its group (`Strays`). Two kinds of processes escape: a process
+that leaves its group and also changes its environment at its start, and a process of another user.
 
-`PR_SET_PDEATHSIG` is no help: it needs code between fork and exec, it fires when the *thread*
+`PR_SET_PDEATHSIG` does not help: it needs code between fork and exec, it fires when the *thread*
 that forked ends, and it does not reach grandchildren.
 """
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MARK = "QUIESCE_LIFELINE"
-_GROUP_BYTES = 4  # in the table
-_NUMBERS_MAX = 1024  # the watcher closes inherited files up to here; by default there are no more
-_STEP_PROCESSES = 64  # that are looked at in one step: about a millisecond
+_GROUP_BYTES = 4  # size of an entry in the table
+_NUMBERS_MAX = 1024  # the watcher closes inherited descriptors below this, the usual limit
+_STEP_PROCESSES = 64  # processes that one step reads: about a millisecond
 _REST_SECONDS = 0.001  # between two steps
-_numbers = itertools.count(1)  # of the processes that are started
-_NUMBERS_MIN = 10  # of the files handed to it, so that none is in the way of its first four
+_numbers = itertools.count(1)  # the numbers of started processes, for their marks
+_NUMBERS_MIN = 10  # the watcher's descriptors are opened above this, so that 0 to 3 are free
 
-# Run by an interpreter of its own, without site-packages. 0 is the pipe, 3 the table. It goes when two
-# looks in a row have found nothing: while a process is in its exec, it has no environment to be seen.
+# A separate interpreter without site-packages runs this. Descriptor 0 is the pipe, 3 the table. It exits
+# when two looks in a row have found no process: during its exec a process has no environment to read.
 WATCHER = """
 import array, os, signal, sys, time
 mark = sys.argv[1].encode()
@@ -90,21 +90,21 @@ for _ in range(100):  # what is being forked while we look is found the next tim
 
 
 class Table:
-    """The process groups that are to end with this program, where the watcher can read them."""
+    """The process groups that the watcher kills when this program ends, in a file that it can read."""
 
     def __init__(self) -> None:
-        """Make a file without a name; `OSError` if there can be none."""
+        """Open a file without a name. *Raises*: `OSError` if that is not possible."""
         with _nameless_file() as fd:
             self.fd: int = _high(fd)
         self._places: dict[int, int] = {}
         self._free: list[int] = []
 
     def __contains__(self, group: int) -> bool:
-        """Return whether a group is in it."""
+        """Return whether a group is in the table."""
         return group in self._places
 
     def add(self, group: int) -> bool:
-        """Enter a group; False if there is no room on the disk."""
+        """Add a group; return False if the disk is full."""
         place = self._free[-1] if self._free else len(self._places)
         try:
             self._write(place, group)
@@ -116,7 +116,7 @@ class Table:
         return True
 
     def remove(self, group: int) -> None:
-        """Strike a group out. Idempotent."""
+        """Remove a group. Idempotent."""
         place = self._places.pop(group, None)
         if place is not None:
             self._write(place, 0)
@@ -127,17 +127,17 @@ class Table:
 
 
 class Watcher:
-    """This program's end of the lifeline."""
+    """The watcher process, as this program manages it: its pid, its pipe and its table."""
 
     def __init__(self) -> None:
         self.token: str = secrets.token_hex(16)
         self.table: Table | None = None
-        self._pipe: int | None = None
-        self._pid: int | None = None
+        self.pipe: int | None = None
+        self.pid: int | None = None
         self._failed = False
 
     def prepare(self) -> None:
-        """Start it before a fork: the mark is enough for it if this program is killed then."""
+        """Start the watcher unless it runs. Called before a fork, so that a killed program's new child has a watcher."""
         try:
             if self.table is None:
                 self.table = Table()
@@ -145,67 +145,70 @@ class Watcher:
                 self._restart(self.table)
         except OSError as error:
             if not self._failed:
-                logger.warning("no watcher for child processes: %s", error)
+                logger.warning(
+                    "cannot start the watcher, so child processes go on if this program is killed: %s",
+                    error,
+                )
             self._failed = True
 
     def add(self, group: int) -> str:
-        """Watch a group, to end it with this program; return by which means."""
-        if self.table is None or self._pid is None:
+        """Make the watcher kill a group when this program ends; return the means in words."""
+        if self.table is None or self.pid is None:
             return "none"
         entered = self.table.add(group)
         means = (["watcher"] if entered else []) + (["mark"] if sys.platform == "linux" else [])
         return " and ".join(means) or "none"
 
     def remove(self, group: int) -> None:
-        """Forget a group, before its number may be another's."""
+        """Remove a group from the table, before the system can reuse its number."""
         if self.table is not None:
             self.table.remove(group)
 
     def forget_everything(self) -> None:
-        """Drop the parent's watcher: in a fork of this program."""
-        if self._pipe is not None:
-            os.close(self._pipe)
+        """Drop the parent's watcher. Runs in each fork of this program."""
+        if self.pipe is not None:
+            os.close(self.pipe)
         if self.table is not None:
             os.close(self.table.fd)
         self.__init__()  # type: ignore[misc]  # as if it were new
 
     def _runs(self) -> bool:
-        if self._pid is None:
+        if self.pid is None:
             return False
         try:
-            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-        except ChildProcessError:  # somebody else has reaped it
-            self._pid = None
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+        except ChildProcessError:  # other code has reaped the watcher
+            self.pid = None
             return False
 
     def _restart(self, table: Table) -> None:
-        """Start a watcher; the one before it has gone."""
+        """Start a watcher in place of one that has ended."""
         self._end()
         theirs, ours = os.pipe()
         try:
-            self._pid = _spawn(theirs, table.fd, f"{MARK}={self.token}.")
+            self.pid = _spawn(theirs, table.fd, f"{MARK}={self.token}.")
         except BaseException:
             os.close(ours)
             raise
         finally:
             os.close(theirs)
-        self._pipe = ours
+        self.pipe = ours
 
     def _end(self) -> None:
-        """End and bury the watcher. It is killed before its pipe breaks, or it would do its work."""
-        if self._pid is not None:
+        """Kill and reap the watcher. If its pipe broke first, it would kill the children."""
+        if self.pid is not None:
             with suppress(OSError):
-                os.kill(self._pid, 9)  # ours, and not reaped: the number is not another's
-                os.waitpid(self._pid, 0)
-            self._pid = None
-        if self._pipe is not None:
-            os.close(self._pipe)
-            self._pipe = None
+                os.kill(self.pid, 9)  # safe: the watcher is not reaped, so its pid is not reused
+                os.waitpid(self.pid, 0)
+            self.pid = None
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
 
 
 @contextmanager
 def _nameless_file() -> Iterator[int]:
-    """Open a file in memory, or else one that has lost its name, until the end of the block."""
+    """Open a file in memory, or else an unlinked temporary file, until the end of the block."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("quiesce", os.MFD_CLOEXEC)
         try:
@@ -218,15 +221,15 @@ def _nameless_file() -> Iterator[int]:
 
 
 def _high(fd: int) -> int:
-    import fcntl  # noqa: PLC0415 - Windows has none, and the package can be imported there
+    import fcntl  # noqa: PLC0415 - Windows lacks it, but can import this package
 
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _NUMBERS_MIN)
 
 
 def _spawn(stdin: int, table: int, mark: str) -> int:
-    """Start the watcher; it has no environment, so no mark, and no files of ours but these."""
+    """Start the watcher, without an environment (and so without a mark), and only with these two descriptors."""
     if not sys.executable:
-        message = "sys.executable is not known"
+        message = "sys.executable is empty, so the path of the Python interpreter is unknown"
         raise OSError(message)
     argv = [sys.executable, "-I", "-S", "-c", WATCHER, mark, str(_NUMBERS_MAX)]
     pipe = _high(stdin)
@@ -243,26 +246,26 @@ def _spawn(stdin: int, table: int, mark: str) -> int:
 
 
 class Strays(threading.local):
-    """Finds, by its mark, what has left the group of a process that this program has started.
+    """Finds strays by their mark: processes that left the group of a process that this program started.
 
-    A look goes through all of /proc, some 20 microseconds for each process of the system. It is made in
-    small steps, so that it does not hold up the event loop, and shared by all owners in a thread that ask
-    for one. While a process is in its exec, it has no environment: a look that has met such a process
-    for the first time is not sure.
+    A look reads all of /proc, which takes about 20 microseconds for each process of the system. It runs in
+    small steps, so that it does not block the event loop, and all owners in a thread share it. During its
+    exec a process has no environment to read, so a look that meets such a process for the first time is
+    not sure.
     """
 
     def __init__(self) -> None:
-        self._began = -math.inf  # the last look that has ended,
-        self._found: dict[bytes, list[int]] = {}  # what it saw, by mark,
-        self._blank: set[int] = set()  # and who had no environment
+        self._began = -math.inf  # when the last complete look began
+        self._found: dict[bytes, list[int]] = {}  # the pids that this look found, by mark
+        self._blank: set[int] = set()  # the pids that had no environment to read
         self._sure = False
-        self._steps: Iterator[None] | None = None  # the look that is being made
+        self._steps: Iterator[None] | None = None  # the look in progress
         self._rest_until = -math.inf
 
     def look(self, mark: bytes, after: float) -> tuple[list[int], bool] | None:
-        """Return who has a mark, and whether that is sure; None: not known yet, ask again.
+        """Advance a look. Return the pids with the mark, and whether the list is sure; None if not complete yet.
 
-        It is the answer of a look that has begun after a moment of `time.monotonic()`.
+        The answer is from a look that began after `after`, a time of `time.monotonic()`.
         """
         if self._began <= after and time.monotonic() >= self._rest_until:
             if self._steps is None:
@@ -294,17 +297,17 @@ def _pids() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - quick
     except OSError:
-        return []  # no such file system: there is no mark either
+        return []  # without /proc there are no marks to read
 
 
 def mark_of(pid: int) -> bytes | None:
-    """Return the mark that a process has of this program; empty: none; None: it has no environment."""
+    """Return this program's mark on a process: b"" if it has none, None if its environment is unreadable for now."""
     prefix = f"{MARK}={watcher.token}.".encode()
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - quick
             words = file.read()
     except OSError:
-        return b""  # it has gone, or is another user's
+        return b""  # the process has ended, or belongs to another user
     if not words:
         return None
     at = words.find(prefix)
@@ -318,21 +321,21 @@ strays: Strays = Strays()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # On import, not at the first start: workers that are forked after the import need a token each.
+    # Register at the import, because each worker that is forked after the import needs a separate token.
     os.register_at_fork(after_in_child=watcher.forget_everything)
 
 
 def mark_environment(environment: dict[str, str]) -> None:
-    """Mark a process to be, and all that it starts, as this program's, which is watched from now."""
+    """Add this program's mark to the environment of a process to start, and start the watcher if needed."""
     watcher.prepare()
     environment[MARK] = f"{watcher.token}.{next(_numbers)}"
 
 
 def guard_group(pid: int) -> str:
-    """Watch the group of a process, to end it if this program ends; return by which means."""
+    """Make the watcher kill the group of a process when this program ends; return the means in words."""
     return watcher.add(pid)
 
 
 def forget(pid: int) -> None:
-    """Record that a group has ended, before its leader is reaped."""
+    """Remove a group from the watcher's table, before its leader is reaped."""
     watcher.remove(pid)

@@ -2,8 +2,8 @@
 
 In reading order:
 
-- `stream`: the reader's side.
-- `pump`: the owner's side: one job that steps the generator from its start to its end.
-- `sources`: what a stream can read.
-- `nested_generators`: generators inside a generator, closed where they were begun.
+- `stream`: `stream()` and the handle that readers use.
+- `pump`: the job that steps the generator from its start to its end.
+- `sources`: what a stream accepts as its source, and how it closes one.
+- `nested_generators`: generators that the generator itself reads, closed in the task that began them.
 """

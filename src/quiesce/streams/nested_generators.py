@@ -1,8 +1,9 @@
-"""Generators inside a generator: closed where they were begun.
+"""Close the generators that a generator reads, in the task that began them.
 
-`async for x in inner(): yield x` in an async generator does not close `inner()` when the outer one
-is closed: it is dropped, and Python hands it to the event loop's hook, which closes it in another
-task. While a pump's task runs, its own hook takes such generators, and the pump closes them.
+With `async for x in inner(): yield x` in an async generator, closing the outer generator does not
+close `inner()`: it is dropped, and Python passes it to the event loop's hook, which closes it in
+another task. While a pump's task runs, a hook of the pump collects such generators, and the pump
+closes them.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 
 
-def handles(body: object, kind: type[BaseException]) -> bool:
-    """Return whether a task's body is handling an exception of a kind, in an `except` or a `finally`.
+def is_handling(body: object, kind: type[BaseException]) -> bool:
+    """Return whether a task's body is in an `except` or `finally` block for a kind of exception.
 
-    `Nested.own` hides the body from a look at the task itself.
+    The task object cannot be used for this: it runs `Nested.run_body`, which hides the body.
     """
     chain = callsites.links(body)
     return any(isinstance(found, kind) for link in chain for found in gc.get_referents(link))
 
 
 class Nested:
-    """The generators that were begun in one task and dropped half-read."""
+    """Generators that were begun in one task and dropped before their end."""
 
     __slots__ = ("_finalizer", "_over", "dropped")
 
     def __init__(self) -> None:
         self.dropped: list[AsyncGenerator[Any, Any]] = []
-        self._finalizer: Any = None  # the event loop's
+        self._finalizer: Any = None  # the event loop's hook
         self._over = False
 
     def _take(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Keep what was dropped; Python calls it, perhaps in another thread or after our end."""
+        """Keep a dropped generator. Python may call this in any thread, and after `end()`."""
         if not self._over:
             self.dropped.append(generator)
         elif self._finalizer is not None:
             self._finalizer(generator)
 
     @types.coroutine
-    def own(self, body: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-        """Run the body of a task, with our hook in force while it runs, and no longer."""
+    def run_body(self, body: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Run the body of a task; the hook is installed only while the body runs."""
         resume: Any = body.send
         argument: Any = None
         while True:
@@ -62,11 +63,11 @@ class Nested:
             try:
                 argument = yield awaited
                 resume = body.send
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is the body's
+            except BaseException as error:  # noqa: BLE001 - every exception belongs to the body
                 resume, argument = body.throw, error
 
     async def close(self, close: Callable[[Any], Awaitable[None]]) -> None:
-        """Close what was dropped so far, each although another failed; closing may drop more."""
+        """Close the generators dropped so far, each one even if another fails; closing may drop more."""
         errors: list[BaseException] = []
         while self.dropped:
             try:
@@ -80,5 +81,5 @@ class Nested:
             raise errors[0]
 
     def end(self) -> None:
-        """Leave to the event loop what is dropped from now on: this task ends."""
+        """Pass generators that are dropped from now on to the event loop: this task ends."""
         self._over = True

@@ -1,19 +1,19 @@
-"""Async generators that may be read, left and closed from any task.
+"""Async generators that any task may read, leave and close.
 
-A plain async generator runs in whatever task happens to step it. Left half-read, by `break` or by
-a reader that was cancelled, it is closed by the garbage collector, in yet another task, at some
-later time: what it has open around its `yield` breaks, and nobody waits for its `finally`. Here a
-job of a scope does all of it; pump.py is that job.
+A plain async generator runs in the task that happens to step it. If the reader leaves it half-read, by
+`break` or because it was cancelled, the garbage collector closes it later, in yet another task.
+Whatever is open around its `yield` breaks, and no task waits for its `finally`. A stream runs the
+whole generator in one job of a scope instead; `pump` has that job.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from quiesce.core import arguments
 from quiesce.core.owner import owner_of
+from quiesce.core.python_private import get_frame
 from quiesce.errors import ArgumentError
 from quiesce.streams.pump import Pump
 from quiesce.streams.sources import SINGLE_READS, is_async_iterable
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "stream"]
 
 T = TypeVar("T")
-
-_getframe = sys._getframe
 
 
 def stream(
@@ -47,31 +45,33 @@ def stream(
             break  # the generator's `finally` runs in its own task, and the scope waits for it
     ```
 
-    Nothing is started before the first read. From then on the stream is in flight in the scope
-    until the generator has ended, by itself or because it was closed: by `aclose()`, by the end of
-    an `async with`, by the scope's close, by dropping the stream, or because its reader was cancelled.
+    Nothing starts before the first read. From then on the stream is work in flight of the scope
+    until the generator has ended. It ends by itself, or because it is closed: by `aclose()`, at the
+    end of an `async with` block, by the scope's close, when the stream is dropped, or when its reader is
+    cancelled.
 
-    What differs from a plain generator:
+    Differences from a plain generator:
 
-    - It runs in its own task, and sees the context variables as they were at the first read; what
-      it sets is not seen by the reader.
-    - A reader that is cancelled while it waits for an item ends the generator, as it ends a plain
-      one. But the reader does not wait: the generator ends in its own task, and the scope waits.
-    - Closing it in the middle of a step cancels that step, be it the generator's own cleanup: a
-      buffer may have brought it there. (A plain generator cannot be closed then.) On trio a
-      cancellation lasts: a `finally` that awaits after that has to be shielded, as in every task.
+    - The generator runs in its own task. It sees the context variables as they were at the first
+      read; the reader does not see variables that the generator sets.
+    - A reader that is cancelled while it waits for an item ends the generator, as with a plain
+      generator. But the reader does not wait: the generator ends in its own task, and the scope
+      waits for it.
+    - Closing the stream in the middle of a step cancels that step, even if it is the generator's own
+      cleanup, which reading ahead may have reached. (A plain generator cannot be closed in a step.) On
+      trio a cancellation persists: a `finally` that awaits has to be shielded, as in every task.
 
     Args:
-        source: An async generator, or any other async iterable; or a function without arguments
-            that gives one, which is called in the stream's own task.
-        buffer: How many items are read ahead. 0: the generator runs only while somebody waits.
-            What is buffered when the stream is closed is dropped.
-        resumable: Whether a cancelled reader leaves the stream open. Then the item that it waited for
-            is the next reader's, and `asyncio.wait_for(anext(stream), 15)` may be tried again.
-        scope: Whose work it is; the current scope by default.
-        name: What it is called in frontiers, reports and errors; the generator's name by default.
+        source: An async generator or another async iterable; or a function without arguments that
+            returns one. The stream's own task calls the function.
+        buffer: The number of items to read ahead. 0: the generator runs only while a reader waits.
+            Items that are buffered when the stream is closed are dropped.
+        resumable: Whether the stream stays open when its reader is cancelled. The next reader then gets
+            the item, so `asyncio.wait_for(anext(stream), 15)` may be tried again.
+        scope: The owning scope; the current scope by default.
+        name: The stream's name in frontiers, reports and errors; the generator's name by default.
 
-    *Raises*: `ScopeClosed` if the scope's closing has begun, now or at the first read, except for
+    *Raises*: `ScopeClosed` if the scope has begun to close, now or at the first read, except for
     work that is being drained; `UsageError` if no scope is open here.
     """
     called = _check_source(source)
@@ -79,7 +79,7 @@ def stream(
         called = arguments.check_text("name", name)
     _check_buffer(buffer)
     owner = owner_of("a stream", scope)
-    pump: Pump[T] = Pump(owner, source, buffer, called, _getframe(1))
+    pump: Pump[T] = Pump(owner, source, buffer, called, get_frame(1))
     return Stream(pump, resumable=bool(resumable))
 
 
@@ -90,36 +90,36 @@ def _check_buffer(buffer: object) -> None:
 
 
 def _check_source(source: object) -> str:
-    """Return the name of what is to be read, if it can be."""
+    """Return the source's name. Raise `ArgumentError` if it cannot be read."""
     if inspect.iscoroutine(source):
         name: str = source.__qualname__
-        source.close()  # or it would complain that it was never awaited
+        source.close()  # avoids the warning "was never awaited"
         message = f"{name}(…) is a coroutine: a stream needs an async generator, with `yield`"
         raise ArgumentError(message)
     if not is_async_iterable(source) and (not callable(source) or isinstance(source, type)):
-        message = f"{source!r} is neither an async iterable nor a function that gives one"
+        message = f"{source!r} is neither an async iterable nor a function that returns one"
         raise ArgumentError(message)
     return str(getattr(source, "__qualname__", type(source).__qualname__))
 
 
 class Stream(Generic[T]):
-    """An async iterator whose source runs in a task of its own; made by `stream()`.
+    """An async iterator whose source runs in its own task; made by `stream()`.
 
-    One task at a time may read; any task may close. It is also an async context manager that
-    closes at the end of the block. Dropped before its end, it closes as well, but nobody is told
-    when: the scope waits for it.
+    One task at a time may read; any task may close. As an async context manager it closes at the
+    end of the block. A stream that is dropped before its end closes too: the scope waits for
+    that, and no task is notified.
     """
 
     __slots__ = ("_pump", "_resumable")
 
     def __init__(self, pump: Pump[T], *, resumable: bool = False) -> None:
-        """Make a handle of a stream; use `stream()`."""
+        """Wrap a pump; use `stream()` instead."""
         self._pump = pump
         self._resumable = resumable
 
     @property
     def name(self) -> str:
-        """The name given to `stream()`, or the generator's."""
+        """The name given to `stream()`, or the generator's name."""
         return self._pump.name
 
     def __aiter__(self) -> Self:
@@ -129,44 +129,44 @@ class Stream(Generic[T]):
     async def __anext__(self) -> T:
         """Wait for the next item.
 
-        *Cancel safety*: if cancelled, the stream is closed; the cancellation is passed on at once.
-        A resumable stream stays open, and the item is the next reader's.
+        *Cancel safety*: if cancelled, the stream is closed, and the cancellation is passed on at once.
+        A resumable stream stays open, and the next reader gets the item.
 
-        *Raises*: what the generator raises, once, then `StopAsyncIteration`; `ScopeClosed` if the
-        scope has closed the stream; `JobCancelled` if its task was cancelled by others;
-        `UsageError` if somebody else reads, or the generator itself.
+        *Raises*: the generator's error, once, then `StopAsyncIteration`; `ScopeClosed` if the
+        scope has closed the stream; `JobCancelled` if another task cancelled the stream's task;
+        `UsageError` if another task is reading, or if the generator reads itself.
         """
         pump = self._pump
-        items = pump._items
-        if not items or pump._reader is not None:
+        items = pump.items
+        if not items or pump.waiting_reader is not None:
             try:
                 await pump.read()
-            except pump._backend.cancelled:
+            except pump.backend.cancelled:
                 await self._abandoned()
                 raise
-        if len(items) <= pump._wake_from:
+        if len(items) <= pump.wake_at_items:
             pump.wake()
         return items.popleft()
 
     async def _abandoned(self) -> None:
-        """Close the stream, as its reader was cancelled; here, and not when the stream is collected.
+        """Close the stream because its reader was cancelled; do not leave it to the garbage collector.
 
         The exception refers to this frame, and this frame to the stream. A program that keeps the
-        exception, or a task that ended with it, would keep the generator running.
+        exception, or a task that ended with it, would otherwise keep the generator running.
         """
         if not self._resumable:
             self._pump.close()
 
     async def aclose(self) -> None:
-        """End the generator, and wait until its `finally` blocks have run, in its own task.
+        """End the generator, and wait until its `finally` blocks have run in its own task.
 
-        Any task may call it, any number of times. One that never began runs nothing.
+        Any task may call it, any number of times. A generator that never began runs no code.
 
-        *Cancel safety*: the closing goes on, and the scope waits for it; the cancellation is
-        passed on at once.
+        *Cancel safety*: if cancelled, the closing continues and the scope waits for it; the
+        cancellation is passed on at once.
 
-        *Raises*: what the generator raises while it is closed; `UsageError` from the generator
-        itself.
+        *Raises*: the error that the generator raises while it is closed; `UsageError` if the
+        generator itself calls this.
         """
         self._pump.check_here()
         await self._pump.wait_closed()
@@ -181,20 +181,20 @@ class Stream(Generic[T]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close, as `aclose()` does."""
+        """Close as `aclose()` does."""
         await self.aclose()
 
     def __del__(self) -> None:
-        """Close it: no code can read it any longer.
+        """Close the stream: no task can read it any longer.
 
-        It may be collected in any thread, and in the middle of anything, so this only posts.
+        The garbage collector may call this in any thread and at any point, so it only posts the close.
         """
         pump: Pump[T] | None = getattr(self, "_pump", None)
         if pump is not None:
             pump.was_dropped()
 
     def __repr__(self) -> str:
-        """Name the stream and how it stands."""
+        """Return the stream's name and state."""
         return f"<Stream {self._pump.name!r} {self._pump.state}>"
 
 

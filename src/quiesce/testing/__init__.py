@@ -1,13 +1,14 @@
-"""What makes a leak fail a test: `guard`, `sweep`, `plant`, `escapes`, and time that jumps.
+"""Tools that make a leak fail a test: `guard`, `sweep`, `plant`, `escapes`, and virtual time.
 
 The modules, in reading order:
 
-- `clock`: virtual time, and an order of tasks that a seed decides.
-- `loop_steps`: which callback of an event loop is a step of a task.
-- `leaks`: `guard`: what is left behind.
-- `sweeps`: `sweep`: cancel a scenario at each of its suspensions.
-- `plants`: `plant`: work in flight that a shutdown has to drain or to name.
-- `escaping`: `escapes`: where work leaves a hop.
+- `clock`: virtual time, and a task order that a seed decides.
+- `loop_steps`: finds the task that a callback of an event loop steps.
+- `trio_private`: the private names of trio that the test tools need, and why.
+- `leaks`: `guard`: fails if a block leaves tasks, files, processes or the like behind.
+- `sweeps`: `sweep`: cancels a scenario at each of its suspensions.
+- `plants`: `plant`: puts work in flight that a shutdown has to drain or to name.
+- `escaping`: `escapes`: shows where work leaves a hop.
 """
 
 from __future__ import annotations

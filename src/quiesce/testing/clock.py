@@ -1,13 +1,13 @@
-"""Time that does not depend on the machine, and an order of tasks that a seed decides.
+"""Virtual time, and a task order that a seed decides, for tests that do not depend on the machine.
 
-`run(fn, clock="mock")` runs an async function in virtual time: as soon as nothing can run, time
-jumps to the next timer, so a deadline of an hour costs nothing. What the clock cannot see, it
-does not wait for: the work of threads and of other processes needs real time.
+`run(fn, clock="mock")` runs an async function in virtual time: as soon as no task can run, time
+jumps to the next timer, so a deadline of an hour costs nothing. The clock does not wait for work
+that it cannot see: threads and other processes need real time.
 
-`run(fn, seed=7)` lets a seed decide which of several ready tasks runs first. Code that is right
-is right in every order; a failure carries a note with the seed and how to run it again.
+`run(fn, seed=7)` lets a seed decide which of several ready tasks runs first. Correct code works in
+every order. A failure carries a note with the seed and the call that runs it again.
 
-uvloop has a clock and a queue of its own, which nobody can replace: real time and its own order.
+The clock and the task queue of uvloop cannot be replaced: it has real time and its own order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import asyncio
 import random
 import selectors
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from quiesce.core.python_private import callback_of, running_loop
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.testing.loop_steps import stepped_task
+from quiesce.testing.trio_private import seeded_trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
 __all__ = ["Backend", "Clock", "VirtualLoop", "run"]
 
@@ -31,37 +32,37 @@ T = TypeVar("T")
 Backend = Literal["asyncio", "uvloop", "trio"]
 Clock = Literal["real", "mock"]
 BACKENDS: tuple[Backend, ...] = ("asyncio", "uvloop", "trio")
-_START = 1000.0  # any time but 0, which is false
+_START = 1000.0  # any time except 0, which is false
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """A selector that never waits for time: it moves the loop's clock instead."""
+    """A selector that never waits for a timer: it moves the loop's clock instead."""
 
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; if nothing is, jump to the next timer."""
+        """Return the ready files. If none is ready, jump to the next timer."""
         if self.loop.on_turn is not None:
             self.loop.on_turn()
         ready = super().select(0)
         if not ready and timeout is None:
-            return super().select(None)  # no timer: only a thread or a signal can wake us
+            return super().select(None)  # no timer: only a thread or a signal can wake the loop
         if not ready and timeout:
             self.loop.now += timeout
         return ready
 
 
 class SeededLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop in which a seed decides the order of the tasks that are ready.
+    """An asyncio event loop in which a seed decides the order of the ready tasks.
 
-    Only steps of tasks change places, and only with each other: that callbacks run in the order
-    in which they were registered is a promise of asyncio, on which its transports rely.
+    Only steps of tasks change places, and only with each other. Other callbacks stay in the order
+    in which they were registered: asyncio promises that order, and its transports rely on it.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector | None = None, *, seed: int | None = None
     ) -> None:
-        """Without a seed the order is asyncio's own: first come, first served."""
+        """Create the loop. Without a seed it has asyncio's own order: first come, first served."""
         super().__init__(selector)
         self._random = None if seed is None else random.Random(seed)  # noqa: S311 - no secret
 
@@ -72,7 +73,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
     def _shuffle(self, order: random.Random) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]  # not in the stubs
-        callbacks = [handle._callback for handle in ready]  # there is no public way
+        callbacks = [callback_of(handle) for handle in ready]  # there is no public way
         places = [i for i, callback in enumerate(callbacks) if stepped_task(callback) is not None]
         if len(places) > 1:
             handles = [ready[i] for i in places]
@@ -82,13 +83,13 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualLoop(SeededLoop):
-    """An asyncio event loop whose time is virtual."""
+    """An asyncio event loop with virtual time."""
 
     def __init__(self, *, seed: int | None = None) -> None:
-        """Start at an arbitrary time."""
+        """Start at an arbitrary virtual time."""
         self.now: float = _START
         self.on_turn: Callable[[], None] | None = None
-        """Called in each turn of the loop, before it looks for what is ready."""
+        """Called in each turn of the loop, before the loop looks for ready files."""
         selector = JumpingSelector()
         selector.loop = self
         super().__init__(selector, seed=seed)
@@ -98,7 +99,7 @@ class VirtualLoop(SeededLoop):
         return self.now
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's
-        """Wait for the threads of the executor, as long as that takes: virtual time would jump."""
+        """Wait in real time for the threads of the executor; a timeout in virtual time would jump."""
         await super().shutdown_default_executor()
 
 
@@ -109,18 +110,18 @@ def run(
     clock: Clock = "mock",
     seed: int | None = None,
 ) -> T:
-    """Run an async function to its end, on a fresh event loop; return what it returns.
+    """Run an async function to its end on a fresh event loop, and return its result.
 
     Args:
         fn: The function; it is called inside the event loop.
-        *args: What it is called with.
+        *args: The function's arguments.
         backend: `asyncio`, `uvloop` or `trio`.
-        clock: `mock` lets time jump to the next timer as soon as nothing can run.
-        seed: Decides which of the tasks that are ready runs first. A failure tells it.
+        clock: `mock` lets time jump to the next timer as soon as no task can run.
+        seed: Decides which of the ready tasks runs first. A failure names the seed.
 
     Raises:
-        ArgumentError: uvloop has neither a mock clock nor a seed.
-        UsageError: The package of the backend is missing, or this version cannot be seeded.
+        ArgumentError: uvloop supports neither a mock clock nor a seed.
+        UsageError: The backend's package is not installed, or its version does not support a seed.
     """
     check_run(backend, clock, seed)
     try:
@@ -156,21 +157,21 @@ def _run_trio(
 
 
 def check_run(backend: Backend, clock: Clock, seed: int | None) -> None:
-    """Refuse what cannot be, before anything runs."""
+    """Raise an error for arguments that do not fit together, before anything runs."""
     if backend not in BACKENDS:
-        message = f"backend is one of {', '.join(BACKENDS)}, not {backend!r}"
+        message = f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}"
         raise ArgumentError(message)
     if clock not in {"real", "mock"}:
-        message = f"clock is 'real' or 'mock', not {clock!r}"
+        message = f"clock must be 'real' or 'mock', not {clock!r}"
         raise ArgumentError(message)
     if backend == "uvloop" and (clock == "mock" or seed is not None):
-        message = "uvloop's time and order cannot be replaced: use clock='real', and no seed"
+        message = (
+            "uvloop's time and order cannot be replaced: use clock='real' and leave `seed` out"
+        )
         raise ArgumentError(message)
     trio = sys.modules.get("trio")
-    if asyncio._get_running_loop() is not None or (
-        trio is not None and trio.lowlevel.in_trio_run()
-    ):
-        message = "this runs an event loop of its own: call it from a plain function"
+    if running_loop() is not None or (trio is not None and trio.lowlevel.in_trio_run()):
+        message = "this starts its own event loop, but one is already running: call it from a plain function"
         raise UsageError(message)
     if backend != "asyncio":
         try:
@@ -181,35 +182,9 @@ def check_run(backend: Backend, clock: Clock, seed: int | None) -> None:
 
 
 def make_loop(backend: Backend, clock: Clock, seed: int | None) -> asyncio.AbstractEventLoop:
-    """Make an event loop of asyncio's or uvloop's."""
+    """Create an event loop of asyncio or uvloop."""
     if backend == "uvloop":
         import uvloop  # noqa: PLC0415 - optional
 
         return uvloop.new_event_loop()
     return VirtualLoop(seed=seed) if clock == "mock" else SeededLoop(seed=seed)
-
-
-@contextmanager
-def seeded_trio(seed: int | None, *, required: bool = True) -> Iterator[None]:
-    """Order trio's tasks by a seed, as pytest-trio and hypothesis do it."""
-    if seed is None:
-        yield
-        return
-    from trio._core import _run  # noqa: PLC0415 - optional
-
-    scheduler: Any = _run
-    if not hasattr(scheduler, "_r") or not hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING"):
-        if not required:
-            yield
-            return
-        message = "this version of trio cannot be seeded: leave `seed` out"
-        raise UsageError(message)
-    order, state = scheduler._r, scheduler._r.getstate()  # there is no public way
-    allowed = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
-    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
-    order.seed(seed)
-    try:
-        yield
-    finally:
-        order.setstate(state)
-        scheduler._ALLOW_DETERMINISTIC_SCHEDULING = allowed

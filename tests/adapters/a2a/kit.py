@@ -144,7 +144,8 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types here
     """Does what the text says, word by word.
 
     `complete`, `park`, `auth`, `fail`: the state. `raise`: an error. `wait KEY`: until
-    `release(KEY)`. `stubborn KEY`: the same, whatever the cancellation. `say`: a plain message.
+    `release(KEY)`. `stubborn KEY`: the same, whatever the cancellation. `obey KEY`: the same, or until it is
+    cancelled; then the rest is left out, unless that is `complete`. `say`: a plain message.
     `artifact`: one. `update`: a working state with a text. `sleep SECONDS`: what it says.
     """
 
@@ -205,7 +206,7 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types here
             raise RuntimeError("the agent broke")
         elif word == "sleep":
             await asyncio.sleep(float(words.pop(0)))
-        elif word in {"wait", "stubborn"}:
+        elif word in {"wait", "stubborn", "obey"}:
             key = words.pop(0)
             self._event(self.reached, key).set()
             while True:
@@ -215,6 +216,9 @@ class Agent(AgentExecutor):  # type: ignore[misc]  # the SDK has no types here
                 except asyncio.CancelledError:
                     if word == "wait":
                         raise
+                    if word == "obey":
+                        words[:] = [word for word in words if word == "complete"]
+                        break
 
     async def cancel(self, context: Any, event_queue: Any) -> None:
         """Say so."""

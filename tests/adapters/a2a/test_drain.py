@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
 
 from quiesce.errors import ArgumentError
 from quiesce.integrations.a2a import (
@@ -16,6 +17,7 @@ from quiesce.integrations.a2a import (
     quiesce_app,
 )
 from tests.adapters.a2a import kit
+from tests.adapters.a2a.handlers import first_only
 from tests.adapters.a2a.server import serving
 from tests.stress import turns
 
@@ -55,12 +57,12 @@ async def _some_turns(count: int = 3) -> bool:
     return True
 
 
-async def handler_of(agent: Any) -> QuiescentRequestHandler:
+async def handler_of(agent: Any, store: Any = None) -> QuiescentRequestHandler:
     """Open a handler without pushes."""
-    from a2a.server.tasks import InMemoryTaskStore  # noqa: PLC0415 - of the SDK
-
     more = {"agent_card": kit.card()} if kit.FIRST else {}
-    made = QuiescentRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), **more)
+    made = QuiescentRequestHandler(
+        agent_executor=agent, task_store=store or InMemoryTaskStore(), **more
+    )
     return await made.open()
 
 
@@ -75,12 +77,66 @@ async def test_a_task_in_flight_is_counted_once() -> None:
     scope = handler._scope
     assert scope is not None
     assert len(scope.frontier()) > 1  # what was counted before
-    assert handler._in_flight() == {"a2a task": 1, "background task": 0}
+    assert handler._in_flight().counts == {"a2a task": 1, "background task": 0}
     agent.release("k")
     await call
     report = await handler.drain()
     assert report.ok
     assert report.services == 0
+
+
+class Early(kit.Agent):
+    """Enqueues a state before the task itself: 1.x gives up the task, and drops what comes later."""
+
+    async def execute(self, context: Any, event_queue: Any) -> None:
+        """Go through the words without a task."""
+        updater = TaskUpdater(event_queue, context.task_id, context.context_id)
+        await updater.start_work()
+        await self._do("wait", ["k"], updater)
+        await updater.complete()
+
+
+@first_only
+async def test_an_event_that_the_sdk_drops_is_not_waited_for() -> None:
+    """It is enqueued when the SDK has given up the task, which was in flight for ever."""
+    agent = Early()
+    handler = await handler_of(agent)
+    with pytest.raises(Exception, match="should enqueue Task before"):
+        await handler.on_message_send(kit.request("wait"), kit.call_context())
+    await agent.waits("k")
+    assert len(handler.frontier()) > 0
+    agent.release("k")
+    await asyncio.wait_for(handler.idle(), 10)
+    assert (await handler.drain(grace=0, cleanup=5)).undelivered == ()
+
+
+class Full(InMemoryTaskStore):  # type: ignore[misc]  # the SDK has no types here
+    """Stores no end of a task."""
+
+    async def save(self, task: Any, context: Any = None) -> None:
+        """Save, unless it is an end."""
+        if kit.state_of(task) == "failed":
+            message = "the disk is full"
+            raise OSError(message)
+        await super().save(kit.copied(task), context)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_task_that_is_cut_is_named_once_with_what_is_stored(*, is_full: bool) -> None:
+    """It was said to be stored as failed also if the store had refused that, and the task was named twice."""
+    agent = kit.Agent()
+    handler = await handler_of(agent, Full() if is_full else None)
+    call = asyncio.create_task(
+        handler.on_message_send(kit.request("wait k complete"), kit.call_context())
+    )
+    await agent.waits("k")
+    report = await handler.drain(grace=0, cleanup=1)
+    await asyncio.wait({call})
+    call.exception()
+    (lost,) = report.undelivered
+    assert lost.kind == "a2a task"
+    assert ("stored as failed" in str(lost)) is not is_full, str(lost)
+    assert ("stored as" in str(lost)) is not is_full, str(lost)
 
 
 async def test_what_an_executor_has_left_is_cut_at_the_deadline() -> None:
@@ -148,20 +204,26 @@ async def test_an_interrupt_begins_the_drain_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("agent", "options", "text"),
     [
-        (kit.Agent, {}, "not the class Agent: make one"),
+        (kit.Agent, {}, "not the class Agent: pass Agent()"),
         (None, {}, "must be an executor"),
         (kit.Agent(), {"card": {}}, "card must be an AgentCard of a2a.types, not dict"),
-        (kit.Agent(), {"rest": "rest"}, "rest must be a path that begins with '/', and is 'rest'"),
+        (kit.Agent(), {"rest": "rest"}, "rest must be a path that begins with '/', not 'rest'"),
         (kit.Agent(), {"rpc": "rpc"}, "rpc must be a path that begins with '/'"),
         ("agent", {}, "must be an executor"),
         (kit.Agent(), {"node": "hotel"}, "node must be a Node"),
         (kit.Agent(), {"grace": "30"}, "grace must be a number of seconds"),
         (kit.Agent(), {"cleanup": -1}, "cleanup must be a number of seconds"),
-        (kit.Agent(), {"allow_private": True}, "give an outbox"),
+        (kit.Agent(), {"allow_private": True}, "pass outbox="),
+        (
+            kit.Agent(),
+            {"drain": 3},
+            r"^'drain' is not an option of quiesce_app\(\), which has: card, .*exit_code; nor .*push_sender",
+        ),
+        (kit.Agent(), {"task_store": None}, "'task_store' is not an option .*: write store="),
         (
             kit.Agent(),
             {"allow_private": True, "outbox": DurablePushSender(MemoryOutbox())},
-            "give it to the DurablePushSender",
+            "pass allow_private= to the DurablePushSender",
         ),
     ],
 )

@@ -175,7 +175,7 @@ async def test_an_answer_is_given_though_the_journal_cannot_be_written(
         raise OSError
 
     def answer(_: httpx.Request) -> httpx.Response:
-        monkeypatch.setattr(node._journal, "_append", full)
+        monkeypatch.setattr(node.journal, "_append", full)
         return httpx.Response(200, text="done")
 
     async with Node("a", journal=tmp_path / "a.journal") as node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,3 +81,77 @@ async def test_a_stream_in_a_cascade_gets_the_end_of_a_task_that_the_drain_cuts(
         assert report.seconds < 30, str(report)  # it does not wait for the half of cleanup
         settled = await cascade.settled(5)
         assert settled.receipt.cancelled == 1, str(settled)
+
+
+@pytest.mark.parametrize("words", ["work obey k artifact", "work obey k complete"])
+async def test_an_executor_that_catches_the_cancellation_of_a_drain(
+    tmp_path: Path, words: str
+) -> None:
+    """Its hop is done if it has completed its task all the same, and else cancelled, as its task is failed."""
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            await mesh.sent(client, words)
+            await place.agent.waits("k")
+            report = await place.handler.drain(grace=0, cleanup=60)
+        settled = await cascade.settled(5)
+        is_completed = words.endswith("complete")
+        assert settled.ok is is_completed, str(settled)
+        assert report.ok is is_completed, str(report)
+
+
+async def test_a_task_at_work_is_named_by_its_executor(tmp_path: Path) -> None:
+    """Not by a line of quiesce: neither the message, nor the hop that the drain cuts."""
+    async with mesh.one(tmp_path, mesh.polling()) as (place, node, client):
+        async with node.cascade("one") as cascade:
+            await mesh.sent(client, "work leave l wait k complete")
+            await place.agent.waits("k")
+            open_yet = ""
+            while "a2a message" not in open_yet:  # the agent is asked now and then
+                open_yet = str(await cascade.settled(within=0.5))
+            report = await place.handler.drain(grace=0, cleanup=60)
+        assert "a2a task" in open_yet
+        assert "/mesh_kit.py:" in open_yet
+        assert "src/quiesce" not in open_yet, open_yet
+        (cut,) = report.cancelled
+        assert "in_flight" in cut.details
+        assert "src/quiesce" not in str(cut), str(cut)
+        await cascade.settled(5)
+
+
+@pytest.mark.parametrize("way", ["blocking", "polling", "streaming", "plain"])
+async def test_a_drain_counts_a_message_once(tmp_path: Path, way: str) -> None:
+    """It was counted as a request, as a hop and as a task; what its executor has left is a part of the hop."""
+    outer: list[Quiesce] = []
+
+    def around(place: mesh.Place) -> Any:
+        outer.append(Quiesce(place.app, grace=5, hold_signal=False, exit_code=False))
+        return outer[0]
+
+    async with mesh.town(tmp_path) as town, mesh.script() as node:
+        place = await town.build("a", around)
+        config = mesh.polling() if way == "polling" else mesh.blocking()
+        if way == "streaming":
+            config = None
+        async with (
+            await quiesce_client(node, place.url, config=config) as client,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            if way != "plain":
+                await stack.enter_async_context(node.cascade("one"))
+            sending = asyncio.create_task(mesh.send(client, "leave l wait k complete"))
+            await place.agent.waits("k")
+            await place.agent.waits("l")
+            if way == "polling":
+                await sending
+            application = outer[0]._application
+            assert application is not None
+            seen = [application._in_flight()]
+            place.agent.release("k")
+            await sending
+            while place.handler._tracker.entries or application.exchanges:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+            seen.append(application._in_flight())
+            place.agent.release("l")
+    one = "1 background task, 1 a2a task" if way == "plain" else "1 a2a task"
+    left = "1 background task" if way == "plain" else "1 hop"
+    assert seen == [f"{one} in flight", f"{left} in flight"]

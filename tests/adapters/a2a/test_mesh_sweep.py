@@ -90,7 +90,7 @@ def test_a_request_that_is_cancelled_anywhere_leaves_no_hop_open(text: str) -> N
             finally:
                 await handler.drain(1)
                 await asyncio.sleep(0)
-                left.extend(hop for hop in hops if not hop._ended)
+                left.extend(hop for hop in hops if not hop.has_ended)
                 assert handler._mesh is not None
                 left.extend(handler._mesh._waiting.values())
                 left.extend(handler._mesh._works.values())

@@ -57,5 +57,5 @@ async def test_a_report_has_the_time_of_the_whole_end() -> None:
     sending = asyncio.ensure_future(handler.on_message_send(params, kit.call_context()))
     await agent.waits("k")
     report = await handler.drain(grace=0.2, cleanup=5)
-    assert report.seconds >= 0.2
+    assert report.seconds >= 0.199  # a timer may be early by the resolution of its clock
     await asyncio.wait({sending})

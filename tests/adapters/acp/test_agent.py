@@ -49,7 +49,7 @@ async def test_an_argument_that_the_sdk_does_not_have_is_refused() -> None:
 async def test_what_the_adapter_needs_for_itself_is_refused(name: str) -> None:
     """The error says so."""
     async with wire() as (writer, reader, _):
-        with pytest.raises(ArgumentError, match=f"its own {name}"):
+        with pytest.raises(ArgumentError, match=f"sets {name} itself"):
             await run(Agent(), writer, reader, **{name: object()})
 
 

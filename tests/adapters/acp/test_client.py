@@ -205,7 +205,7 @@ async def test_an_agent_that_hangs_up_is_told_to_all_who_wait() -> None:
             await agent.hear()
         await agent.leave()
         for task in asking:
-            with pytest.raises(AgentLost, match="the agent is gone: it has closed its output"):
+            with pytest.raises(AgentLost, match="the agent is gone: it closed its output"):
                 await task
         with pytest.raises(AgentLost) as lost:
             await connection.prompt(prompt=TEXT, session_id="s")
@@ -292,7 +292,7 @@ async def test_a_message_beyond_the_limit_ends_the_connection() -> None:
 async def test_an_agent_that_is_silent_for_too_long_is_lost() -> None:
     """`receive_timeout`, which the SDK has from 0.10 on, works with all versions."""
     async with connected(receive_timeout=0.05) as (_, connection):
-        with pytest.raises(AgentLost, match="silent"):
+        with pytest.raises(AgentLost, match="no message within"):
             await connection.prompt(prompt=TEXT, session_id="s")
 
 
@@ -429,7 +429,7 @@ async def test_a_strange_connection_has_no_scope() -> None:
 @pytest.mark.backends("trio")
 async def test_trio_is_refused() -> None:
     """The SDK is made for asyncio, and the error says so."""
-    with pytest.raises(UsageError, match="made for asyncio"):
+    with pytest.raises(UsageError, match="needs asyncio"):
         connect_to_agent(Client(), Memory())
 
 

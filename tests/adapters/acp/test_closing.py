@@ -291,14 +291,14 @@ async def test_the_exit_status_of_a_process_that_is_ended_is_not_taken(
         end = handler_children.watch_children(scope)
         process = await starts(sys.executable, "-c", STUBBORN)
         await process.stdout.readline()
-        (child,) = scope._services.values()
-        child._stop()
-        child._stop(force=True)
+        (child,) = scope.services.values()
+        child.request_stop()
+        child.request_stop(force=True)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - asyncio must not see it first
-        child._stop(force=True)  # as a close does, again and again
+        child.request_stop(force=True)  # as a close does, again and again
         is_dead.set()
         assert await process.wait() == -signal.SIGKILL
-        child._stop(force=True)
+        child.request_stop(force=True)
         end()
 
 

@@ -206,7 +206,7 @@ async def test_a_node_that_is_drained_answers_questions(tmp_path: Path) -> None:
         first = Told()
         first.prompt(peer)
         await agent.begun.wait()
-        scope = node._opened()
+        scope = node.get_open_scope()
         closing = asyncio.create_task(node.drain(5))
         await scope.closing()
         first.ask(peer)

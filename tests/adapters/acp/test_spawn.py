@@ -259,7 +259,7 @@ async def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) 
 @pytest.mark.backends("trio")
 async def test_trio_is_refused() -> None:
     """The SDK is made for asyncio, and the error says so."""
-    with pytest.raises(UsageError, match="made for asyncio"):
+    with pytest.raises(UsageError, match="needs asyncio"):
         await open_agent_process(Client(), sys.executable)
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -59,6 +60,13 @@ async def _background() -> None:
         await stage("background")
 
 
+async def _deaf() -> None:
+    """Go on, whatever the cancellation."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await anyio.sleep_forever()
+
+
 async def _answer(send: Any, body: bytes, status: int = 200) -> None:
     length = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": length})
@@ -80,10 +88,17 @@ async def _http(scope: Any, receive: Any, send: Any) -> None:
             own.spawn(_tell_of_the_drain, own, service=True)
         asyncio.create_task(_background())  # noqa: RUF006 - that is what goes wrong
         await _answer(send, b"accepted", 202)
+    elif path == "/deaf":
+        asyncio.create_task(_deaf())  # noqa: RUF006 - likewise
+        await _answer(send, b"accepted", 202)
     elif path == "/slow":
         with Noted("slow"):
             await stage("slow")
             await _answer(send, b"slow")
+    elif path == "/after":
+        await _answer(send, b"accepted", 202)
+        with Noted("after"):
+            await stage("after")
     elif path == "/stream":
         with Noted("stream"):
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})

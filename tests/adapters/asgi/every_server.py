@@ -22,6 +22,7 @@ __all__ = [
     "test_an_interrupted_download_looks_interrupted",
     "test_clients_that_leave_at_any_point_leave_nothing",
     "test_ctrl_c_loses_no_background_work",
+    "test_every_signal_that_stops_the_server_tells_of_a_loss",
     "test_hops_of_a_node_alone_end_before_the_apps_own_shutdown",
     "test_the_exit_code_of_a_node_alone_tells_of_a_loss",
     "test_what_is_lost_is_in_the_log",
@@ -94,6 +95,31 @@ async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
         await work.go_on()
         await server.exit_code()
         assert server.notes[-2:] == ["background done", "shutdown"]
+
+
+@here
+@pytest.mark.real_time
+@pytest.mark.skipif(SERVER == "granian", reason="its parent process exits with its own exit code")
+@every_kind
+@pytest.mark.parametrize(
+    ("number", "hold"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
+)
+async def test_every_signal_that_stops_the_server_tells_of_a_loss(
+    kind: str,
+    number: signal.Signals,
+    hold: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """The exit code is 1 also after Ctrl-C, and if SIGTERM is left to the server."""
+    if kind.endswith("trio") and number == signal.SIGTERM:
+        return  # it has no handler there: the process ends at once
+    async with serve(kind, "quiesce", grace=0.1, hold_signal=hold) as server:
+        path = "/slow" if kind.endswith("trio") else "/background"  # which ends with its nursery
+        async with server.connect() as client:
+            await client.ask(path)
+            await server.begun(path[1:])
+            server.process.send_signal(number)
+            assert await server.exit_code() == 1
+        assert "WORK LOST" in server.errors()
 
 
 @here

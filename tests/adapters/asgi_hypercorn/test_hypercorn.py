@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quiesce.mesh import Memory, Node, current_hop
 from tests.adapters.asgi.every_server import *  # noqa: F403 - the tests are the same for every server
 from tests.adapters.asgi.kit import Client, serve
 
@@ -46,6 +47,47 @@ async def test_in_a_worker_process_the_loss_is_reported() -> None:
         assert not (await client.rest(headers))[1]
         await server.exit_code()
         assert "undelivered: response GET /endless" in server.errors()
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
+async def test_in_a_worker_process_a_background_task_that_is_cut_is_reported() -> None:
+    """The request has its response, and hypercorn cancels what it does after that."""
+    arguments = ("--graceful-timeout", "1")
+    async with serve("hypercorn-worker", "quiesce", *arguments, grace=5) as server:
+        assert (await server.get("/after")).status == 202
+        await server.begun("after")
+        server.terminate()
+        await server.exit_code()
+        assert "after cut" in server.notes
+        assert "WORK LOST: 0 jobs completed, 1 cancelled" in server.errors()
+        assert "cancelled: job GET /after" in server.errors()
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
+async def test_a_background_task_of_a_hop_that_hypercorn_cuts_is_a_loss_of_the_node_alone() -> None:
+    """Its time for open requests is shorter than the node's: what it cuts is in the report, and the exit code is 1."""
+    options = {"app": "tests.adapters.asgi.node_app:app", "logs": False, "grace": 600}
+    arguments = ("--graceful-timeout", "1")
+    async with serve("hypercorn", "quiesce", *arguments, **options) as server:
+        async with (
+            Node("me", url="http://me", transport=Memory()) as node,
+            node.cascade("c"),
+        ):
+            hop = current_hop()
+            assert hop is not None
+            with hop.delegate("http://hotel") as handing:
+                async with server.connect() as client:
+                    await client.ask("/after", cascade=handing.header)
+                    status, headers = await client.head()
+                    handing.answered(headers["cascade-receipt"])
+        assert status == 202
+        await server.begun("after")
+        server.terminate()
+        assert await server.exit_code() == 1
+        assert "after cut" in server.notes
+        assert "cancelled: handler GET /after" in server.errors()
 
 
 # Not where mypy looks, as all test subjects.

@@ -47,6 +47,20 @@ async def test_workers_are_drained_each() -> None:
 
 @pytest.mark.backends("asyncio")
 @pytest.mark.real_time
+async def test_a_task_that_swallows_every_cancellation_does_not_keep_the_process() -> None:
+    """The report has it as stuck; when nothing else is left in the event loop, the process exits."""
+    async with serve("uvicorn", "quiesce", grace=0.1, cleanup=0.5) as server:
+        assert (await server.get("/deaf")).status == 202
+        server.terminate()
+        with anyio.fail_after(60):
+            assert await server.exit_code() == 1
+        assert "1 stuck" in server.errors()
+        assert "Only stuck tasks are left" in server.errors()
+        assert "shutdown" in server.notes
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
 async def test_fastapi_is_drained() -> None:
     """Dependencies, background tasks, threads and streams end, and only then its lifespan."""
     asked = ("dependency", "tasks", "thread", "stream")

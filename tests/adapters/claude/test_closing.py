@@ -307,7 +307,7 @@ async def test_many_conversations_leave_nothing(plain: Host, way: str) -> None:
     async with Scope("test") as scope:
         for _ in range(6):
             await use(way, plain, scope)
-            counts.append((living(), open_files(), len(scope._children), len(scope._holds)))
+            counts.append((living(), open_files(), len(scope.children), len(scope.holds)))
         assert not plain.alive()
     assert counts[-1] == counts[1]
 
@@ -385,7 +385,9 @@ async def test_an_sdk_that_starts_its_cli_otherwise_is_refused(
 def test_an_old_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install."""
     monkeypatch.setattr(metadata, "version", lambda _: "0.1.49")
-    with pytest.raises(SdkMissing, match=r"0\.1\.50 or newer.*pip install 'quiesce\[claude\]'"):
+    with pytest.raises(
+        SdkMissing, match=r"0\.1\.50 or newer.*pip install --upgrade '\.\[claude\]'"
+    ):
         importlib.reload(claude)
 
 

@@ -80,7 +80,7 @@ async def test_a_cli_that_was_killed_is_in_the_report_of_its_query() -> None:
             await messages.aclose()
         assert lost(messages.report) == [("process", "claude")]
         assert messages.report is not None
-        assert messages.report.seconds >= GRACE_SECONDS
+        assert messages.report.seconds >= GRACE_SECONDS - 0.001
 
 
 async def test_the_end_of_a_connect_that_was_cancelled_is_in_the_time_of_the_report() -> None:
@@ -93,4 +93,4 @@ async def test_the_end_of_a_connect_that_was_cancelled_is_in_the_time_of_the_rep
         tasks.cancel_scope.cancel()
     assert lost(client.report) == [("transport", "Custom")]
     assert client.report is not None
-    assert client.report.seconds >= GRACE_SECONDS
+    assert client.report.seconds >= GRACE_SECONDS - 0.001

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import mcp
 
 import quiesce
@@ -49,14 +51,80 @@ def plain_server(*options: str) -> Any:
 @contextmanager
 def listening(*options: str) -> Iterator[str]:
     """Run the real server over HTTP, and give its node's URL."""
+    with running(*options) as (url, _):
+        yield url
+
+
+@contextmanager
+def running(*options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run the real server over HTTP, and give its node's URL, and its process.
+
+    The first option is its journal. What it writes to standard error is beside that, in a file that ends in `.errors`.
+    """
     argv = [sys.executable, str(WITH_THE_SDK), *options, "--http"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env, start_new_session=True) as process:
+    told = Path(options[0]).with_suffix(".errors")
+    with (
+        told.open("wb") as errors,
+        subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=errors, env=env, start_new_session=True
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process
         finally:
             process.kill()
+
+
+class Gate:
+    """What a tool of the real server waits for: `hold` and `wait` connect to its port."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        """Listen."""
+        self._listener = listener
+        self._kept: list[socket.socket] = []
+        self.port: int = listener.getsockname()[1]
+
+    async def reached(self) -> None:
+        """Wait until a tool waits."""
+        self._kept.append((await anyio.to_thread.run_sync(self._listener.accept))[0])
+
+    def open(self) -> None:
+        """Let it go on."""
+        for one in self._kept:
+            with suppress(OSError):
+                one.sendall(b".")
+            one.close()
+        self._kept.clear()
+
+
+@contextmanager
+def gate() -> Iterator[Gate]:
+    """Make a gate, which is open at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made = Gate(listener)
+        try:
+            yield made
+        finally:
+            made.open()
+
+
+_UNTIL_REFUSED = """
+import sys, urllib.request
+while True:
+    try:
+        urllib.request.urlopen(sys.argv[1])
+    except urllib.request.HTTPError as error:
+        if error.code == 503:
+            break
+"""
+
+
+async def drained(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Send a server SIGTERM, and wait until it refuses requests. Another process asks: a request of a hop is a message."""
+    process.terminate()
+    await anyio.run_process([sys.executable, "-I", "-S", "-c", _UNTIL_REFUSED, f"{url}/nowhere"])
 
 
 class Client:

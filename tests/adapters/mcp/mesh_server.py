@@ -1,13 +1,15 @@
 """An MCP server of the SDK's, of either major version, that takes part in a mesh.
 
 `python mcp/mesh_server.py JOURNAL [--low]` speaks over stdio; with `--http` over streamable HTTP, with
-uvicorn, on a port that it prints. `--low`: the SDK's low-level server.
+uvicorn, on a port that it prints. `--low`: the SDK's low-level server. `--grace SECONDS`: with `--http`, in a `Quiesce`
+that has so much grace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import socket
 import sys
 import warnings
@@ -19,6 +21,7 @@ import mcp.types
 from mcp.server.lowlevel import Server as LowServer
 from mcp.server.stdio import stdio_server
 
+from quiesce.integrations.asgi import Quiesce
 from quiesce.integrations.mcp import take_part, versions
 from quiesce.mesh import Node, current_hop
 
@@ -50,6 +53,26 @@ async def never() -> str:
     assert hop is not None
     hop.spawn(anyio.Event().wait)
     return "begun"
+
+
+async def _byte(port: int) -> None:
+    """Wait until the test sends a byte, or is gone."""
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.receive()
+
+
+async def hold(port: int) -> str:
+    """Leave work that ends when the test says so."""
+    hop = current_hop()
+    assert hop is not None
+    hop.spawn(_byte, port)
+    return "begun"
+
+
+async def wait(port: int) -> str:
+    """Answer when the test says so."""
+    await _byte(port)
+    return "waited"
 
 
 _released = asyncio.Event()
@@ -99,7 +122,8 @@ async def fail() -> str:
 
 
 TOOLS = {
-    tool.__name__: tool for tool in (later, never, leave, release, report, where, hang, wrong, fail)
+    tool.__name__: tool
+    for tool in (later, never, hold, wait, leave, release, report, where, hang, wrong, fail)
 }
 
 
@@ -171,7 +195,12 @@ def serve_http() -> None:
     sys.stdout.flush()
     node, made = Node("tools", url=url, journal=Path(sys.argv[1])), server()
     take_part(made, node)
-    app = node.asgi(made.streamable_http_app())
+    app = made.streamable_http_app()
+    if "--grace" in sys.argv:
+        app = Quiesce(app, float(sys.argv[sys.argv.index("--grace") + 1]), node=node)
+        logging.getLogger().handlers.clear()  # the SDK's breaks lines: the report goes to standard error
+    else:
+        app = node.asgi(app)
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
 
 

@@ -1,6 +1,6 @@
 """A small MCP server that takes part in a mesh, without the SDK and without quiesce.
 
-`python -I -S plain_mesh_server.py [--stranger] --notes FILE` speaks over stdio, and notes all that it hears.
+`python -I -S plain_mesh_server.py [--stranger] [--list-fails | --list-hangs] --notes FILE` speaks over stdio, and notes all that it hears.
 Its tools are how a call is answered: `closed` with a receipt, `working`, `silent` without a word of the
 edge, `refused` with an error that says that it never will run, `error` with one that says nothing, `garbage`,
 `hang` not at all, `exit` by its end. A question is answered with a receipt, unless the tool was `busy`.
@@ -77,6 +77,10 @@ def main() -> None:
             answer = call(message)
         elif method == "tools/list":
             answer = {"result": {"tools": []}}
+            if "--list-fails" in sys.argv:
+                answer = {"error": {"code": -1, "message": "no list"}}
+            if "--list-hangs" in sys.argv:
+                answer = None
         elif method == "quiesce/receipts" and not busy:
             answers = [[edge, RECEIPT] for edge, _ in message["params"]["asks"]]
             answer = {"result": {"v": 0, "taken": [], "answers": answers}}

@@ -146,6 +146,8 @@ def judge(
         made.works += len(course.works)
         made.cut += sum(work.cut for work in course.works)
         may_be = _may_be(cascade, course, faults, give_up)
+        if _shares_worker(name, cascade, cascades, truth):
+            may_be = ("Unknown", *may_be)
         for told in course.told:
             wrong = list(_wrong(name, cascade, course, told, may_be))
             if _is_unmade(course, faults):
@@ -192,7 +194,7 @@ def _forgive_copies(truth: Truth, name: str, course: Course) -> int:
     """Take out what ran again because of a copy that an agent got after it had lost its journal; return how often.
 
     Nothing is left there by which the copy could be known, and the verdict may have been given before: a limit, see
-    docs/explanation/mesh.md.
+    docs/evidence/mesh.md.
     """
     count = 0
     for copy in truth.copies:
@@ -277,6 +279,29 @@ def _untracked(cascade: Casc, course: Course) -> set[str]:
     plain = {plan.hop for plan in cascade.plan.everything() if plan.mode == "plain" and plan.hop in sent}  # fmt: skip
     outside = _not_of_it(cascade)
     return {hop for hop in ran | plain if hop not in outside or hop in plain - _below_old(cascade)}
+
+
+def _shares_worker(name: str, cascade: Casc, cascades: Mapping[str, Casc], truth: Truth) -> bool:
+    """Return whether a cascade of the same wave has had the same worker, and has work that quiesce only notices.
+
+    A worker that is woken by an event may take the jobs of several cascades at one wake-up. What it then sends is sent
+    for all of them, so a message whose work is untracked makes each of them `Unknown`.
+    """
+    wave, own = name.partition(".")[0], _woken_agents(cascade)
+    return any(
+        other.partition(".")[0] == wave
+        and own & _woken_agents(casc)
+        and other in truth.courses
+        and _untracked(casc, truth.courses[other])
+        for other, casc in cascades.items()
+        if own and other != name
+    )
+
+
+def _woken_agents(cascade: Casc) -> set[str]:
+    """Return the agents in which a worker that is woken by an event works for a cascade."""
+    woken = {"deque", "deque-send"}
+    return {plan.agent for plan in cascade.plan.everything() if plan.pattern in woken}
 
 
 def _mark_plain(cascade: Casc, course: Course, *, is_full: bool) -> None:

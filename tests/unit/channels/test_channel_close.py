@@ -34,7 +34,7 @@ async def test_a_graceful_close_delivers_what_is_there_then_ends_the_readers() -
         channel = filled()
         channel.close()
         assert channel.closed
-        with pytest.raises(ChannelClosed, match="closed: it takes nothing more"):
+        with pytest.raises(ChannelClosed, match="closed: it accepts no more items"):
             channel.send_nowait(9)
         with pytest.raises(ChannelClosed):
             await channel.send(9)

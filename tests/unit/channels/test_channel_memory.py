@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from quiesce import Channel, Scope
+from tests.foreign_private import callbacks_of, trio_instruments
 from tests.stress import turns
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 def callbacks(job: Any) -> int:
     """Count who waits for the end of a job."""
-    watching = getattr(job, "_waiters", None)
-    return len(job._callbacks or ()) if watching is None else len(watching)
+    watching = getattr(job, "waiters", None)
+    return callbacks_of(job) if watching is None else len(watching)
 
 
 async def by_receive(channel: Channel[int]) -> None:
@@ -75,7 +76,7 @@ async def test_a_task_that_reads_many_channels_keeps_none(
         job = scope.spawn(read)
         await job
         assert max(counts) <= min(counts) + 1
-        assert not scope._resources
+        assert not scope.list_own_resources()
         gc.collect()
         await turns(4)  # a reader that is dropped lets go in the event loop
         assert not any(ref() for ref in refs)
@@ -109,7 +110,7 @@ async def test_an_empty_channel_that_nobody_has_any_more_is_let_go() -> None:
         del channel
         gc.collect()
         assert not any(ref() for ref in refs)
-        assert not scope._resources
+        assert not scope.list_own_resources()
 
 
 async def test_a_channel_with_items_is_kept_by_its_scope() -> None:
@@ -177,7 +178,7 @@ async def test_no_instrument_is_left_on_trio() -> None:
             nursery.start_soon(by_loop, channel)
         await turns()
         assert not channel.stats.depth
-    assert not trio._core._run.GLOBAL_RUN_CONTEXT.runner.instruments["_all"]
+    assert not trio_instruments()
 
 
 async def test_a_dropped_iterator_changes_nothing_in_the_step_of_its_collection() -> None:

@@ -62,7 +62,7 @@ async def test_every_way_to_read_waits_and_then_ends(how: str) -> None:
             while True:
                 got.extend([await channel.receive()] if how == "receive" else await channel.batch())
         except ChannelClosed as end:
-            assert "nothing more to read" in str(end)  # noqa: PT017 - it comes in the end
+            assert "all its items have been read" in str(end)  # noqa: PT017 - it comes in the end
 
     async with Scope("a") as scope:
         channel = Channel[int]()
@@ -249,9 +249,9 @@ async def test_a_channel_is_true_and_has_a_length_and_a_name() -> None:
         channel = Channel[int](name="mail")
         assert channel
         assert len(channel) == 0
-        assert repr(channel) == "<Channel 'mail' open, 0 in it>"
+        assert repr(channel) == "<Channel 'mail' open, 0 queued>"
         channel.close()
-        assert repr(channel) == "<Channel 'mail' closed, 0 in it>"
+        assert repr(channel) == "<Channel 'mail' closed, 0 queued>"
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ async def test_what_is_no_function_is_refused(which: int, bad: Any) -> None:
         with pytest.raises(ArgumentError, match="not a function"):
             pipe(*functions)
         assert not scope.frontier()
-        assert not scope._resources
+        assert not scope.list_own_resources()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -243,7 +243,7 @@ async def test_a_pair_that_cannot_be_started_leaves_nothing(which: int) -> None:
             pipe(*functions)
         await turns()
         assert not scope.frontier()
-        assert not scope._resources
+        assert not scope.list_own_resources()
 
 
 async def test_a_pipe_needs_an_open_scope() -> None:

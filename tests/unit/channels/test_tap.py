@@ -223,7 +223,7 @@ async def test_what_is_in_a_tap_is_in_flight() -> None:
     assert [ended.name for ended in report.undelivered] == ["1 in tap log"]
     assert tap.undelivered == (1,)
     assert tap.closed
-    assert repr(tap) == "<Tap 'log' closed, 0 in it>"
+    assert repr(tap) == "<Tap 'log' closed, 0 queued>"
 
 
 @pytest.mark.parametrize("immediate", [False, True])
@@ -269,7 +269,7 @@ async def test_a_fan_out_channel_is_read_through_taps_alone() -> None:
         assert channel.stats.dropped == 3
         reader = aiter(channel)
         for read in (channel.receive, channel.batch, reader.__anext__, reader.__anext__):
-            with pytest.raises(UsageError, match="taps alone"), anyio.fail_after(0.5):
+            with pytest.raises(UsageError, match="only by its taps"), anyio.fail_after(0.5):
                 await read()
         assert not scope.frontier()
 

@@ -279,7 +279,7 @@ async def test_many_handled_failures_are_not_kept() -> None:
     async with Scope("adopting", adopt=True) as scope:
         for _ in range(1000):
             await asyncio.gather(fail(), return_exceptions=True)
-        assert len(scope._unasked) < 200
+        assert len(scope.unasked_failures) < 200
     assert scope.report is not None
     assert scope.report.ok
 

@@ -127,7 +127,7 @@ async def test_what_cannot_be_called_is_refused_by_to_thread(fn: Any) -> None:
     ("manager", "message"),
     [
         (42, "42 is not an async context manager"),
-        (threading.Lock(), "it is a sync one; use `with`"),
+        (threading.Lock(), "but a sync one: use `with`"),
         (nullcontext, "is not an async context manager"),
     ],
 )
@@ -268,12 +268,14 @@ async def test_a_scope_is_opened_once() -> None:
     """A scope in use, or used up, cannot be opened again: the error says to make a new one."""
     scope = Scope("once")
     async with scope:
-        with pytest.raises(UsageError, match="was opened before: make a new one"):
+        with pytest.raises(
+            UsageError, match="was opened before, and opens only once: make a new one"
+        ):
             async with scope:
                 pass
         assert scope.state == "open"
         await scope.spawn(work)
-    with pytest.raises(UsageError, match="was opened before: make a new one"):
+    with pytest.raises(UsageError, match="was opened before, and opens only once: make a new one"):
         async with scope:
             pass
 
@@ -352,7 +354,7 @@ async def test_nothing_is_closed_from_another_event_loop(verb: str) -> None:
 async def test_from_thread_is_for_other_threads() -> None:
     """In the event loop's own thread it would be a deadlock, so it is an error."""
     scope = await open_scope()
-    with pytest.raises(UsageError, match="here, call or await the function itself"):
+    with pytest.raises(UsageError, match="call or await the function itself"):
         scope.from_thread(scope.aclose)
     await scope.aclose()
 

@@ -148,7 +148,7 @@ async def test_the_consumer_of_a_collected_generator_is_in_its_own_scope_again()
             group.start_soon(generator.aclose)
         assert current_scope() is outer
         inner = await Scope.open("inner")
-        assert inner in outer._children
+        assert inner in outer.children
 
 
 @pytest.mark.quiesce(allow=["generator:stream", "task:*sleep_forever", "task:context *"])

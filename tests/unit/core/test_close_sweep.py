@@ -192,6 +192,7 @@ KINDS = [
 KINDS_WITH_TURNS = [KINDS[0], KINDS[2], KINDS[4]]
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("times", ["once", "twice"])
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
@@ -202,6 +203,7 @@ def test_cancelled_at_each_suspension(
     assert sweep(backend, subject, Plan(kind, "suspensions", times)) == []
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("times", ["once", "on"])
 @pytest.mark.parametrize(("backend", "kind"), KINDS_WITH_TURNS)

@@ -182,7 +182,7 @@ async def test_cancelled_while_entering() -> None:
                 impatience.cancel()
         assert impatience.cancelled_caught
         assert context.cleaned
-        assert not scope._contexts
+        assert not scope.contexts
     assert not context.is_open
     assert scope.report is not None
     assert scope.report.ok

@@ -371,7 +371,7 @@ async def test_a_task_cancelled_from_outside_is_not_taken_for_interrupted() -> N
     async def block() -> None:
         async with Scope("a", on_error="cancel") as scope:
             job = scope.spawn(failing, FIRST)
-            job._when_done(lambda: cancel(task))
+            job.call_when_done(lambda: cancel(task))
             await anyio.sleep_forever()
         log.append("went on")
 

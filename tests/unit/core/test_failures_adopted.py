@@ -59,7 +59,7 @@ async def test_a_function_hears_of_a_task_that_was_dropped(
         ((kind, name, where),) = handler.calls
         assert (kind, name) == ("task", "dropped")
         assert str(where).startswith(__file__)
-        assert not scope._failed
+        assert not scope.failed_entries
     assert scope.report is not None
     assert (scope.report.ok, scope.report.handled, len(handler.calls)) == (True, 1, 1)
     assert not caplog.records
@@ -92,7 +92,7 @@ async def test_a_function_hears_of_what_is_collected_just_before_the_close() -> 
         await scope.idle()
         gc.collect()
         kept.clear()  # no turn of the loop from here on
-        assert (len(scope._unheard), handler.calls) == (1, [])
+        assert (len(scope.unheard_failures), handler.calls) == (1, [])
         report = await scope.aclose()
         assert (len(handler.calls), report.handled, report.ok) == (1, 1, True)
 
@@ -127,7 +127,7 @@ async def test_a_function_that_fails_does_not_lose_the_failure_of_a_task(
         await drop()
         gc.collect()
         await turns()
-        assert len(scope._failed) == 1
+        assert len(scope.failed_entries) == 1
     assert [type(error) for error in caught.value.exceptions] == [ValueError]
     assert any(record.levelno >= logging.ERROR for record in caplog.records)
 
@@ -163,6 +163,6 @@ async def test_thousands_of_failures_take_no_memory() -> None:
         gc.collect()
         await turns()
         assert len(gc.get_objects()) < before + 500
-        assert (count, scope._failed) == (5000, [])
+        assert (count, scope.failed_entries) == (5000, [])
     assert scope.report is not None
     assert (scope.report.handled, scope.report.ok) == (5000, True)

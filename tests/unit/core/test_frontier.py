@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
+import re
 import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import FrontierEntry, Scope, UsageError
+from quiesce.core.python_private import get_frame
 from tests.loops import let_others_run
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def next_line() -> str:
     """Name the line below the caller's, as a frontier does."""
-    frame = sys._getframe(1)
+    frame = get_frame(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + 1}"
 
 
@@ -261,7 +262,7 @@ async def test_a_thread_is_shown_with_its_stack() -> None:
         entry = entry_of(scope, block.__qualname__)
         assert (entry.kind, entry.where) == ("thread", lines[0])
         assert entry.waiting_on is not None
-        assert waiting_line(block) in entry.waiting_on or "threading.py" in entry.waiting_on
+        assert entry.waiting_on == f"{waiting_line(block)}, in anyio run"
         gate.set()
 
 
@@ -351,11 +352,11 @@ async def test_the_tree_is_readable() -> None:
         line = inspect.getsourcelines(test_the_tree_is_readable)[1] + 4
         scope.child("other").spawn(anyio.sleep_forever, name="loop", service=True)
         text = str(scope.frontier())
-        assert text.splitlines()[:4] == [
+        assert re.sub(r"\d+\.\d s", "AGE", text).splitlines()[:4] == [
             "scope 'frontier' (open): 2 in flight",
-            f"├─ request POST / · 0.0 s · started {file}:{line + 1}",
-            f"├─ scope child · 0.0 s · started {file}:{line}",
-            f"│  └─ request GET / · 0.0 s · started {file}:{line + 1} · peer=somebody",
+            f"├─ request POST / · AGE · started {file}:{line + 1}",
+            f"├─ scope child · AGE · started {file}:{line}",
+            f"│  └─ request GET / · AGE · started {file}:{line + 1} · peer=somebody",
         ]
         assert text.splitlines()[4].startswith("└─ scope other")
         assert text.splitlines()[5].startswith("   └─ job (service) loop")

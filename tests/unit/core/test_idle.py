@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from quiesce import Scope, UsageError, detached
+from tests.foreign_private import timers_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Generator
@@ -53,7 +54,7 @@ def timers(backend: str) -> int:
         deadline = trio.lowlevel.current_statistics().seconds_to_next_deadline
         return int(deadline != math.inf)
     loop: Any = asyncio.get_running_loop()
-    return len(loop._scheduled) if backend == "asyncio" else 0
+    return timers_of(loop) if backend == "asyncio" else 0
 
 
 @asynccontextmanager
@@ -245,7 +246,9 @@ async def test_work_may_not_wait_for_itself(depth: int) -> None:
     for _ in range(depth):
         below = below.child("below")
     job = below.spawn(scope.idle)
-    with pytest.raises(UsageError, match="call it from outside, or from a service"):
+    with pytest.raises(
+        UsageError, match=r"call idle\(\) from outside the scope, or from a service"
+    ):
         await job
     assert len((await scope.aclose()).failed) == 1
 

@@ -59,7 +59,7 @@ async def test_a_duplicate_key_is_a_clear_error() -> None:
 
     async with Scope("keys") as scope:
         first = scope.spawn(anyio.sleep_forever, key="k")
-        with pytest.raises(DuplicateKey, match=r"key 'k' is still in flight in scope 'keys'"):
+        with pytest.raises(DuplicateKey, match=r"key 'k' still runs in scope 'keys'"):
             scope.spawn(work, key="k")
         assert isinstance(DuplicateKey(""), ArgumentError)
         assert len(scope.frontier()) == 1

@@ -13,6 +13,8 @@ import pytest
 
 from quiesce import Scope, current_scope
 from quiesce.core import libraries
+from quiesce.core.python_private import get_frame
+from tests.foreign_private import shutdown_watcher
 from tests.unit.core.adoption_work import others
 
 pytestmark = pytest.mark.backends("asyncio", "uvloop")
@@ -57,7 +59,9 @@ async def start(coro: Any, way: str) -> asyncio.Task[Any]:
             pytest.skip("since Python 3.12")
         if not isinstance(loop, asyncio.BaseEventLoop) and sys.version_info >= (3, 13):
             coro.close()
-            pytest.skip("uvloop passes eager_start, which the eager factory of 3.13.0 refuses")
+            pytest.skip(
+                "uvloop passes eager_start=None: an eager factory refuses it, or is not eager"
+            )
         loop.set_task_factory(factory)
     if way == "late":  # by one who has kept the loop's own function
         return type(loop).create_task(loop, coro)
@@ -72,7 +76,7 @@ async def test_a_known_watcher_is_not_adopted(way: str) -> None:
     try:
         async with Scope("a", adopt=True) as scope:
             before = loop.get_task_factory()
-            task = await start(library("sse_starlette.sse")._shutdown_watcher(told, seen), way)
+            task = await start(shutdown_watcher(library("sse_starlette.sse"))(told, seen), way)
             loop.set_task_factory(before)
             await scope.idle()
             assert not scope.frontier()
@@ -90,8 +94,8 @@ async def test_a_known_task_in_a_task_group_is_not_adopted() -> None:
     """Task groups of anyio wrap what they run; so a request starts the session of MCP that it opens."""
     told, seen = anyio.Event(), list[object]()
     async with anyio.create_task_group() as group, Scope("a", adopt=True) as scope:
-        group.start_soon(library("sse_starlette.sse")._shutdown_watcher, told, seen)
-        group.start_soon(library("mine.sse")._shutdown_watcher, told, [])
+        group.start_soon(shutdown_watcher(library("sse_starlette.sse")), told, seen)
+        group.start_soon(shutdown_watcher(library("mine.sse")), told, [])
         assert [entry.kind for entry in scope.frontier()] == ["task"]
         told.set()
     assert seen == [None]
@@ -104,7 +108,7 @@ async def test_what_only_has_its_name_is_adopted(module: str, owner: str | None)
     """Module and qualified name both have to be those of the table."""
     told, seen = anyio.Event(), list[object]()
     made = library(module)
-    function = made._shutdown_watcher if owner is None else made.Watching()._shutdown_watcher
+    function = shutdown_watcher(made if owner is None else made.Watching())
     async with Scope("a", adopt=True) as scope:
         task = asyncio.create_task(function(told, seen))
         assert [entry.kind for entry in scope.frontier()] == ["task"]
@@ -114,7 +118,7 @@ async def test_what_only_has_its_name_is_adopted(module: str, owner: str | None)
 
 def test_only_coroutines_are_looked_up() -> None:
     """Other awaitables, and a coroutine that has ended, are nobody's watcher."""
-    coro = library("sse_starlette.sse")._shutdown_watcher(None, None)
+    coro = shutdown_watcher(library("sse_starlette.sse"))(None, None)
     assert libraries.is_process_wide(coro)
     coro.close()
     assert not libraries.is_process_wide(coro)
@@ -140,7 +144,7 @@ def test_a_library_is_told_by_its_package(module: str | None, package: str) -> N
 async def test_what_every_program_uses_has_no_name_to_be_declared_by() -> None:
     """A task that waits for an event is not a library's; one of a library, or of the program, has its name."""
     event = asyncio.Event()
-    coro, own = event.wait(), library("unheard.pool")._shutdown_watcher(None, None)
+    coro, own = event.wait(), shutdown_watcher(library("unheard.pool"))(None, None)
     assert libraries.full_name(coro) is None
     assert libraries.full_name(own) == "unheard.pool._shutdown_watcher"
     coro.close()
@@ -176,7 +180,7 @@ async def test_a_relay_is_known_by_its_module_and_name(
     exec("def receive(ask):\n    return ask()\n", vars(around))  # noqa: S102 - the same
 
     def asks() -> bool:
-        return libraries.is_relay(sys._getframe().f_back)
+        return libraries.is_relay(get_frame(1))
 
     assert loop(asks) is is_known
     assert loop(lambda: around.receive(asks)) is False  # a function of the program is between

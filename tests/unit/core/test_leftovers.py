@@ -216,5 +216,5 @@ async def test_keys_of_work_that_was_handed_over_are_free() -> None:
 
 async def test_leftovers_need_a_parent() -> None:
     """A scope with nobody above it cannot hand anything over, and says so when it is opened."""
-    with pytest.raises(UsageError, match="no scope is open around it"):
+    with pytest.raises(UsageError, match="open it inside another scope"):
         await Scope.open("alone", leftovers="parent")

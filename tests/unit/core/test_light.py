@@ -13,6 +13,7 @@ import pytest
 
 from quiesce import Scope, UsageError
 from quiesce.core.light_scope import LightScope, Model
+from quiesce.core.python_private import running_loop
 from quiesce.core.tree import current
 from tests.stress import turns
 
@@ -48,26 +49,26 @@ async def test_little_is_made_of_a_scope_in_which_nothing_is_started() -> None:
     """Neither a hold nor a visitor nor its own job has the rest filled in."""
     async with Scope("parent", adopt=True) as parent:
         scope = light(parent, adopt=True)
-        seen = [bool(scope._holds)]
+        seen = [bool(scope.holds)]
         with scope.hold("request", "held"):
-            seen.append(bool(scope._holds))
-            assert parent._holds
-        assert not parent._holds
+            seen.append(bool(scope.holds))
+            assert parent.holds
+        assert not parent.holds
         stay = scope.occupy("handler", "visits")
         stay.end()
-        assert not parent._holds
+        assert not parent.holds
 
         async def last() -> None:
             assert scope.settle(job)
 
         job = scope.begin(last(), lambda _: None)
         await job
-        assert not parent._holds
-        seen.append(bool(scope._holds))
+        assert not parent.holds
+        seen.append(bool(scope.holds))
         assert seen == [False, True, False]
-        assert not scope._filled
+        assert not scope.filled
         assert scope.dissolve()
-        assert (scope._filled, scope.state, scope in parent._children) == (False, "closed", False)
+        assert (scope.filled, scope.state, scope in parent.children) == (False, "closed", False)
     assert parent.report is not None
     assert parent.report.completed == 1
 
@@ -97,12 +98,12 @@ async def test_what_is_set_before_it_was_read_stays() -> None:
     async with Scope("parent") as parent:
         scope = Own(Model(parent), "own", CODE)
         assert isinstance(scope, Own)
-        scope._handled = 7
-        assert (type(scope), scope._filled, scope._handled) == (Own, True, 7)
-        assert scope._services == {}
-        assert scope._handled == 7
+        scope.handled_count = 7
+        assert (type(scope), scope.filled, scope.handled_count) == (Own, True, 7)
+        assert scope.services == {}
+        assert scope.handled_count == 7
         assert scope.dissolve()
-    assert parent._handled == 7
+    assert parent.handled_count == 7
 
 
 async def test_it_may_be_subclassed() -> None:
@@ -137,7 +138,7 @@ async def test_only_below_one_that_adopts_it_adopts() -> None:
 async def test_the_collector_has_nothing_to_do() -> None:
     """A scope that was dissolved is gone at once."""
     async with Scope("parent", adopt=current_backend() != "trio") as parent:
-        model = Model(parent, adopt=parent._adopter is parent)
+        model = Model(parent, adopt=parent.adopter is parent)
         gc.collect()
         gc.disable()
         try:
@@ -150,7 +151,7 @@ async def test_the_collector_has_nothing_to_do() -> None:
 
 def current_backend() -> str:
     """Name the running backend, as a scope sees it."""
-    return "asyncio" if asyncio._get_running_loop() is not None else "trio"
+    return "asyncio" if running_loop() is not None else "trio"
 
 
 # The end in one step.
@@ -184,7 +185,7 @@ async def _failure(scope: LightScope) -> None:
 async def _lost(scope: LightScope) -> None:
     from quiesce.core import report  # noqa: PLC0415 - only here
 
-    scope._lose([report.ReportEntry("item", "x", "light", None, 0.0, {})], given_up=False)
+    scope.lose_items([report.ReportEntry("item", "x", "light", None, 0.0, {})], given_up=False)
 
 
 async def _closing(scope: LightScope) -> None:
@@ -244,7 +245,7 @@ async def test_what_is_started_late_in_its_context_is_the_parents() -> None:
                 scope.frontier()
             assert scope.dissolve()
             task = context.run(asyncio.ensure_future, asyncio.sleep(0))
-            assert task in parent._holds
+            assert task in parent.holds
             await task
 
 
@@ -261,7 +262,7 @@ class Told:
 
     def __call__(self) -> None:
         """Note that it is, in this very step."""
-        assert not self.scope._holds
+        assert not self.scope.holds
         self.states.append(self.scope.state)
 
 
@@ -313,7 +314,7 @@ async def test_what_a_finished_task_starts_in_its_callback_is_seen(*, spawned: b
         kept: list[Any] = []
 
         def next_one(_: object) -> None:
-            assert not scope._holds
+            assert not scope.holds
             kept.append(asyncio.ensure_future(gate.wait()))
 
         def start() -> None:
@@ -364,8 +365,9 @@ class Seen(LightScope):
         self.ends: list[tuple[str, int | None]] = []
         super().__init__(Model(parent, **options), "seen", CODE)
 
-    def _closed(self) -> None:
-        super()._closed()
+    def on_closed(self) -> None:
+        """Note what is there when it is closed."""
+        super().on_closed()
         report = self.report
         self.ends.append((self.state, None if report is None else len(report.cancelled)))
 

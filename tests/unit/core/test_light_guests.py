@@ -37,11 +37,11 @@ async def test_a_visitor_works_in_the_scope_until_it_leaves() -> None:
         assert "test_light_guests.py" in (entry.where or "")
         assert not stay.released
         async with Scope("inner") as inner:
-            assert inner._parent is scope
+            assert inner.parent is scope
         stay.end()
         assert (current_scope(), stay.released) == (before, True)
-        assert not scope._holds
-        assert not home._holds
+        assert not scope.holds
+        assert not home.holds
         assert scope.dissolve()
 
 
@@ -55,7 +55,7 @@ async def test_a_visitor_may_come_twice() -> None:
         assert [entry.name for entry in scope.frontier()] == ["outer"]
         assert current_scope() is scope
         stays[0].release()
-        assert not scope._holds
+        assert not scope.holds
         assert current_scope() is parent
         assert scope.dissolve()
 
@@ -74,10 +74,10 @@ async def test_the_last_visitor_may_close_it_in_one_step() -> None:
                 stay.end()
                 assert scope.dissolve()
             assert (current_scope(), stay.released) == (parent, True)
-            assert not parent._holds
-            assert scope not in parent._children
-            assert (scope._filled, scope.state) == (False, "closed")
-            assert scope._adopter is parent._adopter
+            assert not parent.holds
+            assert scope not in parent.children
+            assert (scope.filled, scope.state) == (False, "closed")
+            assert scope.adopter is parent.adopter
         assert idle[0].dissolve()
 
 
@@ -90,7 +90,7 @@ async def test_a_visitor_does_not_close_what_is_not_his_alone(what: str) -> None
         stays = [scope.occupy("handler", "visits")]
         hold = scope.hold("request", "held") if what == "held" else None
         if what == "looked at":
-            assert scope._services == {}
+            assert scope.services == {}
         elif what == "awaited":
             scope.when_idle(lambda: seen.append("idle"))
         elif what == "twice":
@@ -99,7 +99,7 @@ async def test_a_visitor_does_not_close_what_is_not_his_alone(what: str) -> None
             stays.pop().end()
             stays.append(light(parent, "other").occupy("handler", "elsewhere"))
         assert not scope.dissolve_after(stays[-1])
-        assert current_scope() is stays[-1]._node
+        assert current_scope() is stays[-1].owner_node
         assert not stays[-1].released
         for stay in reversed(stays):
             stay.end()
@@ -241,7 +241,7 @@ async def test_a_visitor_leaves_wherever_it_was_handed_to() -> None:
         assert (entry.name, "test_light_guests.py" in (entry.waiting_on or "")) == ("visits", True)
         go.set()
         await parent.idle()
-        assert not parent._holds
+        assert not parent.holds
 
 
 @on_asyncio
@@ -294,7 +294,7 @@ async def test_a_held_scope_says_what_it_waits_for() -> None:
     for hold in holds:
         hold.release()
     await parent.aclose()
-    assert not outer._holds
+    assert not outer.holds
     await outer.aclose()
 
 
@@ -367,7 +367,7 @@ async def test_who_is_handed_over_holds_it_there() -> None:
         assert [entry.name for entry in above.frontier()] == ["inside"]
         hold.release()
         assert scope.dissolve()
-        assert not above._holds
+        assert not above.holds
     await parent.aclose()
 
 

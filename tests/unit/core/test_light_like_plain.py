@@ -49,7 +49,7 @@ async def test_the_frontier_shows_what_it_has(child: Child) -> None:
     """Holds, jobs, services and scopes below it are listed; it makes its parent busy, and idle again."""
     async with Scope("parent") as parent:
         scope = child(parent, "scope")
-        assert not parent._holds
+        assert not parent.holds
         gate = anyio.Event()
         scope.spawn(gate.wait, name="job")
         scope.spawn(anyio.sleep_forever, name="service", service=True)
@@ -171,12 +171,12 @@ async def test_what_is_left_goes_to_the_parent(child: Child) -> None:
         report = await scope.aclose()
         assert (report.handed_over, scope.state, job.done()) == (4, "closed", False)
         assert {entry.name for entry in parent.frontier()} == {"job", "held", "service", "below"}
-        assert below._parent is parent
+        assert below.parent is parent
         gate.set()
         hold.release()
         inner.release()
         await parent.idle()
-        assert not parent._holds
+        assert not parent.holds
 
 
 async def test_what_has_moved_stays_where_it_is(child: Child) -> None:
@@ -185,14 +185,14 @@ async def test_what_has_moved_stays_where_it_is(child: Child) -> None:
         middle = parent.child("middle", leftovers="parent")
         scope = child(middle, "scope")
         await middle.aclose()
-        assert scope in parent._children
+        assert scope in parent.children
         hold = scope.hold("request", "late")
         assert [entry.name for entry in parent.frontier()] == ["scope"]
-        assert scope._parent is parent
+        assert scope.parent is parent
         hold.release()
-        assert not parent._holds
+        assert not parent.holds
         await scope.aclose()
-        assert scope not in parent._children
+        assert scope not in parent.children
 
 
 async def test_a_close_cancels_what_runs_and_refuses_the_rest(child: Child) -> None:
@@ -215,7 +215,7 @@ async def test_a_close_cancels_what_runs_and_refuses_the_rest(child: Child) -> N
         assert await scope.aclose() is report
         with pytest.raises(ScopeClosed, match="scope 'scope' is closed"):
             scope.spawn(fail)
-        assert scope not in parent._children
+        assert scope not in parent.children
 
 
 async def test_work_may_finish_its_sub_work_in_a_drain(child: Child) -> None:
@@ -235,8 +235,8 @@ async def test_work_may_finish_its_sub_work_in_a_drain(child: Child) -> None:
             await child(scope, "below").spawn(sub)
 
         # Held before anybody has looked at the scope: the drain is the first to do so.
-        job = parent._backend.start(scope, work(), "work", work.__code__, 0)
-        scope._insert(job, job)  # type: ignore[arg-type]  # a job is Held
+        job = parent.backend.start(scope, work(), "work", work.__code__, 0)
+        scope.insert_hold(job, job)  # type: ignore[arg-type]  # a job is Held
         async with anyio.create_task_group() as group:
             await begun.wait()
             group.start_soon(parent.drain)
@@ -282,7 +282,7 @@ async def test_a_closed_parent_takes_no_more(child: Child) -> None:
     await parent.aclose()
     with pytest.raises(ScopeClosed, match="scope 'parent' is closed"):
         child(parent, "late")
-    assert not parent._children
+    assert not parent.children
 
 
 @pytest.mark.real_time
@@ -301,7 +301,7 @@ async def test_another_thread_cannot_open_it(child: Child) -> None:
         thread.start()
         await anyio.to_thread.run_sync(thread.join)
         assert ["from another thread" in str(error) for error in errors] == [True]
-        assert not parent._children
+        assert not parent.children
 
 
 async def test_idle_waits_for_all_below(child: Child) -> None:

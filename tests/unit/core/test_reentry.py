@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Act = Callable[[Scope], Awaitable[object]]
 
-PROMPT = 1.0
+PROMPT = 3.0  # far above any scheduling, below the deadlines
 
 
 async def spawns(scope: Scope) -> None:
@@ -88,14 +88,11 @@ async def test_cleanup_of_cancelled_work_may_start_nothing(act: Act) -> None:
 
 async def test_work_may_start_nothing_from_the_very_step_in_which_the_close_begins() -> None:
     """A job that runs before the close has got round to cancelling it is refused all the same."""
-    refused: list[ScopeClosed] = []
 
     async def job() -> None:
         await go.wait()
-        try:
+        with suppress(ScopeClosed):
             scope.spawn(anyio.sleep_forever)
-        except ScopeClosed as error:
-            refused.append(error)
 
     go = anyio.Event()
     scope = await Scope.open("a")
@@ -103,8 +100,7 @@ async def test_work_may_start_nothing_from_the_very_step_in_which_the_close_begi
     await turns()
     go.set()
     report = await scope.aclose()
-    assert report.completed + len(report.cancelled) == 1
-    assert len(refused) == report.completed
+    assert report.completed + len(report.cancelled) == 1  # and not a second one
 
 
 async def cancels_itself(scope: Scope) -> None:
@@ -146,7 +142,7 @@ async def closes_and_looks(scope: Scope) -> None:
 
 async def releases(scope: Scope) -> None:
     """Release what was held before the close."""
-    for entry in list(scope._holds):
+    for entry in list(scope.holds):
         if hasattr(entry, "release"):
             entry.release()
 
@@ -327,7 +323,7 @@ async def test_a_jobs_done_callback_may_reenter(backend: str) -> None:
     scope = await Scope.open("a")
     job = scope.spawn(anyio.sleep_forever)
     scope.spawn(anyio.sleep_forever, key="other")
-    job._when_done(callback)
+    job.call_when_done(callback)
     await turns()
     report = await scope.aclose(cleanup=4)
     assert seen[1] == "refused"

@@ -21,7 +21,7 @@ async def test_a_timeout_of_its_own_does_not_hide_that_it_is_to_end() -> None:
     scope.spawn(loop)
     await turns(3)
     began = anyio.current_time()
-    scope._close(grace=0.0, cleanup=5.0)  # what is in flight is cancelled in a moment
+    scope.plan_close(grace=0.0, cleanup=5.0)  # what is in flight is cancelled in a moment
     inner.cancel()
     report = await scope.aclose(5)
     assert anyio.current_time() - began < 2

@@ -244,7 +244,7 @@ async def test_a_failure_in_the_moment_of_abandonment_is_in_the_report() -> None
     scope = await Scope.open("threads")
     job = scope.spawn(scope.to_thread, blocking)
     await until(blocking.begun)
-    (hold,) = (held for held in scope._holds.values() if held.kind == "thread")
+    (hold,) = (held for held in scope.holds.values() if held.kind == "thread")
     job.cancel()  # and in the same step, before the waiter can leave, the thread fails
     blocking.gate.set()
     assert blocking.ended.wait(PATIENCE_SECONDS)

@@ -124,7 +124,7 @@ class Counted(asyncio.Future[Any]):
 async def test_many_waiters_of_a_scope_are_not_searched_one_by_one(wait: Any) -> None:
     """Tasks that wait for the closing, or for idle, end in one step each, in whichever order."""
     scope = await Scope.open("a")
-    scope._backend.waiter = Counted
+    scope.backend.waiter = Counted
     hold = scope.hold("request", "one")
     tasks = [asyncio.create_task(wait(scope)) for _ in range(SCOPES)]
     await turns()

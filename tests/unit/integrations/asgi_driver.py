@@ -116,6 +116,10 @@ class Call:
         """Let the client say something."""
         self._to_app.send_nowait({"type": "websocket.receive", "text": text})
 
+    def hang_up(self) -> None:
+        """Let the client of a WebSocket leave."""
+        self._to_app.send_nowait({"type": "websocket.disconnect", "code": 1000})
+
     @property
     def status(self) -> int | None:
         """The status of the response, if one has begun."""

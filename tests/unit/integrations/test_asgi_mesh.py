@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 import quiesce
+from quiesce.core.server_drain import InFlight, drain_of_server
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import CascadeFront, Node, Settled
+from quiesce.mesh.transport.links import serve_link
 from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.stress import turns
-from tests.unit.integrations.asgi_driver import SHORT, Lifespan, ask, living, lost, plain, respond
-from tests.unit.mesh.meshing import NoRoom, World, here, until
+from tests.unit.integrations.asgi_driver import (
+    SHORT,
+    Call,
+    Lifespan,
+    ask,
+    living,
+    lost,
+    plain,
+    respond,
+)
+from tests.unit.mesh.meshing import HASTE, NoRoom, World, here, questions, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +151,7 @@ async def test_work_of_a_hop_has_the_grace_and_is_waited_for(way: Callable[..., 
             assert lost(app) == {}
             assert app.report.completed >= 1
             assert await verdict(cascade) == (True, ["done", "done"])
-        assert node._scope is None
+        assert node.own_scope is None
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -252,6 +265,42 @@ async def test_a_message_that_is_refused_in_the_drain_may_be_sent_again() -> Non
             assert await verdict(cascade) == (True, ["done", "refused", "done"])
 
 
+async def test_a_question_that_is_a_request_does_not_hold_up_the_drain() -> None:
+    """Its edge is open because of work elsewhere: the drain would wait for that, and report the question as lost."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        if scope["path"] == "/book":
+            with here().delegate("http://c"):
+                pass  # c has the message, as far as anybody knows
+            await respond(send)
+            return
+        params = {"v": 0, "asks": [[edges[0], False]], "wait": 25}
+        found = await serve_link(node, "quiesce/receipts", params)
+        await respond(send, json.dumps(found["answers"]).encode())
+
+    edges: list[str] = []
+    async with World() as world:
+        patient = replace(HASTE, give_up=1000.0)
+        root, node = await world.add("a"), world.make("b", patience=patient)
+        world.lines.cut.add("http://c")
+        served = Quiesce(app, node=node, grace=1000, hold_signal=False)
+        question = Call(served, "/question", method="POST")
+        async with living(served), anyio.create_task_group() as group:
+            async with root.cascade("c"):
+                await hand(served)
+                edges += [edge.hex() for edge in here().record.edges]
+            group.start_soon(question.run)
+            await until(lambda: questions(node))
+            began = anyio.current_time()
+            report = await served.drain()
+            assert anyio.current_time() - began < 5  # the question would wait for longer
+            assert report.ok
+        assert question.status == 200
+        assert edges[0] in question.body.decode()
+
+
 @pytest.mark.parametrize("deep", [False, True])
 async def test_a_node_around_the_drain_is_refused(*, deep: bool) -> None:
     """The message has the right order."""
@@ -265,7 +314,25 @@ async def test_a_node_around_the_drain_is_refused(*, deep: bool) -> None:
     with pytest.raises(UsageError, match=r"write Quiesce\(app, node=node\)"):
         await life.run()
     assert life.sent == ["startup.failed"]
-    assert node._scope is None
+    assert node.own_scope is None
+
+
+def test_a_node_for_an_app_that_drains_is_refused_by_what_was_written() -> None:
+    """The message names no `node.asgi()`, which the caller has not written."""
+    node = Node("b", url="http://b")
+
+    class Made:  # as `quiesce_app()` makes it
+        drains_server = True
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await plain(scope, receive, send)
+
+    with pytest.raises(ArgumentError, match=r"Write quiesce_app\(agent, node=node\)") as caught:
+        Quiesce(Made(), node=node)
+    assert "node.asgi" not in str(caught.value)
+    with pytest.raises(ArgumentError, match=r"Write Quiesce\(app, node=node\), once") as caught:
+        Quiesce(Quiesce(plain, hold_signal=False), node=node)
+    assert "node.asgi" not in str(caught.value)
 
 
 @pytest.mark.backends("asyncio")
@@ -275,11 +342,11 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
     app = Quiesce(plain, node=node, hold_signal=False)
     async with living(app):
         assert (await ask(app, "/quiesce/ready")).status == 200
-        own, full = node._keeping, NoRoom(node)
+        own, full = node.journal_keeping, NoRoom(node)
         assert full.is_refusing
         probe = await ask(app, "/quiesce/ready")
         assert (probe.status, probe.body) == (503, b"node 'b' cannot write its journal\n")
-        node._keeping = own
+        node.journal_keeping = own
 
 
 @pytest.mark.backends("asyncio")
@@ -307,7 +374,7 @@ async def test_a_node_that_no_lifespan_reaches_says_so_once(
                 assert (await hand(served)).status == 503
         (told,) = [one for one in caplog.records if "never opened" in one.getMessage()]
         assert told.levelno == logging.ERROR
-        assert "node 'b' was never opened: no lifespan has reached" in told.getMessage()
+        assert "node 'b' was never opened, and refuses" in told.getMessage()
         assert "mounted below another app" in told.getMessage()
         assert "Quiesce(outermost_app, node=node)" in told.getMessage()
         assert "`async with node:` in the lifespan" in told.getMessage()
@@ -330,7 +397,7 @@ def test_two_nodes_for_one_app_are_refused() -> None:
     """A message would be the one's or the other's, by where it stands in the program."""
     one, other = Node("one"), Node("other")
     for wrap in (lambda: Quiesce(one.asgi(plain), node=other), lambda: other.asgi(one.asgi(plain))):
-        with pytest.raises(ArgumentError, match=r"the app has node 'one' already.*'other'"):
+        with pytest.raises(ArgumentError, match=r"the app belongs to node 'one'.*'other'"):
             wrap()
     Quiesce(one.asgi(plain), node=one)
 
@@ -353,10 +420,10 @@ async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCapt
             await respond(send)
             return
         await receive()
-        owner = quiesce.core.server_drain.drain_of_server.get()
+        owner = drain_of_server.get()
         assert owner is not None
         part.hold("task", "t1")
-        owner.join("part", drain, lambda: {"part task": len(part.frontier())})
+        owner.join("part", drain, lambda: InFlight({"part task": len(part.frontier())}))
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -369,7 +436,7 @@ async def test_what_joins_the_drain_is_part_of_its_report(caplog: pytest.LogCapt
             calls.append(await ask(served))
 
         group.start_soon(call)
-        await until(lambda: served.scope is not None and served.scope._holds)
+        await until(lambda: served.scope is not None and served.scope.holds)
         await served.drain()
     assert lost(served) == {"undelivered": ["t1"]}
     assert "draining, grace 0 s: 1 request, 1 part task in flight" in caplog.text

@@ -115,7 +115,7 @@ async def talked() -> None:
     async with living(app):
         call = Call(app, kind="websocket")
         call.say("hello")
-        call._to_app.send_nowait({"type": "websocket.disconnect", "code": 1000})
+        call.hang_up()
         await call.run()
 
 
@@ -178,8 +178,13 @@ def test_every_await_may_be_cancelled(scenario: Any, where: Any, backend: Any) -
     assert not found.not_covered
 
 
-async def test_attributes_of_the_app_are_found() -> None:
-    """Handlers of a module use its `app.state`, also after `app = Quiesce(app)`."""
+@pytest.mark.parametrize(
+    "wrap",
+    [Quiesce, lambda app: Quiesce(app, node=Node("shop")), lambda app: Node("shop").asgi(app)],
+    ids=["Quiesce", "Quiesce with a node", "node.asgi"],
+)
+async def test_attributes_of_the_app_are_found(wrap: Any) -> None:
+    """Handlers of a module use its `app.state`, also after `app = Quiesce(app)` or `app = node.asgi(app)`."""
 
     class App:
         state = "of the app"
@@ -187,7 +192,7 @@ async def test_attributes_of_the_app_are_found() -> None:
         async def __call__(self, *_: Any) -> None:
             """Serve nothing."""
 
-    app: Any = Quiesce(App())
+    app: Any = wrap(App())
     assert app.state == "of the app"
     for name in ("router", "_private"):
         with pytest.raises(AttributeError, match=name):

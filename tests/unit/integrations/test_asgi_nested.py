@@ -81,7 +81,7 @@ async def test_the_scope_outside_waits_for_what_the_request_has_left() -> None:
         gate.set()
         await outside.scopes[0].idle()
         assert not app.scope.frontier()
-        assert not app.scope._children
+        assert not app.scope.children
     assert lost(app) == {}
     assert app.report is not None
     assert app.report.completed == 2
@@ -96,7 +96,7 @@ async def test_a_request_that_leaves_nothing_is_over_at_once() -> None:
         await ask(outside)
         assert outside.names == []
         assert app.scope is not None
-        assert not app.scope._children
+        assert not app.scope.children
     await outside.close()
 
 
@@ -137,7 +137,7 @@ async def test_to_close_the_scope_outside_cancels_what_the_request_has_left() ->
         assert [item.name for item in report.cancelled] == ["GET /x"]
         assert app.scope is not None
         await turns()
-        assert not app.scope._children
+        assert not app.scope.children
     assert lost(app) == {}
 
 
@@ -192,7 +192,7 @@ async def test_a_request_in_a_scope_that_takes_no_more_is_refused() -> None:
         call = await ask(late)
         assert (call.status, call.error) == (503, None)
         assert app.scope is not None
-        assert not app.scope._children
+        assert not app.scope.children
 
 
 async def test_a_scope_around_the_server_holds_no_requests() -> None:
@@ -228,7 +228,7 @@ async def test_a_call_from_the_app_to_itself_belongs_to_who_holds_the_first() ->
     async with living(outside):
         await ask(app)
         assert isinstance(inner[0], LightScope)
-        assert (inner[0]._bond, inner[0].state) == (None, "closed")
+        assert (inner[0].bond, inner[0].state) == (None, "closed")
         await ask(outside)
         await turns()
         assert outside.names == ["GET /"]

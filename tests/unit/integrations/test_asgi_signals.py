@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,6 +16,8 @@ import pytest
 
 from quiesce.core import process_exit
 from quiesce.core.signals import heard
+from quiesce.integrations.asgi import Quiesce
+from quiesce.integrations.asgi.held_signal import HeldSignal
 from tests.stress import turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
@@ -138,7 +140,7 @@ async def test_a_signal_stops_the_server_also_if_a_drain_was_begun_by_hand(when:
         signal.raise_signal(SIGTERM)
         await until(lambda: server.should_exit)
         assert app.report is not None
-    assert process_exit._lost
+    assert process_exit.is_lost()
     assert lost(app) == {"cancelled": ["GET /"]}
 
 
@@ -177,15 +179,18 @@ async def test_a_server_without_a_handler_is_told_by_sigint() -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("told", [True, False])
-async def test_a_worker_that_only_its_parent_can_tell(told: bool) -> None:  # noqa: FBT001 - a parameter
+async def test_a_worker_that_only_its_parent_can_tell(
+    monkeypatch: pytest.MonkeyPatch,
+    told: bool,  # noqa: FBT001 - a parameter
+) -> None:
     """A worker with no handler waits for its parent's word, then ends as one does by the signal."""
     ended: list[str] = []
     signal.signal(SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(
+        HeldSignal, "end", lambda _: ended.append("by the signal")
+    )  # or the tests end
     app = wrapped(plain, hold_signal=True, cleanup=SHORT)
     async with living(app) as life:
-        running = app._application
-        assert running is not None
-        running._signal.end = lambda: ended.append("by the signal")  # type: ignore[method-assign]  # or the tests end
         signal.raise_signal(SIGTERM)
         await until(lambda: app.report)
         if told:
@@ -230,18 +235,28 @@ async def test_a_third_signal_stops_the_server_at_once() -> None:
     """With an app that does not end, the server is told without waiting."""
     server = Uvicorn()
     signal.signal(SIGTERM, server.handle)
-    app = wrapped(events, hold_signal=True, grace=1000, notice=1000)
+    began, gate = anyio.Event(), anyio.Event()
+
+    async def stubborn(scope: Any, receive: Any, send: Any) -> None:
+        began.set()
+        with anyio.CancelScope(shield=True):
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):  # passes the shield
+                    await gate.wait()
+
+    app = wrapped(stubborn, hold_signal=True, grace=1000, cleanup=1000)
     async with living(app), anyio.create_task_group() as group:
-        call = Call(app)
-        group.start_soon(call.run)
-        await call.answering.wait()
-        running = app._application
-        assert running is not None
-        running._signals = 2
+        group.start_soon(Call(app).run)
+        await began.wait()
+        for _ in range(2):
+            signal.raise_signal(SIGTERM)
+            await until(lambda: app.draining)
+            await turns()
+        assert not server.should_exit
         signal.raise_signal(SIGTERM)
         await until(lambda: server.should_exit)
-        assert not app.draining
-        group.cancel_scope.cancel()
+        assert app.report is None
+        gate.set()
 
 
 @pytest.mark.real_time
@@ -303,6 +318,55 @@ async def test_the_exit_code_tells_of_a_loss(
     assert seen == codes
 
 
+@pytest.mark.parametrize("by_signal", [True, False])
+async def test_the_exit_code_tells_that_the_apps_own_shutdown_was_cut(
+    monkeypatch: pytest.MonkeyPatch, *, by_signal: bool
+) -> None:
+    """It may not have saved what it was to save."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await anyio.sleep_forever()
+
+    server = Uvicorn()
+    signal.signal(SIGTERM, server.handle)
+    async with living(Quiesce(app, hold_signal=True, grace=SHORT / 4, cleanup=SHORT / 4)):
+        if by_signal:
+            signal.raise_signal(SIGTERM)
+            await until(lambda: server.should_exit)
+    with counting_exits(monkeypatch) as seen:
+        process_exit.exit_process()
+    assert seen == ([1] if by_signal else [])
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+@pytest.mark.parametrize("handler", [forever, plain])
+@pytest.mark.parametrize("exit_code", [True, False])
+async def test_a_signal_that_the_server_gets_at_once_tells_of_a_loss_as_well(
+    number: signal.Signals,
+    handler: Any,
+    exit_code: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """Ctrl-C, and SIGTERM with `hold_signal=False`: uvicorn stops, and repeats SIGTERM only if nothing was lost."""
+    server = Uvicorn()
+    for one in (SIGTERM, SIGINT):
+        signal.signal(one, server.handle)
+    app = wrapped(handler, grace=SHORT / 4, exit_code=exit_code)
+    async with anyio.create_task_group() as group, living(app):
+        group.start_soon(Call(app).run)
+        await turns()
+        signal.raise_signal(number)
+        await turns()
+    is_lost = exit_code and handler is forever
+    assert process_exit.is_lost() is is_lost
+    is_silenced = is_lost and number == SIGTERM
+    assert server.seen == ([] if is_silenced else [number.name])
+    assert [signal.getsignal(one) for one in (SIGTERM, SIGINT)] == [server.handle] * 2
+
+
 async def test_a_worker_of_a_server_tells_of_a_loss_without_a_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -312,7 +376,7 @@ async def test_a_worker_of_a_server_tells_of_a_loss_without_a_signal(
     async with anyio.create_task_group() as group, living(app):
         group.start_soon(Call(app).run)
         await turns()
-    assert process_exit._lost
+    assert process_exit.is_lost()
 
 
 def test_elsewhere_than_in_the_main_thread_the_signal_is_the_servers() -> None:

@@ -123,3 +123,44 @@ async def test_a_service_does_not_hold_up_the_drain(kind: str, name: str) -> Non
             await call.answering.wait()
     assert call.complete if kind == "http" else call.close_code == 1001
     assert lost(app) == {}
+
+
+STREAM = {b"accept": b"text/event-stream", b"mcp-session-id": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_idle"),
+    [
+        ({}, True),
+        ({b"accept": b"application/json, Text/Event-Stream"}, True),
+        ({b"accept": b"application/json"}, False),
+        ({b"mcp-session-id": None}, False),
+        ({b"last-event-id": b"7"}, False),
+    ],
+)
+async def test_the_stream_that_a_client_of_mcp_keeps_open_is_not_work(
+    more: dict[bytes, bytes | None], *, is_idle: bool
+) -> None:
+    """It is ended cleanly when all work is done; not one that resumes another, which may carry an answer."""
+    app = wrapped(events, grace=SHORT)
+    headers = [(name, value) for name, value in (STREAM | more).items() if value is not None]
+    call = Call(app, "/mcp", headers=headers)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, living(app):
+            group.start_soon(call.run)
+            await call.answering.wait()
+    assert call.complete
+    assert (lost(app) == {}) is is_idle
+    assert app.report is not None
+    assert app.report.services == is_idle
+
+
+async def test_what_a_client_of_mcp_posts_is_work() -> None:
+    """The answer to a call is a stream with the same headers."""
+    app = wrapped(events, grace=SHORT)
+    call = Call(app, "/mcp", method="POST", headers=list(STREAM.items()))
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, living(app):
+            group.start_soon(call.run)
+            await call.answering.wait()
+    assert lost(app) != {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -15,11 +17,12 @@ from quiesce.core import announce
 from quiesce.core.light_scope import LightScope, Model
 from quiesce.integrations.asgi import Quiesce
 from quiesce.mesh import current_hop
-from tests.stress import lasting
+from tests.stress import lasting, turns
 from tests.unit.integrations.asgi_driver import (
     SHORT,
     Call,
     begin_events,
+    forever,
     living,
     plain,
     respond,
@@ -63,15 +66,14 @@ async def test_a_request_that_is_a_hop_is_one_loss(*, hurried: bool, streams: bo
     async with World() as world:
         grace = 60 if hurried else SHORT
         served = Quiesce(app, node=world.make("b"), grace=grace, cleanup=SHORT, hold_signal=False)
-        async with living(served), anyio.create_task_group() as group:
+        async with living(served) as life, anyio.create_task_group() as group:
             group.start_soon(of_cascade(served, world).run)
             await begun.wait()
-            application = served._application
-            assert application is not None
             if hurried:
-                application.stop("test", notice=0)
-                await until(lambda: application._refusing)
-                application.hurry("test")
+                group.start_soon(served.drain)
+                await until(lambda: served.draining)
+                await turns()
+                life.shut_down()
             report = await served.drain()
     assert [item.name for item in report.cancelled] == ["GET /work"]
     assert (report.completed, len(report.undelivered)) == (0, 0)
@@ -110,12 +112,44 @@ async def test_services_of_quiesce_itself_are_not_counted() -> None:
     """A node has loops of its own, which no user has declared."""
     async with World() as world:
         node = await world.add("b")
-        scope = node._scope
+        scope = node.own_scope
         assert scope is not None
         scope.spawn(anyio.sleep_forever, service=True)
         report = await node.drain()
     assert report.services == 1
     assert "1 service stopped" in str(report)
+
+
+@pytest.mark.parametrize("in_task", [False, True])
+async def test_the_beginning_counts_a_request_that_is_a_hop_once(
+    err: pytest.CaptureFixture[str], *, in_task: bool
+) -> None:
+    """As a hop, also if middleware has given its handler a task of its own; another request is one of its own."""
+    begun: list[None] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        begun.append(None)
+        await anyio.sleep_forever()
+
+    async with World() as world:
+        inner = world.make("b").asgi(app)
+
+        async def outer(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan" or not in_task:
+                await inner(scope, receive, send)
+                return
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(inner, scope, receive, send)
+
+        served = Quiesce(outer, grace=0, cleanup=SHORT, hold_signal=False)
+        async with living(served), anyio.create_task_group() as group:
+            group.start_soon(of_cascade(served, world).run)
+            group.start_soon(Call(served, "/work").run)
+            await until(lambda: len(begun) == 2)
+            await served.drain()
+    assert "draining, grace 0 s: 1 request, 1 hop in flight\n" in err.readouterr().err
 
 
 @pytest.mark.backends("asyncio")
@@ -140,7 +174,7 @@ async def test_the_beginning_counts_receipts_that_are_to_be_posted(
             for number in (1, 2):
                 await of_cascade(served, world, number).run()
             go_on.set()
-            await until(lambda: node._engine.unposted == 2)
+            await until(lambda: node.engine.unposted == 2)
             await served.drain()
     told = err.readouterr().err
     assert "draining, grace 0 s: nothing in flight, 2 receipts to be posted\n" in told
@@ -161,6 +195,27 @@ async def test_a_server_that_has_not_served_says_nothing(
         life.ask("shutdown")
         await job
     assert err.readouterr().err == ""
+
+
+@pytest.mark.parametrize("handler", [plain, forever])
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_level_above_info_leaves_the_report_of_a_loss(
+    handler: Any, caplog: pytest.LogCaptureFixture, *, is_asked: bool
+) -> None:
+    """A loss is an error, and the logger `quiesce` at INFO has both lines of a drain again."""
+    caplog.set_level("ERROR")
+    if is_asked:
+        caplog.set_level("INFO", "quiesce")
+    served = wrapped(handler)
+    async with living(served), anyio.create_task_group() as group:
+        group.start_soon(Call(served, "/work").run)
+        await turns()
+        await served.drain()
+    told = [line.partition("\n")[0] for line in caplog.messages]
+    begin = [line for line in told if line.startswith("drain(): draining")]
+    end = [line for line in told if line.startswith("scope 'requests' closed in")]
+    assert len(begin) == is_asked
+    assert len(end) == (is_asked or handler is forever)
 
 
 async def test_each_line_begins_with_the_name(err: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +278,63 @@ async def test_what_a_closed_node_has_left_running_is_named(
     assert "handler GET /work was cancelled" in told
     assert "stubborn, started " in told
     assert f"{__file__}:" in told
+    assert told.endswith("Make the work that was cancelled end when it is cancelled")
+
+
+def child_process() -> subprocess.Popen[bytes]:
+    """Start a process that runs until its standard input is closed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
+
+
+_ADVICE = {
+    "an item": "The worker of an item was started with the app, and the drain does not cancel it: give it more grace",
+    "a thread": "Nothing can stop a thread: give it more grace",
+    "a process": "The drain does not end a child process: give it more grace",
+}
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("kind", _ADVICE)
+async def test_work_that_nothing_cancels_is_not_told_to_end_when_it_is_cancelled(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The advice fits the kind of work: a worker of the app, a thread and a child process cannot follow any other."""
+    go_on = threading.Event()
+    jobs: asyncio.Queue[str] = asyncio.Queue()
+    children: list[subprocess.Popen[bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        if kind == "an item":
+            jobs.put_nowait("mail")
+        elif kind == "a thread":
+            asyncio.get_running_loop().run_in_executor(None, go_on.wait)
+        else:
+            children.append(child_process())
+        await respond(send)
+
+    async def worker() -> None:
+        while True:
+            await jobs.get()
+            await anyio.Event().wait()
+
+    with quiesce.detached():
+        task = asyncio.create_task(worker())
+    async with World() as world:
+        served = Quiesce(app, node=world.make("b"), grace=0, cleanup=SHORT, hold_signal=False)
+        async with living(served):
+            await of_cascade(served, world).run()
+            assert (await served.drain()).stuck
+            go_on.set()
+            task.cancel()
+            for child in children:
+                child.communicate()
+            (told,) = (text for text in caplog.messages if "work of its hops still runs" in text)
+            assert _ADVICE[kind] in told
+            assert "cancelled end when" not in told
 
 
 async def test_the_age_of_a_scope_is_its_own() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 import pytest
 
 from quiesce import Scope
+from quiesce.core import forked_signals
 from quiesce.integrations.asgi.held_signal import HeldSignal
 
 if TYPE_CHECKING:
@@ -59,3 +61,51 @@ async def test_a_signal_that_the_app_has_heard_is_not_passed_on_when_the_handler
             await anyio.lowlevel.checkpoint()
         held.give_back()
         assert (heard, server_told) == (["app"], [])
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_signal_to_a_forked_child_is_not_the_apps(
+    server_told: list[int], *, is_kept: bool
+) -> None:
+    """The child has the handler of before; and if it had not, the app would know that the signal was not its own."""
+    heard: list[str] = []
+    async with Scope("app") as scope:
+        held = HeldSignal(scope, lambda: heard.append("app"))
+        assert held.take()
+        if not is_kept:
+            forked_signals._before.clear()  # so that nothing is given back
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(len(server_told))
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it exits at once
+        assert os.waitstatus_to_exitcode(status) == int(is_kept)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        held.give_back()
+        assert (heard, server_told) == ([], [])
+
+
+async def test_a_handler_that_cannot_be_restored_does_not_reach_later_children(
+    server_told: list[int],
+) -> None:
+    """A child gets the handler that was there when it was forked."""
+    async with Scope("app") as scope:
+        if scope.backend.name == "trio":
+            pytest.skip("trio has no handlers of loops")
+        loop: Any = scope.backend.loop
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        earlier = HeldSignal(scope, lambda: None)
+        assert earlier.take()
+        earlier.give_back()
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, _: server_told.append(number))
+        held = HeldSignal(scope, lambda: None)
+        assert held.take()
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(len(server_told))
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it exits at once
+        held.give_back()
+        assert os.waitstatus_to_exitcode(status) == 1

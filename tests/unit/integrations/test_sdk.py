@@ -46,7 +46,9 @@ def test_an_sdk_that_is_new_enough_is_taken(installed: dict[str, str], version: 
 def test_an_sdk_that_is_not_there_is_named_with_what_to_install(installed: dict[str, str]) -> None:
     """It is an ImportError too, for those who try optional imports."""
     assert installed == {}
-    with pytest.raises(ImportError, match=re.escape("pip install 'quiesce[some]'")) as caught:
+    with pytest.raises(
+        ImportError, match=re.escape("run pip install '.[some]' in a checkout")
+    ) as caught:
         sdk.require("an-sdk", extra="some", oldest="0.8.1")
     assert isinstance(caught.value, SdkMissing)
     assert caught.value.name == "an-sdk"
@@ -94,4 +96,7 @@ def test_each_adapter_says_what_to_install(adapter: str, module: str) -> None:
     argv = [sys.executable, "-c", program]
     found = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert found.stdout.startswith(f"SdkMissing quiesce.integrations.{adapter} needs"), found
-    assert f"it is not installed: pip install 'quiesce[{adapter}]'" in found.stdout
+    assert (
+        f"it is not installed: run pip install '.[{adapter}]' in a checkout of quiesce"
+        in found.stdout
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -65,9 +66,9 @@ class NoRoom:
 
     def __init__(self, node: Node) -> None:
         """Replace the keeping of a node's journal by this one."""
-        self._own = node._keeping
+        self._own = node.journal_keeping
         self.error = OSError(errno.ENOSPC, "No space left on device")
-        node._keeping = self  # type: ignore[assignment]  # as far as it is used
+        node.journal_keeping = self  # type: ignore[assignment]  # as far as it is used
 
     def retry(self) -> bool:
         """Fail."""
@@ -109,7 +110,7 @@ class World:
         self.peers: list[str] = [f"http://{name}" for name in "abcd"]
         self._folder = folder
         self._ids = itertools.count()
-        self._servers: Scope
+        self.servers: Scope
 
     def make(self, name: str, **options: Any) -> Node:
         """Make a node, without opening it."""
@@ -119,8 +120,8 @@ class World:
             "transport": self.lines,
         }  # fmt: skip
         node = Node(name, **(given | options))
-        node._random = self._random
-        node._wall = lambda: self.wall
+        node.random_bytes = self._random
+        node.wall = lambda: self.wall
         self.nodes[name] = node
         self.all.append(node)
         return node
@@ -137,7 +138,7 @@ class World:
 
     async def __aenter__(self) -> Self:
         """Open the scope in which the servers run."""
-        self._servers = await Scope.open("servers")
+        self.servers = await Scope.open("servers")
         return self
 
     async def __aexit__(
@@ -149,9 +150,9 @@ class World:
         """Close all that is open, and see that nobody was told the id of an edge."""
         with anyio.CancelScope(shield=True):
             for node in self.all:
-                if node._scope is not None:
+                if node.own_scope is not None:
                     await node.aclose(0.3)
-            await self._servers.aclose(1.0)
+            await self.servers.aclose(1.0)
 
     # Messages.
 
@@ -163,7 +164,7 @@ class World:
     async def deliver(self, to: str, header: str, handler: Handler) -> str:
         """Run a handler in a node's server; return what the answer says, when it has come."""
         with detached():  # as if it were in a process of its own
-            job = self._servers.spawn(self.serve, to, header, handler)
+            job = self.servers.spawn(self.serve, to, header, handler)
         return await job
 
     async def serve(self, to: str, header: str, handler: Handler) -> str:
@@ -179,7 +180,7 @@ class World:
         except (CascadeCancelled, HandlerError):
             pass
         finally:
-            answer = node.answer(part._hop)
+            answer = node.answer(part.hop)
         return answer
 
     def secrets(self) -> list[str]:
@@ -204,6 +205,12 @@ async def hangs(_: Hop) -> None:
 async def leaves(hop: Hop) -> None:
     """Leave a job that is at it until the end of time, and return."""
     hop.spawn(anyio.sleep_forever)
+
+
+def questions(node: Node) -> int:
+    """Count the questions of other nodes that wait at a node for an answer."""
+    waiters = chain.from_iterable(node.exchange.waiting_polls.values())
+    return len({id(waiter) for waiter in waiters})
 
 
 async def until(fact: Callable[[], object]) -> None:
@@ -283,10 +290,10 @@ async def is_held_by(start: Callable[[Hop, anyio.Event], object]) -> None:
         await turns(20)
         (hop,) = hops
         assert hop.state == "open"
-        assert len(world.nodes["b"]._hops) == 1
+        assert len(world.nodes["b"].running_hops) == 1
         early = await cascade.settled(within=0)
         assert isinstance(early, Unknown)
         gate.set()
         assert (await cascade.settled(5, require="participants")).ok
         assert hop.state == "closed"
-        assert not world.nodes["b"]._hops
+        assert not world.nodes["b"].running_hops

@@ -15,7 +15,6 @@ from quiesce.mesh import Node, Settled, Unknown
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.runtime import admission
-from quiesce.mesh.transport.address_policy import Allowance
 from tests.stress import lasting
 from tests.unit.mesh.meshing import NoRoom, World, here, leaves, until
 from tests.unit.mesh.serving import Exchange
@@ -61,12 +60,12 @@ async def test_strangers_do_not_use_up_what_others_may_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each address has an allowance of its own."""
-    monkeypatch.setattr(admission, "_EACH", 50)
+    monkeypatch.setattr(admission, "EACH_MAX", 50)
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
         for number in range(3):
-            await other._serve(RECEIPTS, asks(200), f"10.0.0.{number}")
-        assert len(other._engine.detector._over) == 150
+            await other.serve_call(RECEIPTS, asks(200), f"10.0.0.{number}")
+        assert len(other.engine.detector.over_receipts) == 150
         async with node.cascade("c") as cascade:
             with here().delegate("http://b"):
                 pass  # it never arrives
@@ -79,32 +78,36 @@ async def test_strangers_at_many_addresses_do_not_starve_a_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All strangers together have one; a caller that knows an edge is none."""
-    monkeypatch.setattr(admission, "_ALL", 100)
+    monkeypatch.setattr(admission, "STRANGERS_MAX", 100)
     async with World(tmp_path) as world:
         other = await world.add("b")
         async with other.cascade("c"):
-            (known,) = other._hops
+            (known,) = other.running_hops
             body = codec.call_body(NodeCall("", (), ((known, False),)))
-            await other._serve(RECEIPTS, body, "192.0.2.1")
+            await other.serve_call(RECEIPTS, body, "192.0.2.1")
             for number in range(20):
-                await other._serve(RECEIPTS, asks(20), f"10.0.0.{number}")
-            assert len(other._engine.detector._over) == 100
-            reply = json.loads(await other._serve(RECEIPTS, asks(5), "192.0.2.1"))
+                await other.serve_call(RECEIPTS, asks(20), f"10.0.0.{number}")
+            assert len(other.engine.detector.over_receipts) == 100
+            reply = json.loads(await other.serve_call(RECEIPTS, asks(5), "192.0.2.1"))
             assert len(reply["answers"]) == 5
 
 
 @in_virtual_time
-async def test_one_that_is_not_answered_is_given_up(tmp_path: Path) -> None:
+async def test_an_edge_without_an_answer_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node answers, but not for this edge: it is unknown after `give_up`, and not never."""
+    monkeypatch.setattr(admission, "EACH_MAX", 0)
+    monkeypatch.setattr(admission, "EACH_PER_SECOND", 0.0)
     async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b")
-        other._exchange._noted._callers[""] = Allowance(0, 0.0, other._clock)
+        node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c") as cascade:
             with here().delegate("http://b"):
                 pass
         found = await cascade.settled(30)
         assert isinstance(found, Unknown)
         assert found.is_final
+        assert found.seconds is not None
         assert found.seconds < 3
 
 
@@ -125,13 +128,17 @@ def test_callers_are_counted_by_address_and_network() -> None:
     assert admission.caller_address({"client": ("unix:", 0)}) == "unix:"
 
 
-def test_there_is_a_bound_to_the_callers_that_are_counted() -> None:
-    """The first ones are forgotten."""
+def test_there_is_a_bound_to_the_callers_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones are forgotten: what they have taken, and that they are part of the mesh."""
+    monkeypatch.setattr(admission, "EACH_MAX", 1)
+    monkeypatch.setattr(admission, "STRANGERS_MAX", 1)
     allowances = admission.Allowances(lambda: 0.0)
     for number in range(3000):
         allowances.known(str(number))
         assert allowances.take(str(number))
-    assert len(allowances._callers) == len(allowances._peers) == admission._CALLERS_MAX
+    assert not allowances.take("2999")  # it is counted
+    assert allowances.take("0")  # its own was forgotten, and it has taken that of all strangers
+    assert not allowances.take("1")  # it is a stranger, too
 
 
 # Messages of strangers.
@@ -143,7 +150,7 @@ async def test_a_flood_that_the_app_turns_away_leaves_nothing(
     status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in memory nor, after a compaction, in the journal; the first ones are kept as ever."""
-    monkeypatch.setattr(admission, "_EACH", 50)
+    monkeypatch.setattr(admission, "EACH_MAX", 50)
     async with World(tmp_path) as world:
         other = await world.add("b")
         app = other.asgi(answering(status))
@@ -152,30 +159,29 @@ async def test_a_flood_that_the_app_turns_away_leaves_nothing(
             await made.run()
             assert made.status == status
             assert ("s=closed" if number < 50 else "s=not-now;d=ask") in (made.told or "")
-        detector = other._engine.detector
-        assert len(detector._over) + len(detector._hops) == 50
+        detector = other.engine.detector
+        assert len(detector.over_receipts) + len(detector.hop_records) == 50
         await other.drain(1)
         await other.open()
-        detector = other._engine.detector
-        assert len(detector._over) + len(detector._hops) == 50
+        detector = other.engine.detector
+        assert len(detector.over_receipts) + len(detector.hop_records) == 50
 
 
 @in_virtual_time
-async def test_one_whose_message_is_turned_away_in_a_flood_has_a_verdict(
+async def test_a_message_that_is_turned_away_in_a_flood_has_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks, and that is noted for it."""
-    monkeypatch.setattr(admission, "_EACH", 1)
+    monkeypatch.setattr(admission, "EACH_MAX", 1)
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
-        app = other.asgi(answering(404))
+        app, client = other.asgi(answering(404)), ("10.0.0.1", 5)
         for _ in range(5):
-            await Exchange(app, "POST", "/", headers=[header(world)]).run()
-        other._exchange._noted._callers.clear()
+            await Exchange(app, "POST", "/", headers=[header(world)], client=client).run()
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 line = (b"cascade", handing.header.encode())
-                made = Exchange(app, "POST", "/", headers=[line])
+                made = Exchange(app, "POST", "/", headers=[line], client=client)
                 await made.run()
                 handing.answered(made.told, is_error=True)
         found = await cascade.settled(5)
@@ -228,7 +234,7 @@ def test_what_accepts_is_a_function() -> None:
 # Retries.
 
 
-async def test_a_copy_is_told_how_the_first_one_stands(tmp_path: Path) -> None:
+async def test_the_answer_to_a_copy_says_how_the_first_message_stands(tmp_path: Path) -> None:
     """A proxy has tried it again: it is not run twice, and its sender does not take it for lost."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
@@ -257,15 +263,21 @@ async def test_a_message_that_was_refused_for_now_is_taken_when_it_comes_again(
         node, other = await world.add("a"), await world.add("b", hops_max=1)
         calls: list[int] = []
         app = other.asgi(answering(200, calls))
+        gate = anyio.Event()
+
+        async def busy(hop: Hop) -> None:
+            hop.spawn(gate.wait)
+
         async with node.cascade("c") as cascade:
-            await world.hand("b", leaves)
+            await world.hand("b", busy)
             with here().delegate("http://b") as handing:
                 line = (b"cascade", handing.header.encode())
                 made = Exchange(app, "POST", "/", headers=[line])
                 await made.run()
                 assert (made.status, made.header(b"retry-after")) == (503, "1")
                 assert b"hops_max" in made.body
-                other._hops_max = 2
+                gate.set()
+                await until(lambda: not other.running_hops)
                 made = Exchange(app, "POST", "/", headers=[line])
                 await made.run()
                 assert (made.status, calls) == (200, [200])
@@ -276,7 +288,7 @@ async def test_a_message_that_was_refused_for_now_is_taken_when_it_comes_again(
         assert found.receipt.hops == 3
 
 
-async def test_one_that_is_refused_for_now_may_not_run_after_its_sender_was_told(
+async def test_a_message_that_was_refused_for_now_does_not_run_after_a_verdict(
     tmp_path: Path,
 ) -> None:
     """The sender asks, and is told that it never will run: a copy does not."""
@@ -293,7 +305,7 @@ async def test_one_that_is_refused_for_now_may_not_run_after_its_sender_was_told
                 handing.answered(await world.deliver("b", handing.header, handler))
         await cascade.cancel()
         assert isinstance(await cascade.settled(5), Settled)
-        other._hops_max = 10
+        assert not other.running_hops  # there is room
         with pytest.raises(EdgeRefused):
             other.handle(handing.header)
         assert not ran
@@ -306,9 +318,8 @@ async def test_an_error_without_a_word_is_in_doubt(tmp_path: Path) -> None:
     """A gateway has answered for an agent that is no peer, and works on: it is waited for."""
     async with World(tmp_path) as world:
         world.peers = []
-        node = await world.add("a", peers=["http://b"])
+        node = await world.add("a")
         other = await world.add("b", peers=["http://a"])
-        node._policy._peers = frozenset()
         gates: list[Hop] = []
 
         async def handler(hop: Hop) -> None:
@@ -325,7 +336,7 @@ async def test_an_error_without_a_word_is_in_doubt(tmp_path: Path) -> None:
         found = await cascade.settled(5, require="participants")
         assert isinstance(found, Settled)
         assert found.receipt.hops == 2
-        assert not other._hops
+        assert not other.running_hops
 
 
 @pytest.mark.parametrize("how", ["error", "timeout", "answer"])
@@ -333,7 +344,7 @@ async def test_an_agent_that_is_known_to_take_no_part_is_not_waited_for(how: str
     """Whatever it answers, or if it does not answer."""
     async with World() as world:
         node = await world.add("a", opaque=["http://legacy/x"], peers=[])
-        assert node._policy.node_of("http://legacy/x/y") == "http://legacy/x"
+        assert node.policy.node_of("http://legacy/x/y") == "http://legacy/x"
         async with node.cascade("c") as cascade:
             with here().delegate("http://legacy/x") as handing:
                 if how != "timeout":
@@ -386,7 +397,7 @@ async def test_a_node_is_ready_while_it_is_open(tmp_path: Path) -> None:
 # Messages that are refused because the agent is shut down.
 
 
-async def test_one_that_a_drain_refused_is_sent_anew_to_the_agent_that_is_back(
+async def test_a_message_refused_by_a_drain_is_sent_anew_to_the_agent_that_is_back(
     tmp_path: Path,
 ) -> None:
     """The new message is worked on, the old one never is; nothing is lost, and nothing runs twice."""
@@ -407,7 +418,7 @@ async def test_one_that_a_drain_refused_is_sent_anew_to_the_agent_that_is_back(
             with here().delegate("http://b") as running:
                 running.answered(await world.deliver("b", running.header, busy))
             with detached():
-                draining = world._servers.spawn(other.drain)
+                draining = world.servers.spawn(other.drain)
             await until(lambda: other.health.state == "draining")
             with here().delegate("http://b") as first:
                 made = await post(first)

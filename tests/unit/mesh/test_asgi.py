@@ -45,7 +45,7 @@ class Two:
             with here().delegate("http://b") as handing:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(self.other.asgi(app), "POST", "/", headers=[header])
-                job = self.world._servers.spawn(made.run)
+                job = self.world.servers.spawn(made.run)
                 if then is not None:
                     await then(made)
                 else:
@@ -91,7 +91,7 @@ async def test_a_request_with_a_message_is_a_hop() -> None:
         assert found.ok
         assert found.receipt.hops == 2
         assert current_hop() is None
-        assert not seen[0]._filled  # nobody has looked at it: it stayed light
+        assert not seen[0].filled  # nobody has looked at it: it stayed light
 
 
 async def test_a_receipt_rides_on_the_response() -> None:
@@ -105,7 +105,7 @@ async def test_a_receipt_rides_on_the_response() -> None:
 
 
 @pytest.mark.backends("asyncio")
-async def test_one_that_leaves_nothing_is_answered_in_the_step_in_which_it_ends() -> None:
+async def test_a_request_that_leaves_no_work_is_answered_in_the_step_in_which_it_ends() -> None:
     """Nothing of ours is taken for something of the app's: that would cost each request a turn of the loop."""
     sent: list[int] = []
 
@@ -170,7 +170,7 @@ async def test_a_request_without_one_is_the_apps_alone() -> None:
 
         await pair.other.asgi(socket)({"type": "websocket", "path": RECEIPTS}, None, None)
         assert seen == ["websocket"]
-        assert not pair.other._hops
+        assert not pair.other.running_hops
 
 
 async def test_an_app_is_not_given_the_header_to_pass_on() -> None:
@@ -219,7 +219,7 @@ async def test_an_app_that_has_more_to_do_answers_before() -> None:
             assert made.body == b"fine"
             assert made.told is not None
             assert made.told.endswith(";s=working")
-            assert len(pair.other._hops) == 1
+            assert len(pair.other.running_hops) == 1
             gate.set()
 
         _, found = await pair.ask(app, then)
@@ -260,15 +260,15 @@ async def test_an_app_that_answers_while_its_node_is_drained() -> None:
     gate = anyio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await until(lambda: pair.other._hops_scope.state == "draining")
+        await until(lambda: pair.other.scope_of_hops.state == "draining")
         await answers(scope, receive, send)
         await gate.wait()
 
     async with two() as pair:
 
         async def then(made: Exchange) -> None:
-            await until(lambda: pair.other._hops)
-            job = pair.world._servers.spawn(pair.other.drain)
+            await until(lambda: pair.other.running_hops)
+            job = pair.world.servers.spawn(pair.other.drain)
             await until(lambda: len(made.sent) == 2)
             assert not job.done()
             gate.set()
@@ -302,7 +302,7 @@ async def test_an_app_that_fails_has_failed() -> None:
             with here().delegate("http://b") as handing:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
-                await pair.world._servers.spawn(then, made)
+                await pair.world.servers.spawn(then, made)
                 handing.answered(made.told)
         found = await cascade.settled(5, require="participants")
         assert made.status == 500
@@ -312,7 +312,7 @@ async def test_an_app_that_fails_has_failed() -> None:
 
 
 @pytest.mark.parametrize("sends", [False, True])
-async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:  # noqa: FBT001 - a case
+async def test_the_receipt_of_a_cancelled_request_is_posted(sends: bool) -> None:  # noqa: FBT001 - a case
     """The server ends the task, as some do when the client is gone: nobody is there to be answered."""
     gate = anyio.Event()
 
@@ -328,7 +328,7 @@ async def test_a_request_that_is_cancelled_is_told_by_post(sends: bool) -> None:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
                 job = server.spawn(made.run)
-                await until(lambda: pair.other._hops)
+                await until(lambda: pair.other.running_hops)
                 await turns(5)
                 job.cancel()
                 await until(job.done)
@@ -349,15 +349,15 @@ async def test_a_hop_that_is_cancelled_says_so() -> None:
     async with two() as pair:
 
         async def then(made: Exchange) -> None:
-            await until(lambda: pair.other._hops)
-            (edge,) = pair.other._hops
+            await until(lambda: pair.other.running_hops)
+            (edge,) = pair.other.running_hops
             body = codec.call_body(NodeCall("", (), ((edge, True),)))
             await pair.world.lines.call("http://b", RECEIPTS, body)
             await until(lambda: len(made.sent) == 2)
 
         made, found = await pair.ask(app, then)
         assert (made.status, made.header(b"quiesce-outcome")) == (500, "cut")
-        assert b"cascade was cancelled" in made.body
+        assert b"was cancelled with its cascade" in made.body
         assert found.receipt.cancelled == 1
 
 
@@ -379,7 +379,7 @@ async def test_a_client_that_is_gone_is_the_apps_to_know() -> None:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
                 made.error = OSError("gone")
-                await pair.world._servers.spawn(made.run)
+                await pair.world.servers.spawn(made.run)
         assert len(raised) == 1
         found = await cascade.settled(5, require="participants")
         assert found.receipt.hops == 2
@@ -389,7 +389,7 @@ async def test_a_client_that_is_gone_is_the_apps_to_know() -> None:
 # Messages that are not taken.
 
 
-async def test_a_copy_is_told_how_the_first_one_stands() -> None:
+async def test_the_answer_to_a_copy_says_how_the_first_message_stands() -> None:
     """With a conflict; the app does not run."""
     ran: list[int] = []
 
@@ -491,6 +491,6 @@ async def test_a_scope_that_takes_nothing_any_more_has_its_messages_refused() ->
                     await job
                 handing.answered(made.told)
         assert (made.status, made.header(b"retry-after")) == (503, "1")
-        assert not pair.other._hops
+        assert not pair.other.running_hops
         found = await cascade.settled(5, require="participants")
         assert [note.status for note in found.receipt.notes] == ["done", "refused"]

@@ -64,7 +64,7 @@ async def test_what_is_no_call_is_refused(
         assert "error" in json.loads(made.body)
 
 
-async def test_who_stands_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_path: Path) -> None:
+async def test_an_app_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_path: Path) -> None:
     """The hop waits for others, an app around the mesh has answered, and nobody may be told of its end."""
     others: list[Any] = []
 
@@ -79,7 +79,7 @@ async def test_who_stands_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_pa
             pass
 
         await inner(scope, receive, drop)
-        while other._hops:
+        while other.running_hops:
             await anyio.lowlevel.checkpoint()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"another"})
@@ -93,11 +93,11 @@ async def test_who_stands_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_pa
                 made = Exchange(CascadeFront(other, around), "POST", "/", headers=[header])
                 await made.run()
         assert made.told is not None
-        assert codec.parse_response_header(made.told, handing._edge).must_ask
+        assert codec.parse_response_header(made.told, handing.edge_id).must_ask
         others[0].not_sent()
 
 
-async def test_who_stands_in_front_says_what_the_app_does_not() -> None:
+async def test_an_app_in_front_says_what_the_app_does_not() -> None:
     """A message that was refused on its way to the mesh was refused; calls of other nodes pass that by."""
 
     async def busy(scope: Any, receive: Any, send: Any) -> None:
@@ -146,11 +146,11 @@ async def test_a_call_that_is_half_sent_keeps_no_server_from_its_end(
         app = CascadeFront(node, answers) if is_front else node.asgi(answers)
         made = HalfSent(app, "POST", path, parts=[b'{"v"'])
         if ends == "told before":
-            node._exchange.told_to_end(1000.0)
-        asking = world._servers.spawn(made.run)
+            node.exchange.told_to_end(1000.0)
+        asking = world.servers.spawn(made.run)
         await until(lambda: not made.parts)
         if ends == "told to end":
-            node._exchange.told_to_end(1000.0)
+            node.exchange.told_to_end(1000.0)
         elif ends == "closed":
             await node.aclose(0)
         with anyio.fail_after(100):
@@ -167,5 +167,5 @@ async def test_the_body_of_a_call_is_not_waited_for_by_a_closed_node() -> None:
         await made.run()
         assert made.status == 503
         assert (
-            "node 'b' is not open: it has not started yet, or it was closed" in made.body.decode()
+            "node 'b' is not open: it has not started yet, or it has closed" in made.body.decode()
         )

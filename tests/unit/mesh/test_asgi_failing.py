@@ -36,7 +36,7 @@ async def test_nothing_more_is_sent_on_the_connection_of_an_app_that_failed(
             with here().delegate("http://b") as handing:
                 headers = [(b"cascade", handing.header.encode())]
                 made = Exchange(other.asgi(app), "POST", "/", headers=headers, http_version=version)
-                await world._servers.spawn(run, made)
+                await world.servers.spawn(run, made)
                 handing.answered(made.told if made.sent else None)
         await cascade.settled(5, require="participants")
         assert (made.told is not None) if made.sent else not fails  # an agent that fails says so
@@ -62,7 +62,7 @@ async def test_an_agent_that_answers_with_a_server_error_has_failed(
             with here().delegate("http://b") as handing:
                 headers = [(b"cascade", handing.header.encode())]
                 made = Exchange(other.asgi(app), "POST", "/", headers=headers)
-                await world._servers.spawn(made.run)
+                await world.servers.spawn(made.run)
                 handing.answered(made.told, is_error=status >= 400)
         settlement = await cascade.settled(5, require="participants")
         assert settlement.ok is is_ok

@@ -17,7 +17,7 @@ from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.transport.node_transport import RECEIPTS
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import World, here, until
+from tests.unit.mesh.meshing import World, here, questions, until
 from tests.unit.mesh.serving import Exchange, Life, answers
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def test_an_app_may_leave_at_the_end_of_its_life(last: str) -> None:
         await until(lambda: life.told)
         life.ask("shutdown")
         await job
-        assert node._scope is None
+        assert node.own_scope is None
 
 
 async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ async def test_a_node_that_cannot_be_opened_fails_the_startup(tmp_path: Path) ->
             await job
         assert life.told == ["startup.failed"]
         assert "another node has the journal" in life.message
-        server._failed.clear()
+        server.failed_entries.clear()
 
 
-async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
+async def test_hops_that_do_not_end_are_logged_at_the_shutdown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The server has a limited time; what was cut short is logged."""
@@ -139,7 +139,7 @@ async def test_hops_that_do_not_end_are_told_of_at_the_shutdown(
         assert "WORK LOST" in caplog.text
 
 
-async def test_the_app_is_told_to_shut_down_when_its_hops_have_ended() -> None:
+async def test_the_shutdown_of_the_app_begins_when_its_hops_have_ended() -> None:
     """They may need what it closes then."""
     order: list[str] = []
     gate = anyio.Event()
@@ -206,7 +206,7 @@ async def test_an_app_may_live_inside_of_a_cascade(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("app", [with_lifespan, without_lifespan])
 @pytest.mark.parametrize("ends", [False, True])
-async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
+async def test_waiting_questions_are_answered_after_the_signal(
     app: Any,
     number: int,
     ends: bool,  # noqa: FBT001 - a case
@@ -231,11 +231,11 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
             await until(lambda: life.told)
             async with node.cascade("c") as _kept:
                 here().spawn(gate.wait)
-                (edge,) = node._hops
+                (edge,) = node.running_hops
             body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
             question = Exchange(served, "POST", RECEIPTS, parts=[body])
             asking = server.spawn(question.run)
-            await until(lambda: node._exchange._waiting == 1)
+            await until(lambda: questions(node) == 1)
             signal.raise_signal(number)
             await turns(5)
             assert not asking.done()
@@ -245,11 +245,11 @@ async def test_whoever_waits_for_receipts_is_answered_after_the_signal(
             ((_, answer),) = codec.parse_reply(question.body).answers
             assert answer.receipt is not None
             assert (answer.receipt.status, heard) == ("done" if ends else "cancelled", [number])
-            assert process_exit._lost is False  # it is told when the lifespan has ended
+            assert not process_exit.is_lost()  # it is told when the lifespan has ended
             gate.set()
             life.ask("shutdown")
             await job
-        assert process_exit._lost is not ends
+        assert process_exit.is_lost() is not ends
         assert signal.getsignal(number) is server_hears
     finally:
         signal.signal(number, before)
@@ -285,7 +285,7 @@ async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
     try:
         async with World() as world, Scope("server") as server:
             node = world.make("b")
-            life = Life(node.asgi(with_lifespan, grace=0, cleanup=1))
+            life = Life(node.asgi(with_lifespan, grace=1, cleanup=1))
             life.ask("startup")
             job = server.spawn(life.run)
             await until(lambda: life.told)
@@ -296,11 +296,11 @@ async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
             has_switch = number == signal.SIGTERM
             assert uvicorn.should_exit is has_switch
             assert uvicorn.seen == ([] if has_switch else [number])
-            await until(lambda: node._exchange._ending_by > -math.inf)
+            await until(node.exchange.is_told_to_end)
             life.ask("shutdown")
             await job
         assert uvicorn.seen == ([] if has_switch and is_lost else [number])
-        assert process_exit._lost is is_lost
+        assert process_exit.is_lost() is is_lost
     finally:
         signal.signal(number, before)
 
@@ -360,13 +360,13 @@ async def test_after_the_signal_connections_are_not_used_again(*, is_front: bool
             return [one.header(b"connection") for one in (message, plain, question)]
 
         assert await connections() == [None] * 3
-        node._exchange.told_to_end(60.0)
+        node.exchange.told_to_end(60.0)
         assert await connections() == ["close"] * 3
         assert await connections(http_version="1.0") == ["close"] * 3
         assert await connections(http_version="2") == [None] * 3
 
 
-async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None:
+async def test_a_question_about_work_elsewhere_is_answered_at_the_signal() -> None:
     """And who asks for more than one thing, when all is known that will be; later, questions wait as ever."""
     gates = [anyio.Event(), anyio.Event()]
     async with World() as world:
@@ -375,24 +375,24 @@ async def test_who_asks_for_what_others_have_is_answered_at_the_signal() -> None
         for gate in gates:
             async with node.cascade("c") as cascade:
                 here().spawn(gate.wait)
-            edges.append(list(node._hops)[-1])
+            edges.append(list(node.running_hops)[-1])
             cascades.append(cascade)
         async with node.cascade("waits") as _kept:
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
-            elsewhere = list(node._hops)[-1]
-        await until(lambda: elsewhere not in node._hops)
+            elsewhere = list(node.running_hops)[-1]
+        await until(lambda: elsewhere not in node.running_hops)
 
         def asked(*edges: bytes) -> Any:
             body = codec.call_body(NodeCall("", (), tuple((edge, False) for edge in edges), 50.0))
-            return world._servers.spawn(node._serve, RECEIPTS, body)
+            return world.servers.spawn(node.serve_call, RECEIPTS, body)
 
         both, other = asked(*edges), asked(elsewhere)
-        await until(lambda: node._exchange._waiting == 2)
-        node._exchange.told_to_end(60.0)
+        await until(lambda: questions(node) == 2)
+        node.exchange.told_to_end(60.0)
         await until(other.done)
         gates[0].set()
-        await until(lambda: edges[0] not in node._hops)
+        await until(lambda: edges[0] not in node.running_hops)
         await turns(5)
         assert not both.done()
         gates[1].set()
@@ -407,11 +407,11 @@ async def test_a_question_after_the_signal_does_not_wait_for_other_agents() -> N
         async with node.cascade("waits") as _kept:
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
-            (edge,) = node._hops
-        await until(lambda: not node._hops)
-        node._exchange.told_to_end(math.inf)
+            (edge,) = node.running_hops
+        await until(lambda: not node.running_hops)
+        node.exchange.told_to_end(math.inf)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
-        asking = world._servers.spawn(node._serve, RECEIPTS, body)
+        asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
         await until(asking.done)
         ((_, answer),) = codec.parse_reply(await asking).answers
         assert answer.kind == "working"
@@ -426,16 +426,16 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
             here().spawn(gate.wait)
-            (edge,) = node._hops
-        node._exchange.told_to_end(math.inf)
+            (edge,) = node.running_hops
+        node.exchange.told_to_end(math.inf)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
-        asking = world._servers.spawn(node._serve, RECEIPTS, body)
-        await until(lambda: node._exchange._waiting == 1)
+        asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
+        await until(lambda: questions(node) == 1)
         await turns(5)
         assert not asking.done()
         gate.set()
         await until(asking.done)
-        assert node._exchange._waiting == 0
+        assert questions(node) == 0
 
 
 async def test_a_second_signal_cuts_a_node_alone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +462,7 @@ async def test_a_second_signal_cuts_a_node_alone_at_once(monkeypatch: pytest.Mon
             signal.raise_signal(signal.SIGTERM)
             with anyio.fail_after(100):
                 await job
-            assert process_exit._lost
+            assert process_exit.is_lost()
             assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from quiesce import Scope
+from quiesce import Scope, detached
 from quiesce.core import process_exit
 from quiesce.core.tree import logger
 from quiesce.integrations.asgi import Quiesce
-from tests.stress import turns
-from tests.unit.mesh.meshing import HandlerError, World, until
-from tests.unit.mesh.serving import Life
+from tests.stress import lasting, turns
+from tests.unit.mesh.meshing import HandlerError, World, here, until
+from tests.unit.mesh.serving import Exchange, Life, answers
 from tests.unit.mesh.test_asgi_life import with_lifespan
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ async def failing_early(_: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("is_within", [False, True])
-async def test_a_startup_that_raises_is_told_to_the_server(
+async def test_a_startup_that_raises_fails_the_startup_of_the_server(
     *, is_within: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Servers that do not insist on a lifespan would serve on, without the node."""
@@ -48,7 +48,7 @@ async def test_a_startup_that_raises_is_told_to_the_server(
         with pytest.raises(HandlerError):
             await life.run()
         assert (life.told, life.message) == (["startup.failed"], "HandlerError: no database")
-        assert node._scope is None
+        assert node.own_scope is None
     assert "drain" not in caplog.text  # of a server that has served nothing
 
 
@@ -75,7 +75,7 @@ async def test_the_node_is_open_while_the_server_serves_on(
         life.ask("shutdown")
         await job
         assert life.told == ["startup.complete", "shutdown.complete"]
-        assert node._scope is None
+        assert node.own_scope is None
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
@@ -100,12 +100,12 @@ async def test_a_life_that_ends_badly_closes_the_node(
         job = server.spawn(life.run)
         await until(lambda: life.told)
         if how == "is cancelled":
-            await until(lambda: node._scope is not None)
+            await until(lambda: node.own_scope is not None)
             job.cancel()
         await until(job.done)
-        assert node._scope is None
+        assert node.own_scope is None
         await turns()  # the scope hears of a failure a moment later
-        server._failed.clear()
+        server.failed_entries.clear()
     assert "drain" not in caplog.text  # of a server that has served nothing
 
 
@@ -142,7 +142,7 @@ async def test_a_daemon_thread_that_the_exit_will_cut_is_in_the_report(
                 gate.set()
                 thread.join()
             signal.raise_signal(signal.SIGTERM)
-            calls = node._exchange
+            calls = node.exchange
             await until(lambda: calls.is_told_to_end() or calls.is_ending)
             life.ask("shutdown")
             await job
@@ -151,7 +151,63 @@ async def test_a_daemon_thread_that_the_exit_will_cut_is_in_the_report(
         gate.set()
         thread.join()
     said = caplog.text
-    assert process_exit._lost is not ends
+    assert process_exit.is_lost() is not ends
     assert ("stuck: daemon thread Event.wait" in said) is not ends
     assert (f"started {__file__}:{handler.__code__.co_firstlineno + 1}" in said) is not ends
     assert ("declare=`with quiesce.detached():`" in said) is not ends
+
+
+@pytest.mark.parametrize("when", ["after the signal", "just before", "long before"])
+@pytest.mark.parametrize("is_within", [False, True])
+async def test_a_background_task_that_the_server_cancels_on_its_way_down_is_lost(
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_within: bool,
+) -> None:
+    """The response is complete, and the task is named once: by the node alone, or by the `Quiesce` around it."""
+    monkeypatch.setattr(process_exit, "_lost", False)
+    caplog.set_level("INFO")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await with_lifespan(scope, receive, send)
+            return
+        await answers(scope, receive, send)
+        await anyio.sleep_forever()
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        async with World() as world, Scope("server") as server:
+            root, node = await world.add("a"), world.make("b")
+            inner: Any = Quiesce(app, node=node, hold_signal=False) if is_within else node.asgi(app)
+            life = Life(inner)
+            life.ask("startup")
+            job = server.spawn(life.run)
+            await until(lambda: life.told)
+            async with root.cascade("c") as _kept:
+                with here().delegate("http://b") as handing:
+                    header = (b"cascade", handing.header.encode())
+                    call = Exchange(inner, "GET", "/work", headers=[header])
+                    with detached():  # the server is another process
+                        request = server.spawn(call.run)
+                    await until(lambda: len(call.sent) == 2)
+                    handing.answered(call.told)
+            if when == "after the signal":
+                signal.raise_signal(signal.SIGTERM)
+                calls = node.exchange
+                await until(lambda: calls.is_told_to_end() or calls.is_ending)
+            request.cancel()
+            await until(request.done)
+            if when == "long before":
+                await lasting(1.1)
+            life.ask("shutdown")
+            await job
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    is_lost = when != "long before"
+    assert ("WORK LOST" in caplog.text) is is_lost
+    assert caplog.text.count("cancelled: ") == is_lost
+    assert ("GET /work" in caplog.text) is is_lost
+    assert process_exit.is_lost() is (when == "after the signal")

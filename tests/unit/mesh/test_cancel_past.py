@@ -37,8 +37,7 @@ async def begun(world: World, names: str) -> Cascade:
 
     async with world.nodes["a"].cascade("c") as cascade:
         await go(here(), names)
-    assert cascade._record is not None
-    root, detector = cascade._record.edge, world.nodes["a"]._engine.detector
+        root, detector = here().record.edge, world.nodes["a"].engine.detector
     wanted = {f"http://{name}" for name in names}
     await until(lambda: wanted <= {to for _, to in detector.follows(root)})
     return cascade
@@ -54,7 +53,7 @@ async def test_a_cancel_passes_agents_that_are_dead(names: str, tmp_path: Path) 
         last, dead = world.nodes[names[-1]], {f"http://{name}" for name in names[:-1]}
         world.lines.cut |= {*dead, "http://a"}  # nor do they tell the first one anything
         await cascade.cancel()
-        await until(lambda: not last._hops)
+        await until(lambda: not last.running_hops)
         early = await cascade.settled(0.5)
         assert isinstance(early, Unknown)
         assert not early.is_final
@@ -68,7 +67,7 @@ async def test_a_cancel_passes_agents_that_are_dead(names: str, tmp_path: Path) 
 @pytest.mark.backends(
     "asyncio", "trio"
 )  # in virtual time: it is given up after a while, not before
-async def test_one_that_is_no_peer_is_not_called_but_named(tmp_path: Path) -> None:
+async def test_an_agent_that_is_not_a_peer_is_not_called_but_named(tmp_path: Path) -> None:
     """The address comes from another agent: who chose it freely would have a node call any server."""
     async with World(tmp_path) as world:
         await world.add("a", peers=["http://b"])
@@ -80,7 +79,7 @@ async def test_one_that_is_no_peer_is_not_called_but_named(tmp_path: Path) -> No
         early = await cascade.settled(0.5)
         assert isinstance(early, Unknown)
         assert "not told to end below it: http://c" in str(early)
-        assert len(last._hops) == 1
+        assert len(last.running_hops) == 1
         assert not any(b"true" in body for to, _, body in world.lines.calls if to == "http://c")
         found = await cascade.settled(10)
         assert isinstance(found, Unknown)
@@ -88,24 +87,24 @@ async def test_one_that_is_no_peer_is_not_called_but_named(tmp_path: Path) -> No
         assert "it may not have been told to end" in str(found)
 
 
-async def test_what_follows_is_told_to_who_knows_the_edge_alone(tmp_path: Path) -> None:
+async def test_edges_below_are_disclosed_only_to_callers_that_know_the_edge(tmp_path: Path) -> None:
     """It has the ids of other edges: whoever knows one may end it."""
     async with World(tmp_path) as world:
         for name in "abc":
             await world.add(name)
-        cascade = await begun(world, "bc")
+        await begun(world, "bc")
         node = world.nodes["b"]
-        assert cascade._record is not None
-        ((edge, sent),) = cascade._record.edges.items()
-        below = node._engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
+        (record,) = world.nodes["a"].engine.detector.hop_records.values()
+        ((edge, sent),) = record.edges.items()
+        below = node.engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
         assert below == tuple((edge, *one) for one in sent.below)
         strange = bytes.fromhex(edge_mark(edge) * 2)
         for call in (NodeCall("", (), ()), NodeCall("", (), ((strange, True),))):
-            reply = codec.parse_reply(codec.reply_body(node._engine.called(call, 0.0)))
+            reply = codec.parse_reply(codec.reply_body(node.engine.called(call, 0.0)))
             assert reply.below == ()
 
 
-def test_what_one_agent_says_of_the_edges_of_another_is_not_heard() -> None:
+def test_an_agent_cannot_report_on_the_edges_of_another() -> None:
     """Only the agent that an edge was sent to says what follows from it."""
     engine = new()
     hop = engine.begin(ROOT, CASCADE, 0.0)
@@ -117,7 +116,7 @@ def test_what_one_agent_says_of_the_edges_of_another_is_not_heard() -> None:
     assert [*engine.detector.follows(ONE)] == [(TWO, "http://x")]
 
 
-def test_each_is_told_once_if_it_answers() -> None:
+def test_a_cancel_is_delivered_once_to_each_node_that_answers() -> None:
     """The dead one is tried again and again; those below it were told, and are not asked any more."""
     engine = new()
     hop = engine.begin(ROOT, CASCADE, 0.0)

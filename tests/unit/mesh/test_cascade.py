@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from quiesce import ArgumentError, Scope, UsageError
+from quiesce.errors import CascadeCancelled
 from quiesce.mesh import Patience, Settled, Unknown
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, cancel_inside, hangs, here, leaves, nothing
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from quiesce.mesh import Cascade, Hop, Settlement
 
 
-async def test_it_has_settled_when_all_of_it_has_ended(tmp_path: Path) -> None:
+async def test_a_cascade_has_settled_when_all_its_work_has_ended(tmp_path: Path) -> None:
     """Three agents, two of them at work after they have answered."""
     async with World(tmp_path) as world:
         gates = {name: anyio.Event() for name in "bc"}
@@ -49,7 +50,7 @@ async def test_it_has_settled_when_all_of_it_has_ended(tmp_path: Path) -> None:
         assert found.cascade == cascade.id
 
 
-async def test_it_is_begun_once() -> None:
+async def test_a_cascade_is_begun_once() -> None:
     """By its block, and by no other."""
     async with World() as world:
         node = await world.add("a")
@@ -80,7 +81,7 @@ async def test_how_long_is_a_number_of_seconds(within: float) -> None:
             await anext(cascade.watch(within))
 
 
-async def test_it_may_be_asked_for_inside_of_the_block() -> None:
+async def test_a_verdict_may_be_asked_for_inside_of_the_block() -> None:
     """It has not settled there: the block is part of it."""
     async with World() as world:
         node = await world.add("a")
@@ -94,7 +95,7 @@ async def test_it_may_be_asked_for_inside_of_the_block() -> None:
         assert isinstance(await cascade.settled(1), Settled)
 
 
-async def test_who_would_wait_for_itself_is_told_so() -> None:
+async def test_a_wait_for_the_own_block_is_an_error() -> None:
     """The block, and what it has started, are part of what is waited for; a service is not."""
     async with World() as world:
         node = await world.add("a")
@@ -114,7 +115,7 @@ async def test_who_would_wait_for_itself_is_told_so() -> None:
         assert found == [await cascade.settled()]
 
 
-async def test_all_who_wait_are_told_and_again_later() -> None:
+async def test_a_verdict_is_returned_to_all_callers_and_again_later() -> None:
     """Any number of them; one that gives up has no effect on the others."""
     async with World() as world:
         node, gate = await world.add("a"), anyio.Event()
@@ -135,12 +136,12 @@ async def test_all_who_wait_are_told_and_again_later() -> None:
         assert len(found) == 3
         assert all(isinstance(one, Settled) for one in found)
         assert await cascade.settled(0) == found[0]
-        assert cascade.id not in map(str, node._cascades)
-        assert not node._cascades
+        assert cascade.id not in map(str, node.known_cascades)
+        assert not node.known_cascades
 
 
 @pytest.mark.parametrize("how", ["drain", "aclose"])
-async def test_who_waits_is_told_that_its_node_was_closed(how: str) -> None:
+async def test_a_wait_for_a_verdict_ends_when_its_node_is_closed(how: str) -> None:
     """Then nobody hears of the end any more: it is unknown, and nobody waits for ever."""
     async with World() as world:
         node, _ = await world.add("a"), await world.add("b")
@@ -172,7 +173,14 @@ async def test_cancelled_inside_of_the_block() -> None:
     async with World() as world:
         node = await world.add("a")
         cascade = node.cascade("c")
-        await cancel_inside(cascade)
+        told = ""
+        try:
+            async with cascade:
+                await cascade.cancel()
+                await anyio.sleep_forever()
+        except CascadeCancelled as error:
+            told = str(error)
+        assert told == "cascade 'c' was cancelled: its block ends here"
         found = await cascade.settled(1)
         assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
@@ -213,14 +221,14 @@ async def test_cancelled_after_the_block(times: int, tmp_path: Path) -> None:
         for name in "abcd":
             await world.add(name)
         cascade = await begun(world, "bcd")
-        assert len(world.nodes["d"]._hops) == 1
+        assert len(world.nodes["d"].running_hops) == 1
         for _ in range(times):
             await cascade.cancel()
         found = await cascade.settled(5)
         assert isinstance(found, Settled)
         assert found.receipt.cancelled == found.receipt.hops == 4
         for name in "abcd":
-            assert not world.nodes[name]._hops
+            assert not world.nodes[name].running_hops
         await cascade.cancel()
         assert await cascade.settled(0) == found
 
@@ -279,7 +287,7 @@ async def test_cancelled_with_an_agent_that_is_not_reached() -> None:
         found = await cascade.settled(10, require="participants")
         assert isinstance(found, Unknown)
         assert found.receipt.unknown == 1
-        assert len(world.nodes["b"]._hops) == 1
+        assert len(world.nodes["b"].running_hops) == 1
 
 
 async def test_an_agent_that_has_the_message_and_is_at_work_is_named_as_that() -> None:
@@ -358,6 +366,12 @@ async def test_an_agent_that_is_not_reached_is_named_once() -> None:
             "what http://b does with 3 messages: it was not reached",
             "what http://d does: it was not reached",
         ]
+        advice = "If it has stopped, start it again with its journal, and await settled() again"
+        assert all(text.endswith(advice) for text in found.missing if "was not reached" in text)
+        assert f"{found.seconds:.2f} s, 5 hops, 4 unknown" in str(
+            found
+        )  # that of a, and its messages
+        assert "more that went well" not in str(found)
 
 
 async def test_the_look_at_a_cascade_is_not_work_of_it() -> None:
@@ -372,7 +386,7 @@ async def test_the_look_at_a_cascade_is_not_work_of_it() -> None:
         assert "Cascade._look" not in missing
 
 
-async def test_an_error_that_says_nothing_of_the_message_is_told() -> None:
+async def test_an_error_without_a_word_on_the_message_is_in_the_verdict() -> None:
     """It is an answer, and does not say whether the message was taken."""
     async with World() as world:
         node = await world.add("a")
@@ -387,7 +401,7 @@ async def test_an_error_that_says_nothing_of_the_message_is_told() -> None:
         assert "(answered 503, which does not say whether it took the message)" in str(found)
 
 
-async def test_one_that_has_settled_cannot_be_cancelled() -> None:
+async def test_a_settled_cascade_cannot_be_cancelled() -> None:
     """Nor one whose node is closed."""
     async with World() as world:
         node = await world.add("a")

@@ -19,10 +19,10 @@ PATIENCE = Patience(
 )
 
 
-def new() -> tuple[Courier, list[tuple[bytes, str]]]:
+def new(patience: Patience = PATIENCE) -> tuple[Courier, list[tuple[bytes, str]]]:
     """Return a courier without jitter, and what it has given up."""
     given_up: list[tuple[bytes, str]] = []
-    return Courier(PATIENCE, lambda: 1.0, lambda *what: given_up.append(what)), given_up
+    return Courier(patience, lambda: 1.0, lambda *what: given_up.append(what)), given_up
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_edge_in_doubt_is_asked_for_soon_and_then_seldom() -> None:
     assert [one.to for one in courier.due(32.0)] == ["a"]
 
 
-def test_one_that_is_to_end_is_told_at_once_also_during_a_question() -> None:
+def test_a_cancel_follows_a_question_under_way_at_once() -> None:
     """The question that is under way does not say it: another does, right after."""
     courier, _ = new()
     courier.watch(Watch(ONE, "a"), 0.0)
@@ -126,7 +126,7 @@ def test_what_is_closed_is_asked_for_no_more() -> None:
     assert courier.next_at() == math.inf
 
 
-def test_a_silent_node_is_given_up_after_a_while_and_one_that_answers_is_not() -> None:
+def test_only_a_silent_node_is_given_up_after_a_while() -> None:
     """What counts is when it was last heard of."""
     courier, given_up = new()
     courier.watch(Watch(ONE, "a", in_doubt=True), 0.0)
@@ -143,7 +143,49 @@ def test_a_silent_node_is_given_up_after_a_while_and_one_that_answers_is_not() -
     assert courier.next_at() == math.inf
 
 
-def test_a_receipt_that_nobody_takes_is_not_sent_for_ever() -> None:
+@pytest.mark.parametrize("in_doubt", [False, True])
+@pytest.mark.parametrize("why", ["", "no mesh at a"])
+def test_a_silent_node_is_given_up_in_time_however_seldom_it_is_asked(
+    why: str, *, in_doubt: bool
+) -> None:
+    """It is asked before, and what failed is not put off beyond that time."""
+    patience = Patience(retry_most=3600.0, ask_in_doubt=3600.0, ask_every=3600.0, give_up=4.1)
+    courier, given_up = new(patience)
+    courier.watch(Watch(ONE, "a", in_doubt=in_doubt), 0.1)
+    now, calls = 0.1, 0
+    while not given_up:
+        now = courier.next_at()
+        for call in courier.due(now):
+            calls += 1
+            courier.failed(call, now, why)
+    assert now == 0.1 + 4.1
+    assert calls >= 1
+
+
+def test_the_last_error_of_an_address_is_the_reason_to_give_up() -> None:
+    """A proxy's 503 is not silence."""
+    courier, given_up = new()
+    courier.watch(Watch(ONE, "http://a", in_doubt=True), 0.0)
+    while (now := courier.next_at()) < math.inf:
+        for call in courier.due(now):
+            courier.failed(call, now, "", "answered 503")
+    ((_, why),) = given_up
+    assert why == "http://a has not said for 100 s how the message stands: answered 503"
+
+
+def test_a_node_that_answers_is_asked_seldom_also_if_it_is_never_waited_for() -> None:
+    """A `give_up` of nothing does not make it ask without a pause."""
+    courier, given_up = new(Patience(give_up=0.0))
+    courier.watch(Watch(ONE, "a"), 0.0)
+    for _ in range(3):
+        now = courier.next_at()
+        (call,) = courier.due(now)
+        courier.replied(call, NodeReply((), ((ONE, WORKING),)), now)
+    assert now >= 3 * Patience().retry_first * 0.9
+    assert given_up == []
+
+
+def test_a_receipt_that_is_never_taken_is_not_sent_for_ever() -> None:
     """It is kept for whoever asks: nothing is given up by that."""
     courier, given_up = new()
     courier.post(Post(ONE, "a", DONE), 0.0)
@@ -184,8 +226,7 @@ def test_what_failed_is_tried_soon_if_the_node_is_heard_of() -> None:
         for call in courier.due(now):
             courier.failed(call, now)
     assert 100.0 <= now < 105.0
-    assert not courier._posts.failing
-    assert not courier._asks.failing
+    assert not courier.contact("a", now)  # nothing of it fails any more
 
 
 def test_what_failed_is_tried_at_once_if_the_node_has_answered() -> None:
@@ -198,10 +239,10 @@ def test_what_failed_is_tried_at_once_if_the_node_has_answered() -> None:
     (call,) = courier.due(2.5)
     courier.replied(call, NodeReply((TWO,), ()), 2.6)
     assert courier.due(2.6) == [NodeCall("a", (), ((ONE, False),))]
-    assert courier._asks.failing == {}
+    assert not courier.contact("a", 2.6)
 
 
-def test_where_something_else_answers_it_is_tried_seldom_and_not_given_up_sooner() -> None:
+def test_an_address_without_a_node_is_tried_seldom_and_not_given_up_sooner() -> None:
     """A message that is answered there says nothing of the node; a call that is answered does."""
     courier, given_up = new()
     courier.post(Post(ONE, "a", DONE), 0.0)
@@ -216,7 +257,7 @@ def test_where_something_else_answers_it_is_tried_seldom_and_not_given_up_sooner
     assert courier.contact("a", 1.0, is_node=True)
     assert courier.next_at() == 2.0
     now, times = 2.0, 0
-    while courier._asks:
+    while not given_up:
         for call in courier.due(now):
             times += 1
             courier.failed(call, now, "no mesh")
@@ -247,7 +288,7 @@ def test_edges_are_asked_for_together_a_little_early_and_never_late() -> None:
     assert len(times) <= 12
 
 
-def test_a_round_that_is_empty_is_joined_by_nobody() -> None:
+def test_an_empty_round_is_not_joined() -> None:
     """It is not looked at any more: who joined it would never be asked for."""
     courier, _ = new()
     courier.watch(Watch(ONE, "a"), 0.0)
@@ -299,7 +340,7 @@ def test_what_failed_one_after_the_other_is_tried_again_together() -> None:
             edge, _ = given_up.pop(0)
             sent = int.from_bytes(edge, "big") * 1.7
             assert sent + 99.0 <= now <= sent + 105.0
-    assert courier.unposted == len(courier._asks) == 0
+    assert courier.unposted == 0
     assert len([one for one in times if 100 <= one < 128]) < 20
 
 
@@ -313,7 +354,10 @@ def test_a_wish_to_end_gives_a_silent_node_no_more_time() -> None:
     courier.watch(Watch(ONE, "a", cancel=True), 90.0)
     (call,) = courier.due(90.0)
     assert call.asks == ((ONE, True),)
-    courier.failed(call, 99.0)
-    assert courier.next_at() == 103.0  # as long as after the failures before
-    assert courier.due(103.0) == []
+    courier.failed(call, 94.0)
+    assert courier.next_at() == 98.0  # as long as after the failures before
+    (call,) = courier.due(98.0)
+    courier.failed(call, 98.0)
+    assert courier.next_at() == 100.0
+    assert courier.due(100.0) == []
     assert given_up == [(ONE, f"a has not answered for {PATIENCE.give_up:g} s")]

@@ -61,7 +61,7 @@ def files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_it_takes_the_place_of_all_before(journal: Journal) -> None:
+def test_a_draft_replaces_the_journal(journal: Journal) -> None:
     """What was written meanwhile follows, put or not; and so does what is written afterwards."""
     before = files()
     journal.write([A] * 50)
@@ -78,7 +78,7 @@ def test_it_takes_the_place_of_all_before(journal: Journal) -> None:
     assert names(journal) == WHOLE
 
 
-def test_it_has_what_is_wanted_of_what_is_written(journal: Journal) -> None:
+def test_a_draft_has_the_records_that_it_follows(journal: Journal) -> None:
     """The journal has all of it."""
     told: list[Record] = []
 
@@ -94,7 +94,7 @@ def test_it_has_what_is_wanted_of_what_is_written(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("is_put", [False, True])
-def test_nothing_is_left_of_one_that_is_dropped(journal: Journal, *, is_put: bool) -> None:
+def test_nothing_is_left_of_a_dropped_draft(journal: Journal, *, is_put: bool) -> None:
     """What was written meanwhile is in the journal; there may be another then."""
     before = files()
     draft = journal.draft(iter)
@@ -114,7 +114,7 @@ def test_nothing_is_left_of_one_that_is_dropped(journal: Journal, *, is_put: boo
     assert written(journal) == []
 
 
-def test_it_ends_with_the_journal(journal: Journal) -> None:
+def test_a_draft_ends_with_the_journal(journal: Journal) -> None:
     """A journal that is closed leaves no draft."""
     draft = journal.draft(iter)
     journal.close()
@@ -122,7 +122,7 @@ def test_it_ends_with_the_journal(journal: Journal) -> None:
     assert names(journal) == WHOLE
 
 
-def test_one_that_a_dead_process_has_left_is_removed(journal: Journal) -> None:
+def test_the_draft_of_a_dead_process_is_removed(journal: Journal) -> None:
     """It was not finished, whatever it says; nobody else has it, for the journal is locked."""
     journal.close()
     journal.path.with_name("node.journal.new").write_bytes(b"quiesce journal 1\n")
@@ -131,7 +131,7 @@ def test_one_that_a_dead_process_has_left_is_removed(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("call", ["write", "fdatasync", "replace"])
-def test_one_that_fails_leaves_the_journal_as_it_is(
+def test_a_failed_draft_leaves_the_journal_as_it_is(
     journal: Journal, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no room, or the disk is broken, in the last step."""
@@ -180,7 +180,7 @@ def test_nothing_follows_if_its_name_may_not_last(
         patch.setattr(os, "fsync", mock.Mock(side_effect=OSError(errno.EIO, "I/O error")))
         with pytest.raises(OSError, match="I/O"):
             draft.replace()
-    with pytest.raises(JournalBroken, match="after a loss of power: nothing may follow"):
+    with pytest.raises(JournalBroken, match="in a loss of power"):
         journal.write([C])
     assert written(journal) == [B]
 

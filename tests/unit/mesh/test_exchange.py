@@ -18,7 +18,7 @@ from quiesce.mesh.protocol.receipt import Receipt
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.runtime import peer_calls
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, until
+from tests.unit.mesh.meshing import Lines, NoRoom, World, here, leaves, nothing, questions, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ class Deaf:
     def __init__(self, error: Exception | None = None, reply: bytes = b"") -> None:
         """Raise this, or answer that."""
         self._error = error
-        self._reply = reply
+        self.reply = reply
         self.count = 0
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
@@ -58,7 +58,7 @@ class Deaf:
         await anyio.lowlevel.checkpoint()
         if self._error is not None:
             raise self._error
-        return self._reply
+        return self.reply
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -76,7 +76,9 @@ class Deaf:
     ],
 )
 @pytest.mark.parametrize("url", [None, "http://a"])
-async def test_whatever_goes_wrong_it_is_unknown_in_the_end(deaf: Deaf, url: str | None) -> None:
+async def test_a_cascade_is_unknown_in_the_end_whatever_goes_wrong(
+    deaf: Deaf, url: str | None
+) -> None:
     """Not before it was given up, and never settled; the calls come more and more seldom."""
     deaf.count = 0
     async with World() as world:
@@ -84,7 +86,7 @@ async def test_whatever_goes_wrong_it_is_unknown_in_the_end(deaf: Deaf, url: str
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 handing.in_doubt()
-        found = await cascade.settled(0.1 if deaf._reply == b'{"v":0}' else 5)
+        found = await cascade.settled(0.1 if deaf.reply == b'{"v":0}' else 5)
         assert isinstance(found, Unknown)
         assert 1 <= deaf.count < 80
         report = await node.drain(1)
@@ -92,7 +94,7 @@ async def test_whatever_goes_wrong_it_is_unknown_in_the_end(deaf: Deaf, url: str
 
 
 @in_virtual_time
-async def test_one_that_answers_at_once_is_not_asked_over_and_over() -> None:
+async def test_a_node_that_answers_at_once_is_not_asked_over_and_over() -> None:
     """It has nothing to say, or does not wait as it was asked to: once a second is enough."""
     async with World() as world:
 
@@ -107,20 +109,20 @@ async def test_one_that_answers_at_once_is_not_asked_over_and_over() -> None:
         node = await world.add("a", url=None, transport=hasty, patience=Patience())
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                handing.answered(codec.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing.edge_id, WORKING))
         assert isinstance(await cascade.settled(60), Unknown)
         assert 2 <= hasty.count <= 70
 
 
 @in_virtual_time
-async def test_one_that_does_not_answer_is_asked_less_and_less() -> None:
+async def test_a_silent_node_is_asked_less_and_less() -> None:
     """As long as it is not given up."""
     async with World() as world:
         deaf = Deaf(PeerLost("gone"))
         node = await world.add("a", url=None, transport=deaf, patience=Patience(give_up=600))
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                handing.answered(codec.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing.edge_id, WORKING))
         assert isinstance(await cascade.settled(300), Unknown)
         assert deaf.count < 50
         found = await cascade.settled()
@@ -163,11 +165,11 @@ async def test_a_receipt_is_posted_until_it_is_taken(tmp_path: Path) -> None:
         world.lines.cut |= {"http://a", "http://b"}
         gate.set()
         assert isinstance(await cascade.settled(0.2), Unknown)
-        assert other._engine.unposted == 1
+        assert other.engine.unposted == 1
         world.lines.cut.clear()
         assert isinstance(await cascade.settled(5), Settled)
         await turns(5)
-        assert other._engine.unposted == 0
+        assert other.engine.unposted == 0
 
 
 async def test_while_it_is_drained_it_goes_on_to_call() -> None:
@@ -191,7 +193,7 @@ async def test_while_it_is_drained_it_goes_on_to_call() -> None:
             gate.set()
             report = await job
         assert report.ok
-        assert len(third._hops) == 1
+        assert len(third.running_hops) == 1
         assert isinstance(await cascade.settled(0), Unknown)
 
 
@@ -213,13 +215,12 @@ async def pulled(world: World, count: int) -> tuple[Node, Any, list[anyio.Event]
     return node, cascade, gates
 
 
-async def test_a_sender_without_an_address_asks_and_is_told_at_once() -> None:
+async def test_a_question_of_a_sender_without_an_address_is_answered_at_once() -> None:
     """All of its messages to one node in one question, which is put anew when there are more."""
     async with World() as world:
         other = await world.add("b")
-        node, cascade, gates = await pulled(world, 20)
-        await until(lambda: other._exchange._waiting == 1 and len(other._exchange._polls) == 20)
-        assert len(node._exchange._pulls) == 1
+        _, cascade, gates = await pulled(world, 20)
+        await until(lambda: questions(other) == 1 and len(other.exchange.waiting_polls) == 20)
         assert len(world.lines.calls) < 12
         for gate in gates:
             gate.set()
@@ -227,13 +228,12 @@ async def test_a_sender_without_an_address_asks_and_is_told_at_once() -> None:
         found = await cascade.settled(5, require="participants")
         assert found.receipt.hops == 21
         await turns(10)
-        assert node._exchange._pulls == {}
-        assert other._exchange._polls == {}
-        assert other._exchange._waiting == 0
+        assert other.exchange.waiting_polls == {}
+        assert questions(other) == 0
 
 
 @in_virtual_time
-async def test_however_many_there_are_each_is_asked_for() -> None:
+async def test_each_edge_is_asked_for_however_many_there_are() -> None:
     """More than go into a question: also if those of the first one do not end."""
     async with World() as world:
         node = await world.add("a", url=None, patience=Patience(ask_every=5000, give_up=9000))
@@ -250,9 +250,9 @@ async def test_however_many_there_are_each_is_asked_for() -> None:
         assert 25 < len(world.lines.calls) - before < 35  # three questions in the time of one
         gate.set()
         await turns(5)
-        assert len(other._hops) == 1000
+        assert len(other.running_hops) == 1000
         began = anyio.current_time()
-        while len(node._engine.detector._edges) > 1000:
+        while len(node.engine.detector.edge_records) > 1000:
             await lasting(0.5)
             assert anyio.current_time() - began < 12
         before = len(world.lines.calls)
@@ -282,11 +282,11 @@ async def test_while_more_are_handed_over_those_before_are_asked_for() -> None:
             for _ in range(300):
                 await world.hand("b", ends)
                 await lasting(0.1)
-            assert len(node._engine.detector._edges) < 60
+            assert len(node.engine.detector.edge_records) < 60
 
 
 @in_virtual_time
-async def test_after_failures_one_that_is_heard_of_is_asked_soon() -> None:
+async def test_after_failures_a_node_that_is_heard_of_is_asked_soon() -> None:
     """It answers a message, or a call: then its other receipts need not wait for the next turn."""
     patience = Patience(ask_every=5000, give_up=9000)
     async with World() as world:
@@ -305,9 +305,7 @@ async def test_after_failures_one_that_is_heard_of_is_asked_soon() -> None:
             await lasting(300)
             world.lines.cut.clear()
             gate.set()
-            (pull,) = node._exchange._pulls.values()
-            assert pull._failures > 8
-            assert len(world.lines.calls) < 50
+            assert 8 < len(world.lines.calls) < 50
             await world.hand("b", second)
         began = anyio.current_time()
         found = await cascade.settled(100, require="participants")
@@ -316,7 +314,7 @@ async def test_after_failures_one_that_is_heard_of_is_asked_soon() -> None:
 
 
 @in_virtual_time
-async def test_one_that_answers_messages_and_no_questions_is_not_asked_over_and_over() -> None:
+async def test_a_node_that_answers_only_messages_is_not_asked_over_and_over() -> None:
     """However often it is heard of; and it is given up all the same."""
     async with World() as world:
         node = await world.add("a", url=None, patience=Patience(give_up=60))
@@ -354,7 +352,7 @@ async def test_after_failures_posts_do_not_wait_if_the_node_is_heard_of() -> Non
         gate.set()
         await lasting(300)
         world.lines.cut.clear()
-        assert other._engine.unposted == 1
+        assert other.engine.unposted == 1
         gate_again.set()
         began = anyio.current_time()
         found = await cascade.settled(100, require="participants")
@@ -367,10 +365,10 @@ async def test_questions_end_with_the_node_that_asks() -> None:
     async with World() as world:
         other = await world.add("b")
         node, _, _ = await pulled(world, 3)
-        await until(lambda: other._exchange._waiting == 1)
+        await until(lambda: questions(other) == 1)
         await node.drain(1)
-        assert other._exchange._waiting == 0
-        assert other._exchange._polls == {}
+        assert questions(other) == 0
+        assert other.exchange.waiting_polls == {}
 
 
 async def test_questions_end_with_the_node_that_is_asked() -> None:
@@ -380,33 +378,33 @@ async def test_questions_end_with_the_node_that_is_asked() -> None:
         async with other.cascade("c") as cascade:
             with here().delegate("http://nobody") as handing:
                 handing.in_doubt()
-            (edge,) = other._hops
+            (edge,) = other.running_hops
         async with Scope("asking") as scope:
             job = scope.spawn(world.lines.call, "http://b", RECEIPTS, ask(edge, wait=50))
-            await until(lambda: other._exchange._waiting == 1)
+            await until(lambda: questions(other) == 1)
             await other.aclose(1)
             assert answers(await job) == [[edge.hex(), "working"]]
-            assert other._exchange._waiting == 0
+            assert questions(other) == 0
         assert isinstance(await cascade.settled(0), Unknown)
 
 
-async def test_so_many_may_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiting_questions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """More are answered at once; and none waits for longer than a minute."""
     monkeypatch.setattr(peer_calls, "_POLLS_MAX", 2)
     async with World() as world:
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other._hops
+            (edge,) = other.running_hops
         async with Scope("asking") as scope:
             for _ in range(2):
                 scope.spawn(world.lines.call, "http://b", RECEIPTS, ask(edge, wait=50))
             await turns(5)
-            assert other._exchange._waiting == 2
+            assert questions(other) == 2
             reply = await world.lines.call("http://b", RECEIPTS, ask(edge, wait=50))
             assert answers(reply) == [[edge.hex(), "working"]]
             await scope.aclose(1)
-        assert other._exchange._waiting == 0
+        assert questions(other) == 0
 
 
 @in_virtual_time
@@ -416,7 +414,7 @@ async def test_a_question_waits_as_long_as_it_may() -> None:
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other._hops
+            (edge,) = other.running_hops
         for wait, takes in ((0.0, 0.0), (7.0, 7.0), (1e9, 60.0)):
             began = anyio.current_time()
             reply = await world.lines.call("http://b", RECEIPTS, ask(edge, wait=wait))
@@ -430,7 +428,7 @@ async def test_a_question_with_a_receipt_or_with_news_is_not_kept_waiting() -> N
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other._hops
+            (edge,) = other.running_hops
         receipts = ((b"y" * 12, Receipt("done")),)
         asks = ((edge, False),)
         for call in (
@@ -454,25 +452,25 @@ async def test_there_are_two_paths(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/quiesce/receipts", "/quiesce/probe"])
-async def test_one_that_is_closed_or_broken_takes_no_calls(path: str, tmp_path: Path) -> None:
+async def test_a_closed_or_broken_node_takes_no_calls(path: str, tmp_path: Path) -> None:
     """It says so in one way, whatever is called."""
     async with World(tmp_path) as world:
         node = await world.add("b")
         NoRoom(node)
         with pytest.raises(PeerLost):
-            await node._serve(path, b'{"v":0}')
+            await node.serve_call(path, b'{"v":0}')
         await node.drain(1)
-        for serve in (node._serve, node._exchange.serve):
+        for serve in (node.serve_call, node.exchange.serve):
             with pytest.raises(PeerLost):
                 await serve(path, b'{"v":0}')
         with pytest.raises(PeerLost):
             await world.lines.call("http://b", path, b'{"v":0}')
 
 
-async def test_errors_of_a_transport_are_told_and_not_more(
+async def test_an_unreachable_node_is_logged_at_debug_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its own errors with where they come from; that a node is gone only to who wants to know."""
+    """A log at the level INFO does not have its address."""
     caplog.set_level(logging.INFO)
     async with World() as world:
         node = await world.add("a", transport=Deaf(PeerLost("gone")))

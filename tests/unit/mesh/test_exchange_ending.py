@@ -47,7 +47,7 @@ class Asked:
     async def drained(self) -> Job[Report]:
         """Start the drain, and end the first hop in it, which is told; then the second, while that answer is under way."""
         root, self.node = await self._world.add("a", url=None), await self._world.add("b")
-        calls = self.node._exchange
+        calls = self.node.exchange
 
         async with root.cascade("c") as self.cascade:
             for gate in self._gates:
@@ -56,13 +56,13 @@ class Asked:
                     hop.spawn(gate.wait)
 
                 await self._world.hand("b", handler)
-            await until(lambda: len(calls._polls) == 2)
+            await until(lambda: len(calls.waiting_polls) == 2)
         draining = self._scope.spawn(partial(self.node.drain, 60.0, cleanup=self._cleanup))
         await until(lambda: self.node.health.state == "draining")
         self._gates[0].set()
         await until(lambda: self.lines.replies)
         self._gates[1].set()
-        await until(lambda: not self.node._hops)
+        await until(lambda: not self.node.running_hops)
         await turns(20)
         return draining
 

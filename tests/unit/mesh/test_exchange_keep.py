@@ -58,7 +58,7 @@ async def test_what_was_said_to_never_run_does_not(
     """Whenever it comes; also if clocks differ as far as they may, and its sender keeps it for less."""
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
-        other._engine.horizon.wall = lambda: world.wall + moved
+        other.engine.horizon.wall = lambda: world.wall + moved
         late = Late(world)
         assert isinstance(await late.begin(node), Settled)
         for _ in range(60):
@@ -69,7 +69,7 @@ async def test_what_was_said_to_never_run_does_not(
 
 
 @in_virtual_time
-async def test_of_what_may_come_for_longer_than_it_is_remembered_nobody_says_never(
+async def test_never_is_not_said_of_a_message_that_may_come_for_longer_than_it_is_remembered(
     tmp_path: Path,
 ) -> None:
     """It does come, and runs: so it was not said that it would not."""
@@ -89,33 +89,33 @@ async def test_of_what_may_come_for_longer_than_it_is_remembered_nobody_says_nev
     ("keep", "said"),
     [(None, "never"), (3600, "never"), (0, "never"), (3601, "not now"), (1e9, "not now")],
 )
-async def test_who_asks_says_how_long_a_message_may_take(
+async def test_a_question_says_how_long_a_message_may_take(
     keep: float | None, said: str, tmp_path: Path
 ) -> None:
     """Or it is an hour; what is known of it otherwise is said as ever."""
     async with World(tmp_path) as world:
         other = await world.add("b")
         async with other.cascade("c"):
-            (known,) = other._hops
+            (known,) = other.running_hops
             asks = ((EDGE, False), (known, False))
             body = codec.call_body(NodeCall("", (), asks, keep=keep))
-            reply = json.loads(await other._serve("/quiesce/receipts", body))
+            reply = json.loads(await other.serve_call("/quiesce/receipts", body))
         assert reply["answers"] == [[EDGE.hex(), said], [known.hex(), "working"]]
 
 
-async def test_who_does_not_say_it_is_not_told_never_by_one_that_keeps_ids_for_less(
+async def test_a_node_that_keeps_ids_for_less_does_not_say_never_to_a_sender_that_gives_no_time(
     tmp_path: Path,
 ) -> None:
     """It cannot know for how long the message may come."""
     async with World(tmp_path) as world:
         other = await world.add("b", keep_seconds=3599)
         body = codec.call_body(NodeCall("", (), ((EDGE, False),)))
-        reply = json.loads(await other._serve("/quiesce/receipts", body))
+        reply = json.loads(await other.serve_call("/quiesce/receipts", body))
         assert reply["answers"] == [[EDGE.hex(), "not now"]]
 
 
 @pytest.mark.parametrize(("keep", "said"), [(3600, "never"), (9000, "not-now")])
-async def test_one_that_is_not_even_looked_at_is_refused_for_as_long_as_it_is_remembered(
+async def test_a_message_refused_unread_stays_refused_for_as_long_as_it_is_remembered(
     keep: float, said: str, tmp_path: Path
 ) -> None:
     """The time is in its header."""

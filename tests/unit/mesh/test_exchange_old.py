@@ -41,7 +41,7 @@ async def test_that_an_old_copy_is_refused_says_nothing_of_the_first(tmp_path: P
 
 
 @in_virtual_time
-async def test_who_asks_says_how_long_messages_of_the_process_before_it_may_take(
+async def test_a_question_says_how_long_messages_of_the_process_before_may_take(
     tmp_path: Path,
 ) -> None:
     """Its keep_seconds is less than it was; who is asked would forget before the message is too late."""

@@ -9,7 +9,7 @@ import anyio
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.transport.node_transport import RECEIPTS
-from tests.unit.mesh.meshing import World, until
+from tests.unit.mesh.meshing import World, questions, until
 
 if TYPE_CHECKING:
     from quiesce.mesh import Hop
@@ -42,13 +42,13 @@ async def test_a_question_waits_for_what_a_node_has_handed_to_itself() -> None:
             hop.spawn(gate.wait)
 
         async with node.cascade("c") as _kept:
-            (edge,) = node._hops
+            (edge,) = node.running_hops
             await world.hand("a", handler)
-        await until(lambda: edge not in node._hops)
-        node._exchange.told_to_end(1000.0)
+        await until(lambda: edge not in node.running_hops)
+        node.exchange.told_to_end(1000.0)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
-        asking = world._servers.spawn(node._serve, RECEIPTS, body)
-        await until(lambda: node._exchange._waiting == 1)
+        asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
+        await until(lambda: questions(node) == 1)
         gate.set()
         ((_, answer),) = codec.parse_reply(await asking).answers
         assert answer.receipt is not None

@@ -84,14 +84,14 @@ async def test_a_receipt_whose_address_is_wrong_is_posted_when_it_is_right(
         assert busy.name == "b"
         assert busy.state == "waits"
         assert busy.what.startswith("to have its receipt taken: no mesh at http://a: ")
-        assert other._engine.unposted == 1
+        assert other.engine.unposted == 1
         lines.wrong.clear()
         assert isinstance(await cascade.settled(31), Settled)
         assert len(said(caplog)) == 1
 
 
 @in_virtual_time
-async def test_a_receipt_whose_address_is_wrong_is_there_for_who_asks(tmp_path: Path) -> None:
+async def test_a_receipt_with_a_wrong_address_answers_questions(tmp_path: Path) -> None:
     """Also when it is not posted any more."""
     async with World(tmp_path) as world:
         lines = world.lines = Elsewhere()
@@ -99,7 +99,7 @@ async def test_a_receipt_whose_address_is_wrong_is_there_for_who_asks(tmp_path: 
         other, gate = await world.add("b", patience=PATIENCE), anyio.Event()
         cascade = await ended_unheard(world, node, lines, gate)
         assert isinstance(await cascade.settled(1000), Unknown)
-        assert other._engine.unposted == 0
+        assert other.engine.unposted == 0
         assert isinstance(await cascade.settled(1100), Settled)
 
 
@@ -122,7 +122,7 @@ async def test_an_agent_that_is_asked_at_a_wrong_address_is_unknown_in_the_end(
             await world.hand("b", leaves)
             for _ in range(400):
                 with here().delegate("http://b") as handing:
-                    handing.answered(codec.response_header(handing._edge, CLOSED))
+                    handing.answered(codec.response_header(handing.edge_id, CLOSED))
                 await lasting(1)
             (_, found, *_) = (await cascade.frontier()).entries
             assert found.state == "not reached"
@@ -135,7 +135,9 @@ async def test_an_agent_that_is_asked_at_a_wrong_address_is_unknown_in_the_end(
 
 
 @in_virtual_time
-async def test_an_agent_that_is_at_its_address_at_last_is_asked(tmp_path: Path) -> None:
+async def test_an_agent_that_is_at_its_address_at_last_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A deployment may take its time."""
     async with World(tmp_path) as world:
         lines = world.lines = Elsewhere()
@@ -147,9 +149,13 @@ async def test_an_agent_that_is_at_its_address_at_last_is_asked(tmp_path: Path) 
         assert isinstance(await cascade.settled(14), Unknown)
         assert lines.tries == 1
         assert isinstance(await cascade.settled(200), Unknown)
-        (hop,) = world.nodes["b"]._hops.values()
-        hop._cancel()
+        (hop,) = world.nodes["b"].running_hops.values()
+        hop.cancel_work()
         lines.wrong.clear()
         found = await cascade.settled(31)
         assert found.receipt.cancelled == 1
-        await until(lambda: not node._exchange._told)
+        async with node.cascade("again"):
+            lines.wrong.add("http://b")
+            with here().delegate("http://b") as handing:
+                handing.in_doubt()
+            await until(lambda: len(said(caplog)) == 2)  # it had been right meanwhile

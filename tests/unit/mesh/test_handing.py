@@ -30,7 +30,7 @@ DONE = Receipt("done", notes=(Note("0" * 12, "", "b", "done"),))
 
 def says(answer: Answer) -> Callable[[Handing], None]:
     """Return a function by which the receiver gives this answer, in the header."""
-    return lambda handing: handing.answered(codec.response_header(handing._edge, answer))
+    return lambda handing: handing.answered(codec.response_header(handing.edge_id, answer))
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ async def test_an_exception_in_the_block_leaves_it_in_doubt() -> None:
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.receipt.unknown == 1
-        assert "has not answered for" in found.receipt.notes[1].why
+        assert "has not said for 0.8 s how" in found.receipt.notes[1].why
 
 
-async def test_one_that_was_never_resolved_is_in_doubt_when_its_hop_ends() -> None:
+async def test_an_unresolved_edge_is_in_doubt_when_its_hop_ends() -> None:
     """Else nobody would ever ask for it."""
     async with World() as world:
         node, _ = await world.add("a"), await world.add("b")
@@ -115,25 +115,25 @@ async def test_one_that_was_never_resolved_is_in_doubt_when_its_hop_ends() -> No
 
 
 @pytest.mark.parametrize("must_ask", [False, True])
-async def test_one_that_works_is_asked_for_if_nobody_posts(must_ask: bool) -> None:  # noqa: FBT001 - a case
+async def test_a_running_edge_is_asked_for_if_no_receipt_is_posted(must_ask: bool) -> None:  # noqa: FBT001 - a case
     """Whether the receiver posts is what it says."""
     async with World() as world:
         node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
-                text = codec.response_header(handing._edge, WORKING, must_ask=must_ask)
+                text = codec.response_header(handing.edge_id, WORKING, must_ask=must_ask)
                 handing.answered(text)
             await turns(10)
             assert bool(world.lines.calls) == must_ask
 
 
-async def test_its_id_is_written_before_it_is_given(tmp_path: Path) -> None:
+async def test_the_id_of_an_edge_is_written_before_it_is_handed_out(tmp_path: Path) -> None:
     """What is not in the journal is not sent."""
     async with World(tmp_path) as world:
         node = await world.add("a")
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
-                assert handing._edge.hex() in (tmp_path / "a.journal").read_text()
+                assert handing.edge_id.hex() in (tmp_path / "a.journal").read_text()
                 handing.not_sent()
 
 
@@ -155,13 +155,13 @@ async def test_a_receipt_may_be_faster_than_the_answer() -> None:
         node = await world.add("a")
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
-                body = codec.call_body(NodeCall("", ((handing._edge, DONE),), ()))
+                body = codec.call_body(NodeCall("", ((handing.edge_id, DONE),), ()))
                 await world.lines.call("http://a", "/quiesce/receipts", body)
-                handing.answered(codec.response_header(handing._edge, WORKING))
+                handing.answered(codec.response_header(handing.edge_id, WORKING))
         assert isinstance(await cascade.settled(1), Settled)
 
 
-async def test_it_is_named_by_its_mark(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_edge_is_printed_by_its_mark(caplog: pytest.LogCaptureFixture) -> None:
     """Wherever it is printed: its id is a secret."""
     caplog.set_level(logging.DEBUG)
     async with World() as world:
@@ -169,9 +169,9 @@ async def test_it_is_named_by_its_mark(caplog: pytest.LogCaptureFixture) -> None
         async with node.cascade("c"):
             with here().delegate("http://b") as handing:
                 handing.answered("rubbish")
-        assert repr(handing) == f"<Handing {edge_mark(handing._edge)} to http://b>"
+        assert repr(handing) == f"<Handing {edge_mark(handing.edge_id)} to http://b>"
         assert handing.mark in caplog.text
-        assert handing._edge.hex() not in caplog.text
+        assert handing.edge_id.hex() not in caplog.text
         assert handing.headers == {"Cascade": handing.header}
         await anyio.lowlevel.checkpoint()
 
@@ -184,7 +184,7 @@ async def test_a_refusal_for_now_says_nothing_of_a_copy_that_went_before(times: 
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 assert len({handing.header for _ in range(times)}) == 1
-                handing.answered(codec.response_header(handing._edge, NOT_NOW))
+                handing.answered(codec.response_header(handing.edge_id, NOT_NOW))
         settlement = await cascade.settled(0.1, require="participants")
         assert settlement.ok == (times == 1)
 

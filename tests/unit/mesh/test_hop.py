@@ -74,14 +74,14 @@ ADOPTED = [by_task, by_task_of_a_task, by_last_callback]
 
 
 @pytest.mark.parametrize("start", STARTERS)
-async def test_it_lasts_as_long_as_what_its_handler_left(start: Starter) -> None:
+async def test_a_hop_lasts_as_long_as_the_work_that_its_handler_left(start: Starter) -> None:
     """A job, a busy scope, a job that another one began last: all of it belongs to the hop."""
     await is_held_by(start)
 
 
 @on_asyncio
 @pytest.mark.parametrize("start", ADOPTED)
-async def test_it_lasts_as_long_as_tasks_that_other_code_has_made(start: Starter) -> None:
+async def test_a_hop_lasts_as_long_as_tasks_that_other_code_has_made(start: Starter) -> None:
     """A task, the task of a task, and one that begins in the callback of the last one."""
     await is_held_by(start)
 
@@ -89,7 +89,7 @@ async def test_it_lasts_as_long_as_tasks_that_other_code_has_made(start: Starter
 @on_asyncio
 @pytest.mark.quiesce(allow=["generator:*numbers"])
 @pytest.mark.parametrize("at_the_end", [True, False])
-async def test_it_lasts_as_long_as_a_generator_that_is_dropped(*, at_the_end: bool) -> None:
+async def test_a_hop_lasts_as_long_as_a_dropped_generator(*, at_the_end: bool) -> None:
     """The loop ends it in a task of its own, which it makes a turn later: `finally` is work as any other."""
     gate = anyio.Event()
     at_work: list[str] = []
@@ -121,7 +121,7 @@ async def test_it_lasts_as_long_as_a_generator_that_is_dropped(*, at_the_end: bo
         assert not at_work
 
 
-async def test_it_lasts_as_long_as_a_hold() -> None:
+async def test_a_hop_lasts_as_long_as_a_hold() -> None:
     """What was taken, and waits to be worked on, is not forgotten; work on it is part of the hop."""
     seen: list[Hop | None] = []
 
@@ -136,12 +136,12 @@ async def test_it_lasts_as_long_as_a_hold() -> None:
             await world.hand("b", take)
         await turns(10)
         ((hop, hold),) = held
-        assert not hop._ended
+        assert not hop.has_ended
         async with hop.working("one") as found:
             assert found is hop
             hold.release()
             await turns(5)
-            assert not hop._ended
+            assert not hop.has_ended
             seen.append(current_hop())
         assert current_hop() is None
         assert seen == [hop]
@@ -149,7 +149,7 @@ async def test_it_lasts_as_long_as_a_hold() -> None:
 
 
 @pytest.mark.real_time
-async def test_it_lasts_as_long_as_a_thread() -> None:
+async def test_a_hop_lasts_as_long_as_a_thread() -> None:
     """Also if whoever waits for the thread was cancelled: the function has not returned."""
     gate = threading.Event()
 
@@ -170,7 +170,7 @@ async def test_it_lasts_as_long_as_a_thread() -> None:
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
         await turns(20)
-        assert len(world.nodes["b"]._hops) == 1
+        assert len(world.nodes["b"].running_hops) == 1
         assert isinstance(await cascade.settled(within=0), Unknown)
         gate.set()
         assert (await cascade.settled(5, require="participants")).ok
@@ -188,13 +188,13 @@ async def test_the_same_task_may_work_for_it_twice_at_once() -> None:
                 await turns(5)
                 assert current_hop() is hop
             await turns(5)
-            assert not hop._ended
+            assert not hop.has_ended
             assert current_hop() is hop
         assert isinstance(await cascade.settled(1), Settled)
-        assert hop._ended
+        assert hop.has_ended
 
 
-async def test_nothing_can_be_done_as_part_of_one_that_has_ended() -> None:
+async def test_nothing_can_be_done_as_part_of_an_ended_hop() -> None:
     """Neither work, nor a message."""
     async with World() as world:
         node = await world.add("a")
@@ -214,7 +214,7 @@ async def test_nothing_can_be_done_as_part_of_one_that_has_ended() -> None:
 
 
 @on_asyncio
-async def test_loops_go_on_after_it_and_strangers_are_nobodys() -> None:
+async def test_services_outlive_a_hop_and_detached_work_is_not_part_of_it() -> None:
     """A service does not keep it, and ends with the node; what is detached is not looked at."""
     ended: list[str] = []
 
@@ -304,7 +304,7 @@ async def cancels_itself(_: Hop) -> None:
         (cancels_itself, "done", ""),
     ],
 )
-async def test_the_sender_is_told_how_it_ended(
+async def test_the_receipt_says_how_a_hop_ended(
     handler: Callable[[Hop], Awaitable[None]], status: str, why: str
 ) -> None:
     """Not more than the kind of a failure: what it says may be a secret."""
@@ -320,7 +320,7 @@ async def test_the_sender_is_told_how_it_ended(
 
 
 @on_asyncio
-async def test_a_task_that_failed_and_that_nobody_asked_is_a_failure() -> None:
+async def test_a_failed_task_that_was_not_awaited_is_a_failure() -> None:
     """Though nobody has spawned it: it was part of the work."""
     tasks: list[asyncio.Task[None]] = []
 
@@ -337,7 +337,7 @@ async def test_a_task_that_failed_and_that_nobody_asked_is_a_failure() -> None:
             await tasks[0]
 
 
-async def test_it_is_cancelled_from_outside() -> None:
+async def test_a_hop_may_be_cancelled_from_outside() -> None:
     """The handler's own task was: the hop was cut short, the cancellation is passed on."""
     async with World() as world:
         root, node = await world.add("a"), await world.add("b")
@@ -350,13 +350,13 @@ async def test_it_is_cancelled_from_outside() -> None:
                         scope.cancel()
                         await anyio.sleep_forever()
                 assert scope.cancelled_caught
-                handing.answered(node.answer(part._hop))
+                handing.answered(node.answer(part.hop))
         found = await cascade.settled(5, require="participants")
         assert found.receipt.cancelled == 1
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-async def test_it_is_cancelled_with_its_cascade_in_the_midst(swallows: bool) -> None:  # noqa: FBT001 - a case
+async def test_a_hop_is_cancelled_with_its_cascade_in_the_midst(swallows: bool) -> None:  # noqa: FBT001 - a case
     """Handler and jobs are; one that swallows it and returns has been cancelled all the same."""
     ended: list[str] = []
 
@@ -385,7 +385,7 @@ async def test_it_is_cancelled_with_its_cascade_in_the_midst(swallows: bool) -> 
             hop = here()
             hop.spawn(hand)
             await turns(10)
-        assert len(world.nodes["b"]._hops) == 1
+        assert len(world.nodes["b"].running_hops) == 1
         await cascade.cancel()
         found = await cascade.settled(5, require="participants")
         assert sorted(ended) == ["handler", "job"]
@@ -407,8 +407,8 @@ async def test_a_cancelled_one_ends_when_its_cleanup_has() -> None:
                 cleaned.append(anyio.current_time())
 
         async def handler(hop: Hop) -> None:
-            assert hop._cleanup > 0.3  # and what is read is there to be set
-            hop._cleanup = 0.05  # it has no say: nobody is told before the end
+            assert hop.cleanup_seconds > 0.3  # and what is read is there to be set
+            hop.cleanup_seconds = 0.05  # it has no say: nobody is told before the end
             hop.spawn(slow)
             await turns(2)
 
@@ -423,7 +423,7 @@ async def test_a_cancelled_one_ends_when_its_cleanup_has() -> None:
         assert found.receipt.cancelled == 1
 
 
-async def test_what_waits_for_one_that_was_told_to_end_does_not_begin() -> None:
+async def test_queued_work_of_a_cancelled_hop_does_not_begin() -> None:
     """A message of it that comes from a queue is not worked on."""
     async with World() as world:
         node, stop = await world.add("a"), anyio.Event()
@@ -437,7 +437,7 @@ async def test_what_waits_for_one_that_was_told_to_end_does_not_begin() -> None:
             hop.spawn(lasts)
             await turns(2)
         await cascade.cancel()
-        with pytest.raises(CascadeCancelled):
+        with pytest.raises(CascadeCancelled, match=r"^cascade 'c' was cancelled$"):
             hop.working("late").enter()
         stop.set()
         assert (await cascade.settled(1)).receipt.cancelled == 1
@@ -445,7 +445,7 @@ async def test_what_waits_for_one_that_was_told_to_end_does_not_begin() -> None:
             hop.working("later").enter()
 
 
-async def test_the_client_of_another_node_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_client_of_another_node_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """What it sends in a hop that is not its node's belongs to nobody; outside of hops there is nothing to say."""
     async with World() as world:
         node, other = await world.add("a"), await world.add("b")
@@ -457,6 +457,7 @@ async def test_the_client_of_another_node_is_told_of_once(caplog: pytest.LogCapt
 
 
 @on_asyncio
+@pytest.mark.real_time
 async def test_a_cascade_is_waited_for_in_its_event_loop() -> None:
     """Another one would never be told of its end."""
     async with World() as world:

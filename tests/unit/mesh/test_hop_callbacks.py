@@ -11,7 +11,8 @@ import pytest
 
 from quiesce import detached
 from quiesce.core.backends.asyncio.backend import AsyncioBackend
-from tests.unit.mesh.meshing import World
+from tests.foreign_private import handles_of
+from tests.unit.mesh.meshing import World, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,9 @@ class Own(asyncio.SelectorEventLoop):
 
 async def _ended(hop: Hop) -> None:
     for _ in range(500):  # turns: no time goes by in a loop that never rests
-        if not hop._ended:
+        if not hop.has_ended:
             await asyncio.sleep(0)
-    assert hop._ended
+    assert hop.has_ended
 
 
 async def _ended_early(count: int, leave: Callable[[Any], object]) -> int:
@@ -50,13 +51,12 @@ async def _ended_early(count: int, leave: Callable[[Any], object]) -> int:
         async with world.nodes["b"].handle(header) as hop:
             leave(lambda *_: kept.append(asyncio.create_task(work(begun))))
         await begun.wait()
-        early += hop._ended
+        early += hop.has_ended
 
     async with World() as world:
         root, _ = await world.add("a"), await world.add("b")
-        async with root.cascade("c") as cascade:
-            assert cascade._hop is not None
-            given = [cascade._hop.delegate("http://b") for _ in range(count)]
+        async with root.cascade("c"):
+            given = [here().delegate("http://b") for _ in range(count)]
             with detached():
                 tasks = [asyncio.create_task(handle(world, handing.header)) for handing in given]
         with anyio.fail_after(5):
@@ -84,7 +84,7 @@ def _of_gather(start: Callable[..., object]) -> None:
 @pytest.mark.backends("asyncio")  # see test_hop_last_step.py
 @pytest.mark.parametrize("leave", [_of_callback, _of_gather])
 @pytest.mark.parametrize("count", [1, 100])
-async def test_it_is_known_however_many_end_at_once(
+async def test_the_end_of_hops_is_known_however_many_end_at_once(
     count: int, leave: Callable[[Any], object]
 ) -> None:
     """A loop that is busy has hundreds of callbacks."""
@@ -129,6 +129,14 @@ async def test_a_service_that_never_rests_does_not_keep_its_hop() -> None:
 
 
 class _Socket(asyncio.BaseTransport):
+    def reads(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do as the loop does when something has come."""
+        loop.call_soon(self._read_ready)
+
+    def ends(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do as the transport does when it is closed."""
+        loop.call_soon(self._call_connection_lost)
+
     def _read_ready(self) -> None:
         """As the loop calls it, in the context of whoever has opened it, as often as something comes."""
 
@@ -143,9 +151,9 @@ async def test_sockets_that_others_use_do_not_keep_the_hop_that_has_opened_them(
     found: list[bool | None] = []
 
     async def handler(hop: Hop) -> None:
-        loop.call_soon(_Socket()._read_ready)
+        _Socket().reads(loop)
         found.append(hop.left_something())
-        loop.call_soon(_Socket()._call_connection_lost)
+        _Socket().ends(loop)
         found.append(hop.left_something())
 
     async with World() as world:
@@ -167,7 +175,7 @@ async def test_there_is_one_look_at_a_time() -> None:
         async def handler(hop: Hop) -> None:
             def again() -> None:
                 hop.hold("x", "y").release()
-                looks.append(sum("_look" in repr(handle) for handle in loop._ready))
+                looks.append(sum("_look" in repr(handle) for handle in handles_of(loop)))
                 if len(looks) < 40:
                     loop.call_soon(again)
 
@@ -205,7 +213,7 @@ async def test_what_is_collected_meanwhile_may_leave_callbacks() -> None:
             backend.about_to_run()
         finally:
             gc.set_threshold(*threshold)
-        if len(loop._ready) > 60:
+        if len(handles_of(loop)) > 60:
             await asyncio.sleep(0)
             for _ in range(30):
                 loop.call_soon(int)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +112,7 @@ async def test_a_failure_after_the_answer_is_in_the_report_of_a_drain() -> None:
             with here().delegate("http://b") as handing:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(node.asgi(app), "POST", "/", headers=[header])
-                job = world._servers.spawn(made.run)
+                job = world.servers.spawn(made.run)
                 await until(lambda: made.sent)
                 handing.answered(made.told)
         drain = asyncio.create_task(node.drain(5, cleanup=1))
@@ -153,6 +155,58 @@ async def test_a_worker_that_is_cancelled_after_its_hop_was_given_up_fails_nothi
         assert [one.kind for one in report.stuck] == ["item"]
 
 
+@on_asyncio
+@pytest.mark.parametrize("where", ["task", "thread", "queue"])
+async def test_an_item_that_is_stuck_shows_where_its_worker_is(where: str) -> None:
+    """As other stuck work does; one that no worker has taken is nowhere."""
+    jobs: asyncio.Queue[int] = asyncio.Queue()
+    calls: queue.Queue[int] = queue.Queue()
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    async def worker() -> None:
+        await jobs.get()
+        begun.set()
+        await asyncio.Event().wait()
+
+    def thread_worker() -> None:
+        calls.get()
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait()
+
+    async def handler(_: Hop) -> None:
+        (calls if where == "thread" else jobs).put_nowait(1)
+        if where == "queue":
+            begun.set()
+
+    async with World() as world:
+        root, node = await world.add("a"), await world.add("b")
+        thread = threading.Thread(target=thread_worker)
+        working = None
+        if where == "thread":
+            thread.start()
+        elif where == "task":
+            working = asyncio.create_task(worker())
+        await turns(2)
+        async with root.cascade("c"):
+            await world.hand("b", handler)
+        await begun.wait()
+        report = await node.drain(0.05, cleanup=0.05)
+        gate.set()
+        (left,) = report.stuck or report.undelivered
+        assert left.kind == "item"
+        names = {"task": ".worker", "thread": ".thread_worker"}
+        if where == "queue":
+            assert left.stack == ()
+        else:
+            assert any(line.endswith(names[where]) for line in left.stack)
+        if working is not None:
+            working.cancel()
+            await asyncio.wait([working])
+        elif where == "thread":
+            await asyncio.to_thread(thread.join)
+
+
 @pytest.mark.parametrize("swallows", [False, True])
 async def test_the_answer_of_a_handler_that_is_cut_does_not_say_done(*, swallows: bool) -> None:
     """Also if the handler catches its cancellation, and answers as if nothing had happened."""
@@ -172,8 +226,8 @@ async def test_the_answer_of_a_handler_that_is_cut_does_not_say_done(*, swallows
             with here().delegate("http://b") as handing:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(node.asgi(app), "POST", "/", headers=[header])
-                world._servers.spawn(made.run)
-                await until(lambda: node._hops)
+                world.servers.spawn(made.run)
+                await until(lambda: node.running_hops)
         report = await node.drain(0.05, cleanup=1)
         await until(lambda: made.sent)
         handing.answered(made.told)

@@ -142,7 +142,7 @@ async def test_its_failure_is_the_hops_and_is_in_the_report_of_the_app(tmp_path:
         assert [type(ended.error) for ended in report.failed] == [HandlerError]
 
 
-async def test_it_is_cancelled_with_its_cascade(tmp_path: Path) -> None:
+async def test_a_job_in_the_scope_of_the_app_is_cancelled_with_its_cascade(tmp_path: Path) -> None:
     """As all other work of the hop."""
     ended: list[str] = []
 
@@ -167,7 +167,7 @@ async def test_it_is_cancelled_with_its_cascade(tmp_path: Path) -> None:
         assert ended == ["cancelled"]
 
 
-async def test_it_is_found_by_its_key_in_the_scope_that_was_asked(tmp_path: Path) -> None:
+async def test_a_job_in_the_scope_of_the_app_is_found_by_its_key(tmp_path: Path) -> None:
     """And the key is free again when it has ended."""
     async with World(tmp_path) as world, Scope("app") as app:
         root, _ = await world.add("a"), await world.add("b")

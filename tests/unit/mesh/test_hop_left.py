@@ -82,4 +82,4 @@ async def test_what_leaves_after_the_end_is_logged(
             await world.hand("b", handler)
         assert isinstance(await cascade.settled(5), Settled)
         hops[0].untracked("thread", "app.py:3")
-    assert "goes on, which no verdict waits for: thread, app.py:3" in caplog.text
+    assert "no verdict waits for that: thread, app.py:3" in caplog.text

@@ -41,13 +41,13 @@ async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:
 
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
-        original = node._ended
+        original = node.note_hop_ended
 
         def ended(*args: Any) -> None:
             order.append("ended")
             original(*args)
 
-        vars(node)["_ended"] = ended
+        vars(node)["note_hop_ended"] = ended
         report = await node.aclose(2)
         assert order == ["cleaned", "ended"]
         assert len(report.cancelled) == 1
@@ -58,12 +58,12 @@ async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:
 
 
 @pytest.mark.parametrize("how", ["aclose", "drain"])
-async def test_one_that_is_closed_by_hand_has_ended_before_its_receipt(how: str) -> None:
+async def test_an_agent_closed_by_hand_has_ended_its_work_before_the_receipt(how: str) -> None:
     """What it has is not handed to somebody else, to run on."""
     async with World() as world:
         root, node = await world.add("a"), await world.add("b")
         order: list[str] = []
-        original = node._ended
+        original = node.note_hop_ended
 
         def ended(*args: Any) -> None:
             order.append("ended")
@@ -80,16 +80,16 @@ async def test_one_that_is_closed_by_hand_has_ended_before_its_receipt(how: str)
             hop.spawn(slow)
             await turns(2)
 
-        vars(node)["_ended"] = ended
+        vars(node)["note_hop_ended"] = ended
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
-        (hop,) = node._hops.values()
+        (hop,) = node.running_hops.values()
         await (hop.aclose(1) if how == "aclose" else hop.drain(0.05))
         assert order == ["cleaned", "ended"]
         assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
 
 
-async def test_a_handler_that_its_agent_cuts_short_is_told_so() -> None:
+async def test_a_handler_that_its_agent_cuts_short_is_cancelled() -> None:
     """It ends with `CascadeCancelled`, and its hop as cancelled."""
     async with World() as world:
         node = await world.add("b")
@@ -105,11 +105,11 @@ async def test_a_handler_that_its_agent_cuts_short_is_told_so() -> None:
 
         scope.spawn(serve)
         await turns(3)
-        (hop,) = node._hops.values()
+        (hop,) = node.running_hops.values()
         await node.aclose(1)
         await scope.drain(1)
-        assert len(raised) == 1
-        assert (hop._status, hop._why) == ("cancelled", "its agent was shut down")
+        assert [*map(str, raised)] == ["cascade c was cancelled, because its node is shutting down"]
+        assert (hop.end_status, hop.end_reason) == ("cancelled", "its agent was shut down")
 
 
 async def test_what_is_stuck_has_no_receipt(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ async def test_what_is_stuck_has_no_receipt(tmp_path: Path) -> None:
         assert len(report.stuck) == 1
         found = await cascade.settled(0.1)
         assert isinstance(found, Unknown)
-        assert found.receipt.hops == 0
+        assert (found.receipt.hops, found.receipt.unknown) == (2, 1)
         with pytest.raises(UsageError):
             await node.open()
         gate.set()
         await turns(5)
-        assert node._journal is not None
-        node._journal.close()
+        assert node.journal is not None
+        node.journal.close()
 
 
 # Messages that nobody begins.
@@ -162,7 +162,7 @@ class Taken:
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 self.parts.append(self.node.handle(handing.header))
-                handing.answered(self.node.answer(self.parts[0]._hop))
+                handing.answered(self.node.answer(self.parts[0].hop))
         return cascade
 
 
@@ -175,7 +175,9 @@ async def lost(cascade: Cascade) -> None:
 
 
 @pytest.mark.parametrize("ends", [lambda node: node.drain(0.2), lambda node: node.aclose()])
-async def test_what_nobody_has_begun_is_lost_with_its_node(ends: Any, tmp_path: Path) -> None:
+async def test_a_message_that_was_not_begun_is_lost_with_its_node(
+    ends: Any, tmp_path: Path
+) -> None:
     """It was taken, and nobody has done it: the report says so, and whoever has sent it is told."""
     async with World(tmp_path) as world:
         taken = Taken(world)
@@ -210,7 +212,7 @@ async def test_what_is_begun_in_a_drain_is_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize("draining", [False, True])
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.real_time
-async def test_what_nobody_can_begin_any_more_is_lost_at_once(
+async def test_a_message_whose_part_was_dropped_is_lost_at_once(
     draining: bool,  # noqa: FBT001 - a parameter of the test
     elsewhere: bool,  # noqa: FBT001 - another
     tmp_path: Path,
@@ -229,11 +231,8 @@ async def test_what_nobody_can_begin_any_more_is_lost_at_once(
             taken.parts.clear()
         await lost(cascade)
         (line,) = caplog.records
-        assert (
-            "is lost: its agent took the message, and dropped its part before a task began it"
-            in line.getMessage()
-        )
-        assert not taken.node._hops
+        assert "is lost: its agent accepted the message, but never entered" in line.getMessage()
+        assert not taken.node.running_hops
 
 
 @pytest.mark.backends("asyncio")
@@ -247,11 +246,11 @@ async def test_what_was_begun_by_a_part_that_is_gone_is_not_over(
         hop = taken.parts.pop().enter()
         await turns(3)
         (line,) = caplog.records
-        assert "the part that began it was dropped before its block ended" in line.getMessage()
+        assert "was dropped before the block ended" in line.getMessage()
         assert isinstance(await cascade.settled(0), Unknown)
-        (stay,) = hop._holds.values()
+        (stay,) = hop.holds.values()
         stay.release()  # type: ignore[attr-defined]  # it is a Stay
-        hop._part_ended()
+        hop.end_if_all()
         assert (await cascade.settled(5)).ok
 
 
@@ -320,9 +319,9 @@ async def test_work_that_fails_after_the_signal_is_in_the_report() -> None:
     async with World() as world:
         there = InDrain(world)
         await there.begin(raises_at_the_word)
-        there.node._exchange.told_to_end(60.0)
+        there.node.exchange.told_to_end(60.0)
         there.gate.set()
-        await until(lambda: not there.node._hops)
+        await until(lambda: not there.node.running_hops)
         assert [item.name for item in (await there.node.drain()).failed] == ["mail"]
 
 

@@ -65,7 +65,7 @@ async def test_a_node_takes_messages_again_when_there_is_room(
 
 
 @in_virtual_time
-async def test_what_could_not_be_written_is_told_when_there_is_room(
+async def test_a_receipt_that_could_not_be_written_is_posted_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node tries by itself, and then posts the receipt that waits."""
@@ -83,7 +83,7 @@ async def test_what_could_not_be_written_is_told_when_there_is_room(
         full.left = 0
         gate.set()
         await turns(10)
-        assert other._is_refusing
+        assert other.is_refusing
         full.left = None
         world.lines.cut.add("http://b")  # nobody calls it, which would have it try
         await lasting(2 * RETRY_SECONDS)
@@ -134,7 +134,7 @@ async def test_a_cascade_is_waited_for_again(
         assert isinstance(found, Unknown)
         assert not found.is_final
         full.left = None
-        node._check()
+        node.check_accepts()
         gate.set()
         assert isinstance(await cascade.settled(5), Settled)
 
@@ -154,7 +154,7 @@ async def test_a_journal_that_is_younger_than_a_message_is_not_believed(tmp_path
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 await world.deliver("b", handing.header, handler)  # its answer is lost
-        world.lines.leave("http://b", other._exchange.serve)
+        world.lines.leave("http://b", other.exchange.serve)
         world.wall += 5
         await world.add("b", journal=tmp_path / "new.journal")
         found = await cascade.settled(5)
@@ -195,7 +195,7 @@ async def test_an_old_copy_of_a_journal_is_noticed(
         async with node.cascade("d") as cascade:
             with here().delegate("http://b") as handing:
                 await world.deliver("b", handing.header, handler)  # its answer is lost
-        world.lines.leave("http://b", other._exchange.serve)
+        world.lines.leave("http://b", other.exchange.serve)
         world.wall += 5
         caplog.clear()
         await world.add("b", journal=tmp_path / "backup")
@@ -208,14 +208,16 @@ async def test_an_old_copy_of_a_journal_is_noticed(
 @pytest.mark.parametrize(
     "seen", ["%s.ffff.0123456789abcdef", "rubbish", "%s.ffff", "%s.-1.0", "0.f.0"]
 )
-async def test_what_nobody_has_signed_is_not_believed(seen: str, tmp_path: Path) -> None:
+async def test_an_unsigned_count_is_not_believed(seen: str, tmp_path: Path) -> None:
     """A stranger cannot make a node forget what it knows."""
     async with World(tmp_path) as world:
         other = await world.add("b")
-        born = other._engine.detector.born
-        assert other._keeping is not None
-        other._keeping.check(seen.replace("%s", other._keeping.seen().partition(".")[0]))
-        assert other._engine.detector.born is born
+        born = other.engine.detector.born
+        assert other.journal_keeping is not None
+        other.journal_keeping.check(
+            seen.replace("%s", other.journal_keeping.seen().partition(".")[0])
+        )
+        assert other.engine.detector.born is born
 
 
 async def test_two_nodes_at_one_address_are_noticed(
@@ -229,7 +231,9 @@ async def test_two_nodes_at_one_address_are_noticed(
         for number in range(12):
             for node in (one, two):
                 body = codec.call_body(NodeCall("", (), (), seen=seen))
-                seen = json.loads(await node._serve("/quiesce/receipts", body, "10.0.0.1"))["seen"]
+                seen = json.loads(await node.serve_call("/quiesce/receipts", body, "10.0.0.1"))[
+                    "seen"
+                ]
             assert ("Give each replica" in caplog.text) == (number >= 9)
         assert caplog.text.count("Give each replica") == 2  # each of them, once
 
@@ -239,7 +243,7 @@ async def test_a_journal_is_one_nodes(tmp_path: Path) -> None:
     async with Node("a", journal=tmp_path / "journal"):
         pass
     other = Node("b", journal=tmp_path / "journal")
-    with pytest.raises(UsageError, match="that of node 'a', and this one is 'b'"):
+    with pytest.raises(UsageError, match="belongs to node 'a', not to node 'b'"):
         await other.open()
     async with Node("a", journal=tmp_path / "journal"):
         pass
@@ -254,7 +258,7 @@ async def test_a_directory_is_refused(tmp_path: Path) -> None:
 def test_a_journal_needs_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a platform without fcntl it is refused, with the reason."""
     monkeypatch.setattr(journal, "fcntl", None)
-    with pytest.raises(UsageError, match="no fcntl"):
+    with pytest.raises(UsageError, match="not have fcntl"):
         journal.Journal(tmp_path / "journal").open()
 
 
@@ -286,11 +290,21 @@ async def test_short_lives_forget_as_a_long_one_does(tmp_path: Path) -> None:
                 node.answer(hop)
             await node.drain(1)
             await node.open()
-            detector = node._engine.detector
-            sizes.append(len(detector._over) + len(detector._long_over) + len(detector._hops))
+            detector = node.engine.detector
+            sizes.append(
+                len(detector.over_receipts)
+                + len(detector.long_over_receipts)
+                + len(detector.hop_records)
+            )
             await node.drain(1)
             world.wall += 86_400
     assert sizes == [20, 40, 60, 60, 60, 60]
+
+
+def records_in(node: Node) -> int:
+    """Return how many records a node says that it has written."""
+    assert node.journal_keeping is not None
+    return int(node.journal_keeping.seen().split(".")[1], 16)
 
 
 async def test_a_journal_is_made_smaller_when_it_is_opened(
@@ -310,13 +324,13 @@ async def test_a_journal_is_made_smaller_when_it_is_opened(
         for _ in range(3):
             world.wall += 86_400
             await node.open()
-            assert node._keeping is not None
-            count = node._keeping._journal.count
+            assert node.journal_keeping is not None
+            count = records_in(node)
             await node.drain(1)
         assert (tmp_path / "b.journal").stat().st_size < size / 4
         await node.open()
-        assert node._keeping is not None
-        assert node._keeping._journal.count >= count
+        assert node.journal_keeping is not None
+        assert records_in(node) >= count
 
 
 @in_virtual_time
@@ -349,7 +363,7 @@ async def test_recovered_cascades_keep_their_names(tmp_path: Path) -> None:
         await node.aclose(1)
         again = await world.add("a", journal=tmp_path / "a.copy")
         assert [cascade.name for cascade in again.recovered] == ["c"]
-        assert any(getattr(one, "name", "") == "c" for one in again._engine.detector.snapshot())
+        assert any(getattr(one, "name", "") == "c" for one in again.engine.detector.snapshot())
 
 
 async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:
@@ -364,7 +378,7 @@ async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:
         async with node.cascade("c") as cascade:
             await world.hand("b", handler)
         shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
-        world.lines.leave("http://b", other._exchange.serve)
+        world.lines.leave("http://b", other.exchange.serve)
         await world.add("b", journal=tmp_path / "b.copy")
         assert isinstance(await cascade.settled(5), SettledWithLosses)
         gate.set()

@@ -37,7 +37,7 @@ async def test_a_node_may_go_on_without_its_journal(
         health = other.health
         assert (health.state, health.takes_messages, health.ok) == ("behind", True, False)
         full.left = None
-        assert other._retry()
+        assert other.retry_writing()
         assert other.health.ok
         async with node.cascade("d") as cascade:
             await world.hand("b", nothing)
@@ -45,7 +45,7 @@ async def test_a_node_may_go_on_without_its_journal(
 
 
 @pytest.mark.parametrize("mode", ["serve", "refuse"])
-async def test_one_that_went_on_without_knows_after_its_end_that_it_may_not_know(
+async def test_a_node_that_went_on_without_its_journal_says_unknown_after_a_restart(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has run a message, and sent others, of which nothing was written."""
@@ -66,7 +66,7 @@ async def test_one_that_went_on_without_knows_after_its_end_that_it_may_not_know
             with here().delegate("http://b") as second:
                 await world.deliver("b", second.header, handler)  # its answer is lost
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
         world.wall += 5
         full.left = None
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure=mode)
@@ -77,7 +77,7 @@ async def test_one_that_went_on_without_knows_after_its_end_that_it_may_not_know
         gate.set()
 
 
-async def test_one_that_never_went_on_without_knows_all_although_it_may_from_now_on(
+async def test_a_node_whose_journal_is_complete_knows_all_after_a_restart(
     tmp_path: Path,
 ) -> None:
     """The process before it wrote everything: what it lost is lost, and what never came never came."""
@@ -89,7 +89,7 @@ async def test_one_that_never_went_on_without_knows_all_although_it_may_from_now
             with here().delegate("http://b"):
                 pass  # in doubt
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
         world.wall += 5
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure="serve")
         found = await cascade.settled(5)
@@ -122,7 +122,7 @@ async def test_what_a_machine_may_have_lost_is_unknown(
             with here().delegate("http://b"):
                 pass  # in doubt
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other._exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
         world.wall += 5
         (tmp_path / "boot").write_text(boot)
         await world.add("b", journal=tmp_path / "b.copy", durability=durability)
@@ -134,7 +134,7 @@ async def test_what_a_machine_may_have_lost_is_unknown(
 
 
 @pytest.mark.parametrize("mode", ["refuse", "serve"])
-async def test_one_that_was_closed_well_has_all_after_a_start_of_the_machine(
+async def test_a_node_that_was_closed_well_knows_all_after_a_start_of_the_machine(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the disk when it is closed; so what never came is known not to have run."""

@@ -13,7 +13,7 @@ import pytest
 from quiesce.errors import ArgumentError, PeerLost, UsageError
 from quiesce.mesh import CascadeFront, Node, Settled, Unknown, current_hop
 from quiesce.mesh.protocol import codec
-from quiesce.mesh.transport.address_policy import Allowance
+from quiesce.mesh.runtime import admission
 from quiesce.mesh.transport.links import (
     REQUEST_KEY,
     RESPONSE_KEY,
@@ -28,6 +28,7 @@ from quiesce.mesh.transport.links import (
 )
 from quiesce.mesh.transport.node_transport import RECEIPTS, Memory
 from quiesce.testing import sweep
+from tests.unit.mesh.meshing import here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,7 +94,7 @@ async def test_a_link_is_called_by_its_address_and_others_by_the_transport() -> 
     plain = Plain()
     async with Node("above", transport=plain) as node:
         link = Link(node, "acp", "coder", over(node))
-        links = node._exchange.links
+        links = node.exchange.links
         body = b'{"v":0}'
         assert json.loads(await links.call("acp:coder", RECEIPTS, body))["v"] == 0
         await links.call("http://other", RECEIPTS, body)
@@ -132,10 +133,10 @@ async def test_an_agent_with_an_address_of_its_own_is_asked_there() -> None:
         assert link.address == "http://other"
         async with node.cascade("work") as cascade:
             in_doubt(link)
+            record = here().record
         link.close()
         assert isinstance(await cascade.settled(within=0), Unknown)
-        assert cascade._record is not None
-        assert len(cascade._record.edges) == 1  # it is not given up
+        assert len(record.edges) == 1  # it is not given up
         await node.aclose()
 
 
@@ -162,10 +163,13 @@ async def test_an_agent_that_takes_no_part_is_opaque_whatever_its_node_would_say
         assert settled.receipt.lost == 0
 
 
-async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(tmp_path: Path) -> None:
+async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So many refusals are noted, and promised; the others are not."""
+    monkeypatch.setattr(admission, "EACH_MAX", 2)
+    monkeypatch.setattr(admission, "EACH_PER_SECOND", 0.0)
     async with Node("below", journal=tmp_path / "below") as below:
-        below._exchange._noted._callers[""] = Allowance(2, 0.0, below._clock)
         handed_over = [
             codec.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
             for one in range(4)
@@ -173,7 +177,7 @@ async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(tmp_pat
         told = [refuse_message(below, codec.request_header(one)) or "" for one in handed_over]
         said = [one.rpartition(";s=")[2] for one in told]
         assert said == ["never", "never", "not-now", "not-now"]
-        assert [below._engine.detector.knows(one.edge) for one in handed_over] == [
+        assert [below.engine.detector.knows(one.edge) for one in handed_over] == [
             True, True, False, False,
         ]  # fmt: skip
         assert refuse_message(below, codec.request_header(handed_over[0])) == told[0]
@@ -217,8 +221,7 @@ async def test_a_call_ends_with_its_link() -> None:
                     failed.append(error)
 
             group.start_soon(call)
-            while len(link._calls) < 2:
-                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
             link.close()
         assert "has ended" in str(failed[0])
         assert (await cascade.settled(within=1)).receipt.unknown == 1
@@ -234,7 +237,7 @@ async def test_an_answer_that_is_none_is_no_answer(answer: object) -> None:
 
     async with Node("above") as node:
         link = Link(node, "acp", None, ask)
-        with pytest.raises(PeerLost, match="gave an answer that is not of the protocol"):
+        with pytest.raises(PeerLost, match="gave an invalid answer to a call of the protocol"):
             await link.call(RECEIPTS, b"{}")
         link.close()
 
@@ -295,10 +298,10 @@ async def test_a_journal_that_cannot_be_written_does_not_keep_a_connection_from_
         link = Link(node, "acp", None, never)
         async with node.cascade("work"):
             in_doubt(link)
-        monkeypatch.setattr(node._journal, "write", fail)
+        monkeypatch.setattr(node.journal, "write", fail)
         link.close()
         assert "the disk is full" in caplog.text
-        assert node._is_refusing
+        assert node.is_refusing
         caplog.clear()
 
 

@@ -12,7 +12,7 @@ from quiesce.core.roots import roots
 from quiesce.errors import EdgeRefused, JournalInUse, LocalProtocolError, RemoteProtocolError
 from quiesce.mesh import Memory, Node, Patience, Settled, Unknown
 from tests.stress import lasting, turns
-from tests.unit.mesh.meshing import World, here, leaves, nothing
+from tests.unit.mesh.meshing import World, here, leaves, nothing, questions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any]) -> None:
         Node(**({"name": "a"} | options))
 
 
-def test_it_says_what_it_is() -> None:
+def test_a_node_shows_its_name_state_and_hops() -> None:
     """Before it is open, too."""
     assert repr(Node("a", url="http://a/")) == "<Node 'a' new or closed, 0 hops>"
     assert Node("a", url="http://a/").url == "http://a"
@@ -70,13 +70,13 @@ def test_it_says_what_it_is() -> None:
 # Its life.
 
 
-async def test_it_is_open_in_its_block() -> None:
+async def test_a_node_is_open_in_its_block() -> None:
     """Before and after that it takes nothing."""
     node = Node("a", url="http://a", transport=Memory())
     with pytest.raises(UsageError, match="not open"):
         node.cascade("c")
     async with node:
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             await node.open()
         async with node.cascade("c") as cascade:
             assert len(node.frontier().in_flight) == 1
@@ -86,7 +86,7 @@ async def test_it_is_open_in_its_block() -> None:
     assert not roots
 
 
-async def test_it_may_be_opened_again(tmp_path: Path) -> None:
+async def test_a_node_may_be_opened_again(tmp_path: Path) -> None:
     """As often as one likes; it goes on from its journal."""
     async with World(tmp_path) as world:
         node = world.make("a")
@@ -111,7 +111,7 @@ async def test_a_block_that_fails_cancels_what_is_worked_on() -> None:
 
     with pytest.raises(LookupError):
         await fail()
-    assert not node._hops
+    assert not node.running_hops
 
 
 async def test_a_scope_around_it_closes_it(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_two_nodes_of_a_process_hand_to_each_other() -> None:
         seen: list[tuple[str, str]] = []
 
         async def again(hop: Hop) -> None:
-            seen.append((hop._mesh.name, here().mark))
+            seen.append((hop.mesh_node.name, here().mark))
             assert here() is hop
             if len(seen) < 4:
                 await world.hand("ba"[len(seen) % 2], again)
@@ -192,7 +192,7 @@ async def test_a_drain_lets_hops_end_and_takes_no_others() -> None:
             begin = other.cascade("d")
             with pytest.raises(ScopeClosed):
                 await begin.__aenter__()
-            assert other._engine.detector.roots() == []
+            assert other.engine.detector.roots() == []
             assert not job.done()
             gate.set()
             report = await job
@@ -217,7 +217,7 @@ async def test_a_drain_that_takes_too_long_cancels() -> None:
 
 @pytest.mark.parametrize("way", ["node", "scope"])
 @pytest.mark.parametrize("how", ["drain", "aclose"])
-async def test_it_is_not_closed_before_its_receipts_are_posted(way: str, how: str) -> None:
+async def test_a_node_is_not_closed_before_its_receipts_are_posted(way: str, how: str) -> None:
     """A line that is cut for a moment costs nothing: the receipt is there before the node is gone."""
     async with World() as world:
         node = await world.add("a")
@@ -239,11 +239,11 @@ async def test_it_is_not_closed_before_its_receipts_are_posted(way: str, how: st
             with anyio.move_on_after(0.3):
                 await job
             assert not job.done()
-            assert not other._hops
-            assert other._engine.unposted == 1
+            assert not other.running_hops
+            assert other.engine.unposted == 1
             world.lines.cut.clear()
             await job
-        assert other._engine.unposted == 0
+        assert other.engine.unposted == 0
         found = await cascade.settled(1, require="participants")
         assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
@@ -253,7 +253,7 @@ async def test_it_is_not_closed_before_its_receipts_are_posted(way: str, how: st
 @pytest.mark.backends("asyncio", "trio")  # their time jumps
 @pytest.mark.parametrize("journal", [False, True])
 @pytest.mark.parametrize("way", ["work ended in the grace", "work was cut", "aclose", "by a scope"])
-async def test_a_receipt_that_nobody_takes_is_waited_for_while_work_may_clean_up(
+async def test_an_untaken_receipt_is_waited_for_while_work_may_clean_up(
     journal: bool,  # noqa: FBT001 - a case
     way: str,
     tmp_path: Path,
@@ -269,8 +269,8 @@ async def test_a_receipt_that_nobody_takes_is_waited_for_while_work_may_clean_up
         world.lines.cut.add("http://a")
         began = anyio.current_time()
         if way == "work ended in the grace":
-            for hop in list(other._hops.values()):
-                hop._cancel()
+            for hop in list(other.running_hops.values()):
+                hop.cancel_work()
             report = await other.drain(60, cleanup=7)
         elif way == "work was cut":
             report = await other.drain(1, cleanup=6)
@@ -299,8 +299,8 @@ async def test_a_drain_does_not_wait_for_the_next_retry_of_a_receipt(
         async with node.cascade("c"):
             await world.hand("b", leaves)
         world.lines.cut.add("http://a")
-        for hop in list(other._hops.values()):
-            hop._cancel()
+        for hop in list(other.running_hops.values()):
+            hop.cancel_work()
         with anyio.move_on_after(100):  # of virtual time
             await anyio.Event().wait()
         if is_back:
@@ -312,14 +312,14 @@ async def test_a_drain_does_not_wait_for_the_next_retry_of_a_receipt(
         assert report.ok
 
 
-async def test_one_that_asks_is_told_before_the_node_is_gone() -> None:
+async def test_a_question_is_answered_before_the_node_is_gone() -> None:
     """A sender without an address waits for an answer: it gets it."""
     async with World() as world:
         node, other = await world.add("a", url=None), await world.add("b")
         async with node.cascade("c") as cascade:
             await world.hand("b", leaves)
         await turns(10)
-        assert other._exchange._waiting == 1
+        assert questions(other) == 1
         await other.drain(0.05)
         found = await cascade.settled(0.5, require="participants")
         assert isinstance(found, Settled)
@@ -335,11 +335,11 @@ async def test_a_drain_that_is_cancelled_closes() -> None:
         with anyio.move_on_after(0.05) as scope:
             await node.drain(None)
         assert scope.cancelled_caught
-        assert node._scope is None
+        assert node.own_scope is None
         await node.open()
 
 
-async def test_it_is_drained_from_one_of_its_own_hops(tmp_path: Path) -> None:
+async def test_a_node_may_be_drained_from_one_of_its_own_hops(tmp_path: Path) -> None:
     """It does not wait for itself; its hop has not ended before it has, so its end is known later."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
@@ -362,7 +362,7 @@ async def test_it_is_drained_from_one_of_its_own_hops(tmp_path: Path) -> None:
         assert report.ok
         gate.set()
         await turns(20)
-        assert other._scope is None
+        assert other.own_scope is None
         assert anyio.current_time() - began < 0.9  # nobody has waited for himself
         await other.open()
         found = await cascade.settled(5)
@@ -398,7 +398,7 @@ async def test_a_message_is_worked_on_once(tmp_path: Path) -> None:
         assert ran == [handing.mark]
 
 
-async def test_a_copy_is_told_to_ask_if_the_first_was() -> None:
+async def test_the_sender_of_a_copy_is_to_ask_if_that_of_the_first_was() -> None:
     """Else its sender would wait for a receipt that nobody posts."""
     async with World() as world:
         node, _ = await world.add("a", url="http://elsewhere"), await world.add("b")
@@ -429,7 +429,7 @@ async def test_a_sender_may_be_a_day_ahead_and_an_hour_behind(
     """Beyond that a message is refused: its copies could come after it was forgotten."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
-        other._engine.horizon.wall = lambda: world.wall + moved
+        other.engine.horizon.wall = lambda: world.wall + moved
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(1)
@@ -458,7 +458,7 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
 
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=100), await world.add("b", keep_seconds=100)
-        other._engine.horizon.wall = lambda: world.wall - 299  # late, as far as it may be
+        other.engine.horizon.wall = lambda: world.wall - 299  # late, as far as it may be
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 handing.answered(await world.deliver("b", handing.header, handler))
@@ -470,8 +470,8 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
                 other.handle(handing.header)
         assert len(ran) == 1
         await lasting(3000)
-        assert not other._engine.detector._over
-        assert not other._engine.detector._long_over
+        assert not other.engine.detector.over_receipts
+        assert not other.engine.detector.long_over_receipts
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
         async with node.cascade("c") as cascade:
             for _ in range(5):
                 await world.hand("b", leaves)
-        assert len(other._hops) == 2
+        assert len(other.running_hops) == 2
         await cascade.cancel()
         found = await cascade.settled(5)
         assert isinstance(found, Settled)
@@ -495,5 +495,5 @@ async def test_what_is_not_of_the_protocol_begins_nothing() -> None:
         for text in ("", "00", "x" * 5000, b"\xff"):
             with pytest.raises(RemoteProtocolError):
                 node.handle(text)
-        assert not node._hops
-        assert not node._engine.detector._over
+        assert not node.running_hops
+        assert not node.engine.detector.over_receipts

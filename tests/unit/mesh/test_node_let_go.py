@@ -39,14 +39,14 @@ async def test_a_journal_that_cannot_be_is_refused_without_an_id(tmp_path: Path)
     assert repr(EDGE)[2:-1] not in told
 
 
-async def test_cascades_that_nobody_asks_for_are_not_kept_for_ever(tmp_path: Path) -> None:
+async def test_dropped_cascades_are_not_kept_for_ever(tmp_path: Path) -> None:
     """Whoever has begun them has dropped them."""
     async with World(tmp_path) as world:
         node = await world.add("a")
         for _ in range(20):
             async with node.cascade("c"):
                 pass
-        assert len(node._cascades) < 20
+        assert len(node.known_cascades) < 20
 
 
 async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_p
         async with node.cascade("c"):
             await world.hand("b", work)
         gc.collect()
-        assert not node._cascades
-        assert node._engine.detector.roots()
+        assert not node.known_cascades
+        assert node.engine.detector.roots()
         gate.set()
-        await until(lambda: not node._engine.detector.roots())
+        await until(lambda: not node.engine.detector.roots())
 
 
 async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Path) -> None:
@@ -73,18 +73,18 @@ async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Pa
         node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
-        while cascade._receipt is None:
+        while "settled" not in repr(cascade):
             await anyio.lowlevel.checkpoint()
-        assert node._engine.detector.roots()
+        assert node.engine.detector.roots()
         del cascade
         gc.collect()
-        await until(lambda: not node._engine.detector.roots())
+        await until(lambda: not node.engine.detector.roots())
         await node.aclose()
         await node.open()
         assert node.recovered == ()
 
 
-async def test_one_that_was_begun_before_a_restart_cannot_be_cancelled(tmp_path: Path) -> None:
+async def test_a_cascade_begun_before_a_restart_cannot_be_cancelled(tmp_path: Path) -> None:
     """It has another in its place; what was written of it then would be of something that is over."""
     async with World(tmp_path) as world:
         node = await world.add("a")
@@ -104,7 +104,7 @@ async def test_one_that_was_begun_before_a_restart_cannot_be_cancelled(tmp_path:
         await node.open()  # and its journal is in order
 
 
-async def test_one_that_is_dropped_after_a_restart_does_not_take_the_other_along(
+async def test_a_cascade_dropped_after_a_restart_does_not_end_the_recovered_one(
     tmp_path: Path,
 ) -> None:
     """Whoever has the recovered one was not told yet."""
@@ -118,7 +118,7 @@ async def test_one_that_is_dropped_after_a_restart_does_not_take_the_other_along
         del cascade
         gc.collect()
         await turns(5)
-        assert node._engine.detector.roots()
+        assert node.engine.detector.roots()
         assert (await again.settled(1)).ok
 
 
@@ -132,7 +132,7 @@ async def test_a_node_that_is_closed_may_be_closed_again(before: str, again: str
             cancelled.cancel()
             await getattr(node, before)()
         assert cancelled.cancelled_caught
-        assert node._scope is None
+        assert node.own_scope is None
         report = await getattr(node, again)()
         assert report.scope == "node a"
         await node.open()

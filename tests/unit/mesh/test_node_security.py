@@ -61,12 +61,12 @@ async def test_an_address_that_is_not_allowed_is_never_called(home: str) -> None
         header = codec.request_header(handed(1, home))
         told = await world.deliver("b", header, leaves)
         assert told.endswith(";s=working;d=ask")
-        for hop in list(node._hops.values()):
-            hop._cancel()
-        await until(lambda: not node._hops)
+        for hop in list(node.running_hops.values()):
+            hop.cancel_work()
+        await until(lambda: not node.running_hops)
         await lasting(0.2)
         assert world.lines.calls == []
-        assert node._engine.unposted == 0
+        assert node.engine.unposted == 0
 
 
 async def test_the_sender_then_asks(tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ async def test_a_forged_receipt_changes_nothing() -> None:
         node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c") as cascade:
             await world.hand("b", leaves)
-        before = node._engine.detector
+        before = node.engine.detector
         for start in range(0, 5000, 500):
             forged = [(n.to_bytes(12, "big"), DONE) for n in range(start, start + 500)]
             assert len((await post(world, *forged))["taken"]) == 500
         assert isinstance(await cascade.settled(0), Unknown)
-        assert len(before._edges) == 1
-        assert not before._over
-        assert len(before._hops) == 1
+        assert len(before.edge_records) == 1
+        assert not before.over_receipts
+        assert len(before.hop_records) == 1
 
 
 async def test_a_receipt_that_comes_again_counts_once(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ async def test_a_receipt_that_comes_again_counts_once(tmp_path: Path) -> None:
             await world.hand("b", leaves)
         receipt = Receipt("done", notes=(Note(handing.mark, "", "b", "done"),))
         for _ in range(5):
-            await post(world, (handing._edge, receipt))
+            await post(world, (handing.edge_id, receipt))
         await cascade.cancel()
         found = await cascade.settled(5)
         assert found.receipt.hops == 3
         size = (tmp_path / "a.journal").stat().st_size
         for _ in range(5):
-            await post(world, (handing._edge, receipt))
+            await post(world, (handing.edge_id, receipt))
         assert (tmp_path / "a.journal").stat().st_size == size
         assert await cascade.settled(0) == found
 
@@ -133,7 +133,7 @@ async def test_what_strangers_can_have_noted_is_bounded(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of questions, or of messages, for edges that never were; others are answered later."""
-    monkeypatch.setattr(admission, "_EACH", 50)
+    monkeypatch.setattr(admission, "EACH_MAX", 50)
     async with World(tmp_path) as world:
         node = await world.add("a")
 
@@ -149,14 +149,14 @@ async def test_what_strangers_can_have_noted_is_bounded(
                     assert "s=n" in refused.value.header
 
         await flood(0)
-        assert len(node._engine.detector._over) == 50
+        assert len(node.engine.detector.over_receipts) == 50
         size = (tmp_path / "a.journal").stat().st_size
         await flood(1000)
-        assert len(node._engine.detector._over) == 50
+        assert len(node.engine.detector.over_receipts) == 50
         assert (tmp_path / "a.journal").stat().st_size == size
         # One who has a right to it asks again, and is answered in the end; what runs, at once.
         async with node.cascade("c"):
-            (root,) = node._hops
+            (root,) = node.running_hops
             body = codec.call_body(NodeCall("", (), ((b"z" * 12, False), (root, False))))
             reply = json.loads(await world.lines.call("http://a", RECEIPTS, body))
             assert [answer for _, answer in reply["answers"]] == ["working"]
@@ -165,20 +165,22 @@ async def test_what_strangers_can_have_noted_is_bounded(
             assert [answer for _, answer in reply["answers"]] == ["never", "working"]
 
 
-async def test_who_is_told_nothing_for_sure_is_told_not_now(
+async def test_a_refusal_that_is_not_noted_says_not_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a flood, a message that was not taken, and not noted, may come again: that is not settled."""
-    monkeypatch.setattr(admission, "_EACH", 0)
+    monkeypatch.setattr(admission, "EACH_MAX", 0)
     async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b")
-        other._hops_max = 0
+        node, other = await world.add("a"), await world.add("b", hops_max=1)
+        async with node.cascade("busy") as busy:
+            await world.hand("b", leaves)
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.is_final
-        assert not other._engine.detector._over
+        assert not other.engine.detector.over_receipts
+        await busy.cancel()
 
 
 # Secrets.
@@ -276,10 +278,10 @@ async def test_a_node_that_is_asked_by_another_than_its_sender_says_nothing(tmp_
         known = told[3:15]
         body = b'{"v":0,"asks":[["%s",true]]}' % (known.encode() * 2)
         await world.lines.call("http://b", RECEIPTS, body.replace(b"http://a", b""))
-        assert len(node._hops) == 1
+        assert len(node.running_hops) == 1
         check_untouched(node)
 
 
 def check_untouched(node: Node) -> None:
     """See that nothing was told to end."""
-    assert not any(hop.is_cancelled for hop in node._hops.values())
+    assert not any(hop.is_cancelled for hop in node.running_hops.values())

@@ -65,7 +65,7 @@ async def cascade(folder: str | None, *, cancels: bool = False, drains: bool = F
         await world.hand("c", low)
         hop.spawn(work.do, "mid")
 
-    async with Scope("servers") as world._servers, a, b, c:
+    async with Scope("servers") as world.servers, a, b, c:
         async with a.cascade("c") as begun:
             here().spawn(world.hand, "c", low)
             await world.hand("b", mid)
@@ -95,6 +95,7 @@ SCENARIOS: dict[str, Callable[[str | None], Coroutine[Any, Any, None]]] = {
 }
 
 
+@pytest.mark.sampled(2, "scenario")
 @pytest.mark.parametrize(
     ("backend_name", "where", "depth"),
     [

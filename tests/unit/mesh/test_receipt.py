@@ -68,7 +68,7 @@ def test_what_is_made_is_what_it_would_be_and_frozen() -> None:
     st.integers(0, 10**15),
     st.text(max_size=WHY_MAX + 5),
 )
-def test_one_that_was_alone_is_what_any_other_would_be(
+def test_the_short_receipt_of_a_lone_hop_equals_the_long_one(
     edge: bytes, parent: str, name: str, microseconds: int, why: str
 ) -> None:
     """It says what one says that is made in the long way, and others can read it."""
@@ -89,7 +89,7 @@ def test_a_hop_counts_itself(status: Status) -> None:
     assert counts == {name: int(name == status) for name in counts}
 
 
-def test_counts_have_a_bound_that_can_be_told() -> None:
+def test_counts_stay_below_the_bound_of_a_receipt() -> None:
     """Whatever others say: what is made of it is a receipt that everybody takes."""
     own, tally = edge_note(EDGE, edge_mark(EDGE), "name", "done", 0.5, ""), Tally()
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_counts_have_a_bound_that_can_be_told() -> None:
             assert codec.receipt_of(json.loads(pack(receipt))) == receipt
 
 
-def test_one_that_could_not_be_sent_is_not_noted() -> None:
+def test_an_unsent_message_is_not_noted() -> None:
     """Whoever sent it was told; one that was refused is noted."""
     assert not_run("unsent", OWN, volatile=False).notes == ()
     assert not_run("refused", OWN, volatile=False).notes == (OWN,)

@@ -43,7 +43,7 @@ def test_what_is_no_node_says_so_by_its_status(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 408, 413, 429, 500, 502, 503, 504])
-def test_one_that_does_not_answer_now_may_be_a_node(status: int) -> None:
+def test_an_agent_that_is_unavailable_now_may_be_a_node(status: int) -> None:
     """It is down, or starting, or has too much to do."""
     error = not_ok("http://b", status)
     assert not isinstance(error, NoMesh)

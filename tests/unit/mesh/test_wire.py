@@ -113,7 +113,7 @@ def test_what_is_no_header_is_refused(wrong: str) -> None:
 
 def test_an_address_that_does_not_fit_is_not_sent() -> None:
     """It would be cut, or would become another parameter."""
-    with pytest.raises(LocalProtocolError, match="fits into a header"):
+    with pytest.raises(LocalProtocolError, match="visible ASCII"):
         codec.request_header(Handed(CASCADE, EDGE, "0123456789ab", 1, "http://a;b"))
 
 
@@ -162,7 +162,7 @@ def test_a_reply_is_read_again(taken: Any, answered: Any) -> None:
     assert codec.parse_reply(codec.reply_body(reply)) == reply
 
 
-def test_nobody_is_kept_waiting_for_longer_than_the_limit() -> None:
+def test_the_wait_of_a_call_is_limited() -> None:
     """However long a caller would wait."""
     assert codec.parse_call(b'{"v":0,"wait":1e9}').wait == codec.WAIT_MAX
 

@@ -7,11 +7,12 @@ import tracemalloc
 
 import pytest
 
+from tests import sampling
 from tests.unit.mesh.fuzzing import BLOCK, TARGETS, Fuzzer
 
 # CI tries this many; `python tools/fuzz.py --inputs 10_000_000` is for the night.
-INPUTS = int(os.environ.get("QUIESCE_FUZZ_INPUTS", "100000"))
-SEED = int(os.environ.get("QUIESCE_FUZZ_SEED", "20261116"))
+INPUTS = int(os.environ.get("QUIESCE_FUZZ_INPUTS", str(sampling.fewer(100_000, 20_000))))
+SEED = int(os.environ.get("QUIESCE_FUZZ_SEED", str(sampling.Sample.seed or 20261116)))
 
 
 @pytest.mark.usual

@@ -102,7 +102,7 @@ async def test_a_handler_is_named_by_its_request_and_its_endpoint(app: Any, wher
                 made = Exchange(other.asgi(app), "POST", "/book", headers=[header])
                 with detached():
                     job = server.spawn(made.run)
-                await until(lambda: other._hops)
+                await until(lambda: other.running_hops)
                 await turns(5)
         (entry,) = other.frontier().in_flight
         assert (entry.kind, entry.name, entry.where) == ("handler", "POST /book", where)
@@ -208,7 +208,7 @@ async def _woken(node: Node, bell: asyncio.Event, done: asyncio.Event) -> None:
             bell.set()
         await turns(5)
         held = [
-            one for hop in node._hops.values() for one in hop._holds.values()
+            one for hop in node.running_hops.values() for one in hop.holds.values()
             if isinstance(one, Followed)
         ]  # fmt: skip
         assert held
@@ -217,7 +217,7 @@ async def _woken(node: Node, bell: asyncio.Event, done: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("in_job", [False, True])
-async def test_who_waits_in_its_own_block_is_told_to_leave_it(
+async def test_a_wait_inside_the_own_block_is_an_error_that_names_the_block(
     monkeypatch: pytest.MonkeyPatch, *, in_job: bool
 ) -> None:
     """With both lines: of the call, and of the block."""

@@ -27,7 +27,7 @@ class FakeRunner:
         self.returncode: int | None = None
         self.stubborn = world.stubborn
         self.graces: list[float] = []
-        self._exit = anyio.Event()
+        self.exited = anyio.Event()
         self._kill_at = math.inf
         self._bell = anyio.Event()
 
@@ -36,11 +36,11 @@ class FakeRunner:
         if self.returncode is None:
             self.returncode = code
             self.world.alive[self.key] -= 1
-            self._exit.set()
+            self.exited.set()
 
     async def wait(self) -> int:
         """Wait for the end."""
-        await self._exit.wait()
+        await self.exited.wait()
         assert self.returncode is not None
         return self.returncode
 

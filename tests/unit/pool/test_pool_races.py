@@ -90,7 +90,7 @@ async def test_a_runner_that_cannot_be_waited_for_is_stopped_in_its_grace(backen
         release.set()
         begun = anyio.current_time()
         with anyio.fail_after(2):
-            await world.runners[0]._exit.wait()
+            await world.runners[0].exited.wait()
         seconds = anyio.current_time() - begun
     report = await scope.aclose()
     assert GRACE - ROUNDING <= seconds < GRACE + SCHEDULING[backend]
@@ -174,7 +174,7 @@ async def test_a_drain_does_not_wait_for_its_callers_lease_of_a_runner_that_is_g
 async def test_a_pool_is_shown_where_it_was_made() -> None:
     """The frontier names the line of its user, not one of the library."""
     async with Scope("a"):
-        where = World().pool()._node.where
+        where = World().pool().own_scope.where
         assert where is not None
         assert "src/quiesce/" not in where
 
@@ -183,7 +183,7 @@ async def test_a_release_names_a_key_that_cannot_be_one() -> None:
     """As a lease does."""
     async with Scope("a"):
         pool: RunnerPool[Any, FakeRunner] = RunnerPool(World().start)
-        with pytest.raises(ArgumentError, match="must be hashable"):
+        with pytest.raises(ArgumentError, match="is not hashable"):
             await pool.release([1])
 
 

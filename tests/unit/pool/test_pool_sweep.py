@@ -45,7 +45,7 @@ def swept(act: Act, *, stubborn: bool = False, **options: Any) -> Subject:
 
         async def still_works() -> None:
             """See that nothing is wedged: a lease is given, and the pool gets quiet."""
-            if scope.state == pool._node.state == "open":
+            if scope.state == pool.own_scope.state == "open":
                 async with pool.lease("after") as runner:
                     assert runner.returncode is None
                 assert pool.stats.leases == pool.stats.waiting == 0
@@ -57,7 +57,8 @@ def swept(act: Act, *, stubborn: bool = False, **options: Any) -> Subject:
             assert world.total() == 0
             stats = pool.stats
             assert stats.starting == stats.stopping == stats.queued == stats.ready == 0
-            assert (stats.leases, stats.waiting, pool._rooms) == (0, 0, 0)
+            assert (stats.leases, stats.waiting) == (0, 0)
+            assert ", 0 runners>" in repr(pool)
 
         try:
             await act(pool, world)
@@ -80,7 +81,7 @@ async def leasing(pool: RunnerPool[str, FakeRunner], world: World) -> None:
 
 async def leasing_beside_others(pool: RunnerPool[str, FakeRunner], world: World) -> None:
     """Lease as one of two that wait: the other one gets the runner, from the same start."""
-    scope = pool._node._parent
+    scope = pool.own_scope.parent
     assert isinstance(scope, Scope)
     user = User(pool)
 
@@ -102,7 +103,7 @@ async def leasing_beside_others(pool: RunnerPool[str, FakeRunner], world: World)
 
 async def leasing_in_a_queue(pool: RunnerPool[str, FakeRunner], world: World) -> None:
     """Wait for room, which others take and give back."""
-    scope = pool._node._parent
+    scope = pool.own_scope.parent
     assert isinstance(scope, Scope)
 
     async def work(key: str) -> None:
@@ -128,7 +129,7 @@ async def releasing(pool: RunnerPool[str, FakeRunner], world: World) -> None:
 
 async def releasing_cold(pool: RunnerPool[str, FakeRunner], world: World) -> None:
     """Release while the start is under way, and lease again at once."""
-    scope = pool._node._parent
+    scope = pool.own_scope.parent
     assert isinstance(scope, Scope)
     user = User(pool)
     user.done.set()
@@ -144,7 +145,7 @@ async def releasing_cold(pool: RunnerPool[str, FakeRunner], world: World) -> Non
 
 async def draining(pool: RunnerPool[str, FakeRunner], world: World) -> None:
     """Drain with idle, leased and starting runners; when this ends, all are gone."""
-    scope = pool._node._parent
+    scope = pool.own_scope.parent
     assert isinstance(scope, Scope)
     for key in "ab":
         async with pool.lease(key):
@@ -197,6 +198,7 @@ SUBJECTS = {
 TWICE = ["lease beside others", "release, stubborn", "release, cold", "crash"]
 
 
+@pytest.mark.sampled(2, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
 def test_cancelled_at_each_suspension(backend: str, kind: str, subject: str) -> None:
@@ -204,6 +206,7 @@ def test_cancelled_at_each_suspension(backend: str, kind: str, subject: str) -> 
     assert sweep(backend, SUBJECTS[subject], Plan(kind, "suspensions", "once")) == []
 
 
+@pytest.mark.sampled(2, "subject")
 @pytest.mark.parametrize("subject", TWICE)
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
 def test_cancelled_twice(backend: str, kind: str, subject: str) -> None:
@@ -211,6 +214,7 @@ def test_cancelled_twice(backend: str, kind: str, subject: str) -> None:
     assert sweep(backend, SUBJECTS[subject], Plan(kind, "suspensions", "twice")) == []
 
 
+@pytest.mark.sampled(2, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("times", ["once", "on"])
 @pytest.mark.parametrize(("backend", "kind"), KINDS_WITH_TURNS)

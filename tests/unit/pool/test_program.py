@@ -29,7 +29,7 @@ async def test_a_program_is_started_as_a_service() -> None:
         async with Scope("a") as scope:
             process = await Program(POLITE, ready=READY).start(name="one", grace=GRACE)
             assert (process.name, process.state, process.argv) == ("one", "ready", tuple(POLITE))
-            assert not scope._holds
+            assert not scope.holds
             assert process.where is not None
             assert process.where.startswith(__file__)
         assert process.returncode == -15
@@ -43,7 +43,7 @@ async def test_a_program_may_be_started_many_times() -> None:
             first = await program.start(scope=scope)
             second = await program.start(scope=scope)
             assert census.pids == [first.pid, second.pid]
-            assert first in scope._services
+            assert first in scope.services
 
 
 def made(key: str, argv: list[str]) -> Program:
@@ -96,7 +96,7 @@ async def test_a_pool_takes_whatever_gives_a_program_or_a_runner(factory: str) -
             async with pool.lease("x") as runner, pool.lease("x") as same:
                 assert runner is same
                 assert runner.name == "x"
-                assert runner in pool._node._services
+                assert runner in pool.own_scope.services
             assert len(census.pids) == 1
 
 
@@ -109,15 +109,6 @@ async def test_the_program_is_told_its_key() -> None:
             async with pool.lease(("a", 1)) as runner:
                 assert await first_line(runner) == "('a', 1) kept"
                 assert runner.name == "('a', 1)"
-
-
-async def test_the_grace_is_the_pools() -> None:
-    """Also that of a start that is given up."""
-    with counted():
-        async with Scope("a"):
-            pool = RunnerPool(Program(POLITE, ready=READY), grace=GRACE)
-            async with pool.lease("a") as runner:
-                assert runner._grace == GRACE
 
 
 @pytest.mark.parametrize(
@@ -142,10 +133,10 @@ async def test_what_only_one_process_can_have_is_refused_for_all_keys(
             program = Program(POLITE, **{**options, "listen": listener})
     async with Scope("a") as scope:
         with pytest.raises(
-            ArgumentError, match=f"^the {name} of a Program for all keys .* function"
+            ArgumentError, match=f"^a Program for all keys cannot have {name}, .* function"
         ):
             RunnerPool(program)
-        assert not scope._children
+        assert not scope.children
         RunnerPool(lambda _: program)
 
 
@@ -155,7 +146,7 @@ async def test_what_only_one_process_can_have_is_refused_for_all_keys(
         ({"argv": "sleep 60"}, "argv must be a list"),
         ({"argv": []}, "argv must be a list"),
         ({"argv": ["a\0b"]}, "without a NUL"),
-        ({"env": {"A=B": "c"}}, "environment variables"),
+        ({"env": {"A=B": "c"}}, "environment variable"),
         ({"ready": 7}, "not a function"),
         ({"ready": Tcp}, r"write Tcp\(…\)"),
         ({"ready_within": -1}, "ready_within must be"),
@@ -198,7 +189,7 @@ async def test_what_a_factory_gives_instead_is_named() -> None:
     async with Scope("a"):
         for wrong, name in ((lambda _: None, "None"), (generate, "<async_generator")):
             pool: RunnerPool[str, Any] = RunnerPool(wrong)  # type: ignore[arg-type]  # on purpose
-            with pytest.raises(StartFailed, match=f"gave {name}.*needs a Program") as caught:
+            with pytest.raises(StartFailed, match=f"returned {name}.*needs a Program") as caught:
                 async with pool.lease("a"):
                     pass
             assert isinstance(caught.value.cause, ArgumentError)

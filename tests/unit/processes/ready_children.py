@@ -15,9 +15,9 @@ import anyio
 import anyio.lowlevel
 import uvloop
 
-from quiesce.processes import watchdog
 from quiesce.processes.descriptors import readable
 from quiesce.processes.readiness.probe import Launch, Ready, ready_of
+from tests.loops import children
 
 if TYPE_CHECKING:
     import re
@@ -172,11 +172,8 @@ def open_descriptors() -> set[str]:
 @contextmanager
 def nothing_left(folder: Path) -> Iterator[None]:
     """Fail if descriptors, children, or files in a folder are left."""
-    watchdog.watcher._end()  # of the processes of other tests: it is a child, too
-    before = open_descriptors()
+    before, there = open_descriptors(), children()
     yield
     assert open_descriptors() - before == set()
     assert list(folder.iterdir()) == []
-    with suppress(ChildProcessError):
-        assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        raise AssertionError("a child is left")
+    assert children() - there == set()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HIDDEN = """
 import sys
@@ -33,14 +37,17 @@ import importlib, pkgutil
 
 import quiesce
 
+# These need trio, which has another source on Windows, and httpx.
+OPTIONAL = ("trio_backend", "on_trio", "mesh.http", "http_transport")
+
 for name in quiesce.__all__:
     getattr(quiesce, name)
-for package in ("processes", "pool", "channels", "streams"):
+for package in ("core", "processes", "pool", "channels", "streams", "mesh", "integrations.asgi", "testing"):
     found = importlib.import_module(f"quiesce.{package}")
     for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
-        importlib.import_module(module.name)
+        if not module.name.endswith(OPTIONAL):
+            importlib.import_module(module.name)
 importlib.import_module("quiesce.ready")
-importlib.import_module("quiesce.mesh")
 
 
 async def main():
@@ -59,12 +66,89 @@ loop.close()
 """
 
 
-def test_it_can_be_imported_where_there_is_no_posix() -> None:
-    """All of it, without fcntl, pwd, SIGCHLD and fork; and scopes and channels work there."""
+def printed(program: str) -> str:
+    """Return what a program prints where the system is not POSIX."""
     found = subprocess.run(
-        [sys.executable, "-c", HIDDEN + IMPORTS], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", HIDDEN + program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (found.stdout, found.returncode) == ("1\nTrue\n", 0), found.stderr
+    assert (found.stderr, found.returncode) == ("", 0)
+    return found.stdout
+
+
+def test_it_can_be_imported_where_there_is_no_posix() -> None:
+    """All of it, without fcntl, pwd, SIGCHLD and fork; and scopes, channels and nodes work there."""
+    assert printed(IMPORTS) == "1\nTrue\n"
+
+
+REFUSED = """
+import quiesce
+import quiesce.mesh
+import quiesce.ready
+import quiesce.testing
+
+
+def no_signals(*_):
+    raise NotImplementedError
+
+
+loop.add_signal_handler = no_signals
+asyncio.events.new_event_loop = lambda: loop
+
+
+async def main():
+    pass
+
+
+async def process():
+    async with quiesce.Scope("a"):
+        await quiesce.start_process(["true"])
+
+
+async def journal():
+    async with quiesce.mesh.Node("a", journal="a.journal"):
+        pass
+
+
+def say(call, *args):
+    try:
+        call(*args)
+    except quiesce.UsageError as error:
+        print(error)
+
+
+say(loop.run_until_complete, process())
+say(loop.run_until_complete, journal())
+say(quiesce.ready.UnixSocket, "a")
+say(quiesce.ready.Listener.unix, "a")
+say(quiesce.testing.guard)
+say(quiesce.testing.sweep, main)
+say(quiesce.run, main)  # closes the loop
+"""
+
+
+def test_what_cannot_work_there_says_why(tmp_path: Path) -> None:
+    """The error names the feature, what the platform lacks, and what to do."""
+    calls = "does not work on this platform: Python has no os.fork, os.killpg, os.waitid here."
+    advice = "Run this program on Linux (on Windows: in WSL)"
+    sockets = "needs unix sockets, which Python does not have on this platform: use TCP"
+    process, journal, *others = printed(
+        f"import os; os.chdir({str(tmp_path)!r})\n{REFUSED}"
+    ).splitlines()
+    assert process == f"start_process() {calls} {advice}"
+    assert journal.startswith(
+        f"the journal {tmp_path}/a.journal cannot be locked against other processes, because this platform does not have"
+    )
+    signals = "run() handles signals, which this platform's asyncio loop does not support"
+    assert others == [
+        f"UnixSocket {sockets}",
+        f"Listener.unix {sockets}",
+        f"guard() {calls} {advice}",
+        f"sweep() {calls} {advice}",
+        f'{signals}: use backend="trio", or open a Scope in asyncio.run()',
+    ]
 
 
 FORKS = """

@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], type[Exception], str]] 
     "lines that nobody reads": (
         lambda _: {"ready": Line("x"), "logs": "discard"},
         ArgumentError,
-        r"Line\(…\) has to read.*not with logs='discard'",
+        r"Line\(…\) must read the output, but logs='discard'",
     ),
     "listener of another type": (
         lambda at: {"listen": str(at)},
@@ -221,7 +221,7 @@ async def test_a_start_that_is_cancelled_before_its_turn_takes_its_listener_alon
     async with Scope("a") as scope:
         await watched(scope)
         with nothing_left(scope, census), anyio.CancelScope() as cancelled:
-            monkeypatch.setattr(of(scope._backend), "taken", True)  # it is somebody else's
+            monkeypatch.setattr(of(scope.backend), "taken", True)  # it is somebody else's
             cancelled.cancel()
             await start_process(["true"], listen=Listener.unix(tmp_path / "socket"))
         assert cancelled.cancelled_caught

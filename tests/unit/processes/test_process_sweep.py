@@ -104,6 +104,7 @@ def swept(backend: str, plan: Plan, subject: Making, argv: list[str]) -> list[st
         return sweep(backend, lambda: subject(census, argv), plan, real_time=True)
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
@@ -114,6 +115,7 @@ def test_cancelled_once_at_each_suspension(
     assert swept(backend, Plan(kind, "suspensions", "once"), subject, PROGRAMS[program]) == []
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("program", ["polite", "stubborn parent"])
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
@@ -124,6 +126,7 @@ def test_cancelled_twice_at_each_suspension(
     assert swept(backend, Plan(kind, "suspensions", "twice"), subject, PROGRAMS[program]) == []
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("times", ["once", "on"])
 @pytest.mark.parametrize("program", ["polite", "stubborn parent"])
 @pytest.mark.parametrize("subject", SUBJECTS)

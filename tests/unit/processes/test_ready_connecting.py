@@ -181,10 +181,10 @@ async def test_http_is_ready_at_the_right_status() -> None:
     ("answer", "met"),
     [
         (NOT_YET, "answers 503, not 200 or 204"),
-        ("", "the answer ends"),
+        ("", "has no HTTP/1 status: it ends"),
         ("SSH-2.0-x", "begins with b'SSH-2.0-x'"),
-        ("HTTP/1.1 2000 x", "no status of HTTP/1"),
-        (r"HTTP/1.1 103 Hints\r\n\r\n", "the answer ends"),
+        ("HTTP/1.1 2000 x", "no HTTP/1 status"),
+        (r"HTTP/1.1 103 Hints\r\n\r\n", "has no HTTP/1 status: it ends"),
     ],
 )
 async def test_http_says_what_it_got(answer: str, met: str) -> None:
@@ -249,7 +249,7 @@ async def test_what_an_attempt_waits_for_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         probe = Http(f"http://127.0.0.1:{server.getsockname()[1]}/", check_peer=False)
         with started(probe, "line") as (child, waiting):
-            await never_ready(child, waiting, "takes the connection, and does not answer")
+            await never_ready(child, waiting, "has accepted the connection, but does not answer")
             waiting.obstacle = None
             with anyio.move_on_after(0) as scope:
                 await waiting.wait(child)
@@ -262,4 +262,4 @@ async def test_many_statuses_are_not_listed() -> None:
     port = free_port()
     probe = Http(f"http://127.0.0.1:{port}", range(200, 300))
     with started(probe, "http", str(port), NOT_YET) as (child, waiting):
-        await never_ready(child, waiting, "answers 503, not one that was asked for")
+        await never_ready(child, waiting, "answers 503, not one of the given statuses")

@@ -71,7 +71,7 @@ def test_only_our_own_user_may_connect(tmp_path: Path) -> None:
     with Listener.unix(tmp_path / "a") as listener:
         assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
         assert repr(listener) == f"<Listener at {str(tmp_path / 'a')!r}>"
-        with pytest.raises(UsageError, match="a path, and no port"):
+        with pytest.raises(UsageError, match="has no port: use its path"):
             _ = listener.port
     with Listener.unix(tmp_path / "b", mode=0o666):
         assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o666, "whatever the umask is"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_time
 
-TAKEN = "a process listens at"
+TAKEN = "a process already listens at"
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from quiesce.streams.stream import Stream
 
 
+def pump_of(scope: Scope) -> Any:
+    """Return the pump of the only stream that is read in a scope."""
+    (pump,) = scope.list_own_resources()
+    return pump
+
+
+def job_of(scope: Scope) -> Any:
+    """Return the job of the only stream that is read in a scope."""
+    pump = pump_of(scope)
+    (job,) = (job for job, held in scope.holds.items() if held is pump)
+    return job
+
+
 def this_task() -> object:
     """Name the running task."""
     return anyio.get_current_task().id

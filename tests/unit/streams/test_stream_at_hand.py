@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import anyio
@@ -10,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from quiesce import Scope
-from quiesce.streams import pump
+from quiesce.core.python_private import get_frame
 from quiesce.streams.pump import Pump
 from quiesce.streams.stream import Stream
 from tests.stress import turns
@@ -53,7 +52,7 @@ class Source:
 
 def stream_of(source: Source, scope: Scope) -> Stream[int]:
     """Read the numbers through a stream that is told which are there."""
-    return Stream(Pump(scope, source.numbers, 0, "numbers", sys._getframe(), source.is_ready))
+    return Stream(Pump(scope, source.numbers, 0, "numbers", get_frame(), source.is_ready))
 
 
 async def test_what_is_there_is_taken_in_one_turn() -> None:
@@ -73,12 +72,12 @@ async def test_what_is_there_is_taken_in_one_turn() -> None:
 
 async def test_what_is_taken_at_once_has_a_bound() -> None:
     """However much is there, the reader has its turn, and gets all of it in order."""
-    count = 3 * pump._AT_HAND_MAX
+    count = 1000
     source = Source(there=count)
     async with Scope("a") as scope:
         numbers = stream_of(source, scope)
         seen = [await anext(numbers)]
-        assert source.given == pump._AT_HAND_MAX
+        assert 1 < source.given < 100
         seen += [await anext(numbers) for _ in range(count - 1)]
         assert seen == list(range(count))
         await numbers.aclose()
@@ -140,7 +139,7 @@ async def test_what_was_taken_does_not_shield_the_generator() -> None:
         yield 3
 
     async with Scope("a") as scope:
-        pumped = Pump[int](scope, numbers, 0, "numbers", sys._getframe(), lambda: len(diary) < 3)
+        pumped = Pump[int](scope, numbers, 0, "numbers", get_frame(), lambda: len(diary) < 3)
         read = Stream(pumped)
         assert await anext(read) == 0
         inside.cancel()

@@ -200,7 +200,7 @@ async def test_closed_before_its_task_has_begun() -> None:
     async with Scope("a") as scope:
         source = stream(counter)
         reader = scope.spawn(outcome_of, source.__anext__)
-        while source._pump._job is None:
+        while not scope.list_own_resources():
             await anyio.lowlevel.checkpoint()
         await source.aclose()
         assert isinstance(await reader, StopAsyncIteration)

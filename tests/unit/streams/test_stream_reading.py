@@ -17,6 +17,8 @@ from tests.unit.streams.stream_sources import (
     Counter,
     begin_to_read,
     cancelled_read,
+    job_of,
+    pump_of,
     this_task,
 )
 
@@ -186,11 +188,11 @@ async def test_two_readers_are_refused_although_the_item_is_there() -> None:
     counter.slow_from = 0
     async with Scope("a") as scope, stream(counter) as source:
         first = await begin_to_read(scope, source)
-        pump = source._pump
-        pump._items.append(7)  # as the pump does, in the step before the reader's
+        pump = pump_of(scope)
+        pump.items.append(7)  # as the pump does, in the step before the reader's
         with pytest.raises(UsageError, match="is being read"):
             await anext(source)
-        pump._items.clear()
+        pump.items.clear()
         counter.hold_up.set()
         assert await first == 0
 
@@ -233,7 +235,7 @@ async def test_a_function_that_gives_no_generator_is_named() -> None:
 
     async with Scope("a"):
         source = stream(no_generator)  # type: ignore[arg-type, var-annotated]  # the mistake
-        with pytest.raises(ArgumentError, match=r"no_generator.*gave a coroutine"):
+        with pytest.raises(ArgumentError, match=r"no_generator.*returned a coroutine"):
             await anext(source)
         gc.collect()
 
@@ -392,9 +394,7 @@ async def test_a_pump_that_others_cancel_is_told() -> None:
         source = stream(counter)
         assert await anext(source) == 0
         reader = await begin_to_read(scope, source)
-        job = source._pump._job
-        assert job is not None
-        job.cancel()
+        job_of(scope).cancel()
         outcome = await reader
         assert isinstance(outcome, JobCancelled)
         assert "'Counter' was cancelled" in str(outcome)

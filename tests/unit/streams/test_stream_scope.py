@@ -10,7 +10,7 @@ import pytest
 from quiesce import JobCancelled, Scope, ScopeClosed
 from quiesce.streams.stream import stream
 from tests.stress import CANCELLED, turns
-from tests.unit.streams.stream_sources import Counter, begin_to_read, on_trio, outcome_of
+from tests.unit.streams.stream_sources import Counter, begin_to_read, job_of, on_trio, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -294,12 +294,10 @@ async def test_a_job_that_is_cancelled_while_parked_passes_it_to_the_generator(
                 raise
             yield 1
 
-    async with Scope("a"):
+    async with Scope("a") as scope:
         source = stream(watching)
         await anext(source)
-        job = source._pump._job
-        assert job is not None
-        job.cancel()
+        job_of(scope).cancel()
         await turns()
         assert diary == ["cancelled"]
         if swallow:

@@ -190,6 +190,7 @@ SUBJECTS = [
 ]
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("times", ["once", "twice"])
 @pytest.mark.parametrize(("backend", "kind"), KINDS)
@@ -200,6 +201,7 @@ def test_cancelled_at_each_suspension(
     assert sweep(backend, subject, Plan(kind, "suspensions", times)) == []
 
 
+@pytest.mark.sampled(3, "subject")
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("times", ["once", "on"])
 @pytest.mark.parametrize(("backend", "kind"), KINDS_WITH_TURNS)

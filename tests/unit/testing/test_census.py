@@ -20,15 +20,15 @@ import anyio
 import pytest
 import trio
 from anyio.lowlevel import checkpoint
-from trio._core._thread_cache import WorkerThread
 
 from quiesce import Scope, stream
 from quiesce.core.threads import ThreadHold
 from quiesce.errors import LeakError
 from quiesce.processes import watchdog
 from quiesce.testing import guard
-from quiesce.testing.leaks import child_processes_left, open_files, running_threads
+from quiesce.testing.leaks import child_processes_left, running_threads
 from quiesce.testing.leaks.births import Birth
+from tests.foreign_private import delay_trio_jobs, end_late, is_waited_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -53,11 +53,11 @@ class Waits:
         self.end: Callable[[], Any]
         if what == "queue":
             items: queue.Queue[None] = queue.Queue()
-            self.begun = lambda: bool(items.not_empty._waiters)  # type: ignore[attr-defined]  # private
+            self.begun = lambda: is_waited_for(items.not_empty)
             self.wait, self.end = items.get, partial(items.put, None)
         else:
             event = threading.Event()
-            self.begun = lambda: bool(event._cond._waiters)  # type: ignore[attr-defined]  # private
+            self.begun = lambda: is_waited_for(event)
             self.wait, self.end = event.wait, event.set
 
 
@@ -102,14 +102,12 @@ def test_a_thread_whose_function_has_returned_is_not_left() -> None:
     """It is still on Python's list for a moment, as one of trio's is that had no work for long, and ends."""
     is_seen, is_listed = threading.Event(), threading.Event()
     thread = threading.Thread(target=bool)
-    remove = thread._delete  # type: ignore[attr-defined]  # private, and the last thing it does
 
-    def late() -> None:
+    def hold() -> None:
         is_listed.set()
         is_seen.wait()
-        remove()
 
-    thread._delete = late  # type: ignore[attr-defined]  # the same
+    end_late(thread, hold)
     thread.start()
     is_listed.wait()
     try:
@@ -137,11 +135,6 @@ def test_a_worker_of_trio_that_tells_its_result_is_idle() -> None:
 def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a thread of trio's that was given work it is seen what it is: perhaps nothing."""
     go_on, told = threading.Event(), threading.Event()
-    handle = WorkerThread._handle_job
-
-    def slow(worker: WorkerThread[Any]) -> None:
-        go_on.wait()
-        handle(worker)
 
     def pause(_: float) -> None:
         go_on.set()
@@ -149,7 +142,7 @@ def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before = running_threads.present_threads().keys()
     with monkeypatch.context() as patched:
-        patched.setattr(WorkerThread, "_handle_job", slow)
+        delay_trio_jobs(patched, go_on.wait)
         patched.setattr(time, "sleep", pause)
         trio.lowlevel.start_thread_soon(os.getpid, lambda _: told.set())
         new = running_threads.present_threads().keys() - before
@@ -328,6 +321,22 @@ async def test_the_same_file_of_somebodys_own_is_found() -> None:
     assert [finding.label for finding in caught.value.findings] == ["file:null"]
 
 
+@pytest.mark.parametrize(("name", "is_found"), [("libffi.so.8", False), ("libother.so.8", True)])
+def test_the_file_that_libffi_keeps_open_is_not_a_leak(
+    tmp_path: Path, name: str, *, is_found: bool
+) -> None:
+    """Ctypes makes its first callback by it; any other file without an owner is found."""
+    (tmp_path / name).touch()
+    number, found = -1, False
+    try:
+        with guard(settle=0):
+            number = os.open(tmp_path / name, os.O_RDONLY)
+    except LeakError:
+        found = True
+    os.close(number)
+    assert found is is_found
+
+
 def test_files_are_found_although_a_weak_proxy_stands_for_what_is_gone() -> None:
     """Whoever asks such a proxy anything gets an exception."""
 
@@ -337,8 +346,10 @@ def test_files_are_found_although_a_weak_proxy_stands_for_what_is_gone() -> None
     gone = Gone()
     proxies = [weakref.proxy(gone)]
     del gone
-    with open("/dev/null") as file:  # noqa: PTH123 - any file
-        assert open_files._owners([file.fileno()]).keys() == {file.fileno()}
+    with pytest.raises(LeakError) as caught, guard(settle=0):
+        file = open("/dev/zero", "rb")  # noqa: PTH123, SIM115 - it is left
+    file.close()
+    assert [finding.label for finding in caught.value.findings] == ["file:zero"]
     assert len(proxies) == 1
 
 

@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from quiesce.errors import ArgumentError, UsageError
-from quiesce.testing import clock
+from quiesce.testing import trio_private
 from quiesce.testing.clock import VirtualLoop, run
+from tests.foreign_private import trio_random, without_trio_seed
 
 if TYPE_CHECKING:
     from quiesce.testing.clock import Backend, Clock
@@ -154,18 +155,17 @@ def test_a_failure_tells_its_seed(backend: Backend) -> None:
 
 def test_trio_is_random_again_afterwards() -> None:
     """Its random numbers go on where they were, and its own order is back."""
-    scheduler: Any = trio._core._run
-    before = scheduler._r.getstate(), scheduler._ALLOW_DETERMINISTIC_SCHEDULING
+    before = trio_random()
     run(order, 3, backend="trio", seed=1)
-    assert (scheduler._r.getstate(), scheduler._ALLOW_DETERMINISTIC_SCHEDULING) == before
+    assert trio_random() == before
 
 
 def test_a_trio_that_cannot_be_seeded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version without the names that are needed is not run in a random order by mistake."""
-    monkeypatch.delattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING")
-    with pytest.raises(UsageError, match="cannot be seeded"):
+    without_trio_seed(monkeypatch)
+    with pytest.raises(UsageError, match="does not support a seed"):
         run(order, 3, backend="trio", seed=1)
-    with clock.seeded_trio(1, required=False):
+    with trio_private.seeded_trio(1, required=False):
         pass
 
 

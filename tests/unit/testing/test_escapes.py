@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import anyio
 import pytest
 
 from quiesce import Scope, current_scope
+from quiesce.core.python_private import running_loop
 from quiesce.errors import ArgumentError, UsageError
 from quiesce.mesh import Memory, Node
 from quiesce.testing import EscapeError, escapes
@@ -238,18 +241,19 @@ async def test_an_error_of_the_block_goes_on_and_nothing_is_waited_for() -> None
     error = ValueError("x")
     begun = anyio.current_time()
     block = escapes(within=60)
+    kept: list[Any] = []
 
     async def failing() -> None:
-        async with block:
+        async with block as found:
+            kept.append(found)
             here().spawn(anyio.sleep, 50)
             raise error
 
     with pytest.raises(ValueError, match="x") as caught:
         await failing()
-    found = block._found
     assert caught.value is error
     assert anyio.current_time() - begun < 40
-    assert places(found) == [("held", "job")]
+    assert places(kept[0]) == [("held", "job")]
 
 
 async def test_a_cancelled_block_waits_no_longer() -> None:
@@ -260,7 +264,7 @@ async def test_a_cancelled_block_waits_no_longer() -> None:
         async with escapes(within=60, node=node):
             here().spawn(anyio.sleep, 50)
     assert scope.cancelled_caught
-    assert node._scope is None
+    assert node.own_scope is None
     assert anyio.current_time() - begun < 40
     assert current_scope() is None
 
@@ -277,7 +281,26 @@ async def test_a_block_is_for_one_use() -> None:
     with pytest.raises(ArgumentError, match="escapes"):
         escapes(turns())  # type: ignore[arg-type]  # on purpose
     with pytest.raises(UsageError, match="no app"):
-        await escapes(turns)._found.request("GET", "/")
+        await (await escapes(turns)).request("GET", "/")
+
+
+def test_a_block_that_is_never_entered_warns() -> None:
+    """It looks at nothing: without a word, a test would seem to have passed."""
+    with pytest.warns(RuntimeWarning, match=r"async with escapes\(app\) as found:") as told:
+        escapes(turns)
+    assert [one.filename for one in told] == [__file__]
+
+
+async def test_a_block_that_was_entered_does_not_warn() -> None:
+    """Nor does one that was refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with escapes():
+            pass
+        await escapes(turns)
+        with pytest.raises(ArgumentError):
+            escapes("app")  # type: ignore[arg-type]  # on purpose
+        gc.collect()
 
 
 async def test_everything_is_restored() -> None:
@@ -290,7 +313,7 @@ async def test_everything_is_restored() -> None:
         assert sys.getprofile() is not None
     assert threading.Condition.notify is notify
     assert sys.getprofile() is profile
-    loop = asyncio._get_running_loop()
+    loop = running_loop()
     assert loop is None or "call_soon" not in vars(loop)
 
 

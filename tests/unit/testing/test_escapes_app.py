@@ -99,8 +99,8 @@ async def test_an_app_that_is_served_already_keeps_its_node() -> None:
     async with escapes(node.asgi(app)) as found:
         await found.request("GET", "/nothing")
         assert node.health.takes_messages
-    assert [hop._mesh for hop in app.hops if hop is not None] == [node]
-    assert node._scope is None
+    assert [hop.mesh_node for hop in app.hops if hop is not None] == [node]
+    assert node.own_scope is None
 
 
 async def test_the_node_may_be_given() -> None:
@@ -109,7 +109,7 @@ async def test_the_node_may_be_given() -> None:
     async with escapes(app, node=node) as found:
         await turns()
         await found.request("GET", "/notify")
-    assert [hop._mesh for hop in app.hops if hop is not None] == [node]
+    assert [hop.mesh_node for hop in app.hops if hop is not None] == [node]
     assert list(found) == []
 
 
@@ -218,6 +218,19 @@ async def test_a_body_that_is_json_says_so() -> None:
     assert str(found) == "no work leaves: 6 hops were seen, 6 requests"
 
 
+def redirecting(status: int, location: str | None) -> Any:
+    """Make an app that sends every request on."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise NotImplementedError
+        lines = [] if location is None else [(b"Location", location.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": lines})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
 async def answers_its_path(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the status that is the path."""
     assert scope["type"] == "http"
@@ -262,6 +275,30 @@ async def test_only_errors_prove_nothing(statuses: tuple[int, ...]) -> None:
         assert f"POST /{status} was answered with {status}" in text
     assert "Send a request in the block that its handler answers" in text
     assert str(found).startswith("every request was answered with an error")
+
+
+@pytest.mark.parametrize("status", [301, 307, 308])
+@pytest.mark.parametrize("location", ["/orders/", "https://app/orders/?a=1"])
+async def test_a_redirect_to_the_same_path_proves_nothing(status: int, location: str) -> None:
+    """A router answers it for want of a slash, and the handler has not run; a warning names it."""
+    async with escapes(redirecting(status, location)) as found:
+        await found.request("POST", "/orders")
+    with pytest.raises(UsageError, match="sent on to its own path") as caught:
+        found.raise_if_any()
+    told = f"POST /orders was answered with {status}, which sends it on to {location}"
+    assert told in str(caught.value)
+    assert f"warning: {told}" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "location"), [(303, "/orders"), (302, "/orders/"), (307, "/login"), (307, None)]
+)
+async def test_a_redirect_may_be_the_answer_of_a_handler(status: int, location: str | None) -> None:
+    """It has done its work, and sends the client to a page."""
+    async with escapes(redirecting(status, location)) as found:
+        await found.request("POST", "/orders")
+    found.raise_if_any()
+    assert "warning" not in str(found)
 
 
 async def test_inside_of_the_block_nothing_is_judged() -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,11 @@ import trio
 from anyio.lowlevel import checkpoint
 
 from quiesce import Scope
+from quiesce.core.python_private import get_frame, running_loop
 from quiesce.errors import ArgumentError, LeakError, UsageError
 from quiesce.testing import Finding, guard
 from quiesce.testing.leaks import running_threads
+from tests.foreign_private import is_waited_for, python_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,7 +50,7 @@ async def soon() -> None:
 
 def here(offset: int) -> str:
     """Return a line near this one's caller, as a finding names it."""
-    frame = sys._getframe(1)
+    frame = get_frame(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
 
@@ -102,7 +103,7 @@ async def test_tasks_of_others_are_not_the_blocks() -> None:
 
     async with anyio.create_task_group() as group:
         group.start_soon(forever)
-        if asyncio._get_running_loop() is not None:  # trio does not tell who started a task
+        if running_loop() is not None:  # trio does not tell who started a task
             group.start_soon(other, group)
         async with guard():
             go.set()
@@ -293,7 +294,7 @@ def test_what_was_collected_is_found(backend: str) -> None:
     found = {f.kind: f for f in found_in(backend, main)}
     assert found.keys() == {"task", "task failure"}
     assert found["task"].details == "collected while it ran"
-    assert found["task failure"].details == "nobody asked for ValueError()"
+    assert found["task failure"].details == "never retrieved: ValueError()"
     assert all(str(f.where).startswith(__file__) for f in found.values())
 
 
@@ -302,7 +303,7 @@ def test_another_class_of_tasks_is_watched_too(monkeypatch: pytest.MonkeyPatch) 
     """A program may exchange asyncio's class of tasks while it runs."""
 
     async def main() -> None:
-        monkeypatch.setattr(asyncio, "Task", asyncio.tasks._PyTask)  # type: ignore[attr-defined]  # private
+        monkeypatch.setattr(asyncio, "Task", python_task)
         asyncio.create_task(forever(), name="left")  # noqa: RUF006 - the point of the test
         monkeypatch.undo()
 
@@ -407,7 +408,7 @@ def test_an_abandoned_worker_is_found(backend: str) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(partial(anyio.to_thread.run_sync, stop.wait, abandon_on_cancel=True))
-            while not stop._cond._waiters:  # type: ignore[attr-defined]  # until it is there
+            while not is_waited_for(stop):
                 await anyio.to_thread.run_sync(gc.isenabled)
             group.cancel_scope.cancel()
 
@@ -450,8 +451,8 @@ def test_handlers_that_are_not_restored_are_found() -> None:
     ("options", "message"),
     [
         ({"allow": "thread:*"}, "allow takes a list of patterns, as in"),
-        ({"allow": ["threads"]}, "'threads' is no pattern of kind:name"),
-        ({"allow": ["threads:*"]}, "'threads:\\*' is no pattern of kind:name"),
+        ({"allow": ["threads"]}, "'threads' is not a pattern of the form kind:name"),
+        ({"allow": ["threads:*"]}, "'threads:\\*' is not a pattern of the form kind:name"),
         ({"kinds": "task"}, "kinds takes some of"),
         ({"kinds": ["tasks"]}, "kinds takes some of"),
         ({"settle": -1}, "settle takes seconds"),
@@ -471,7 +472,7 @@ def test_one_guard_is_for_one_block() -> None:
         again.__enter__()
     with again:
         pass
-    with pytest.raises(UsageError, match="not entered"):
+    with pytest.raises(UsageError, match="without being entered"):
         again.__exit__(None, None, None)
 
 

@@ -174,7 +174,7 @@ async def test_tasks_are_planted_by_an_async_way() -> None:
 @pytest.mark.backends("asyncio", "trio")
 async def test_a_task_that_the_way_does_not_start_is_refused() -> None:
     """A plant that is not in flight would prove nothing."""
-    with pytest.raises(UsageError, match="has not begun within 10 s"):
+    with pytest.raises(UsageError, match="did not begin within 10 s"):
         async with plant(object(), "task", by=lambda _, __: None):
             pytest.fail("it was planted")
 

@@ -77,6 +77,7 @@ def check_replay(scenario: Scenario, result: Sweep, hang_seconds: float = 5.0) -
     assert again.failures[0].where == failure.where
 
 
+@pytest.mark.sampled(1, "scenario")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize(("scenario", "tag", "backend"), cases(LEAKS))
@@ -144,6 +145,7 @@ def test_an_end_that_is_not_the_cancellation_is_found(
     check_replay(scenario, result)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("backend", ALL)
 def test_a_hang_is_found_and_bounded(backend: Backend, where: Where) -> None:
@@ -156,6 +158,7 @@ def test_a_hang_is_found_and_bounded(backend: Backend, where: Where) -> None:
     check_replay(scenario, result, HANG_SECONDS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("backend", ALL)
 def test_what_never_ends_is_given_up(backend: Backend, where: Where) -> None:
@@ -168,6 +171,7 @@ def test_what_never_ends_is_given_up(backend: Backend, where: Where) -> None:
     assert len(result.failures) == result.runs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("backend", ON_ASYNCIO)
 def test_a_cleanup_cut_short_is_found_at_depth_two(backend: Backend, where: Where) -> None:
@@ -196,6 +200,7 @@ def test_a_scope_that_stays_cancelled_cuts_a_cleanup_short_at_once(backend: Back
     assert failure.kinds == {"leak"}
 
 
+@pytest.mark.sampled(2, "scenario")
 @pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("backend", ALL)
 @pytest.mark.parametrize("scenario", FIXED)

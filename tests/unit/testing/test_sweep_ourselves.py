@@ -244,6 +244,7 @@ def _watcher_runs() -> None:
     sweep(process_stopped, runs_max=1, allow=["file:*"]).raise_if_failed()
 
 
+@pytest.mark.sampled(1, "scenario")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scenario", PURE)
 def test_nothing_is_found_in_ours(scenario: Scenario, backend: Backend) -> None:
@@ -264,6 +265,7 @@ def test_nothing_is_found_in_an_adopting_scope(backend: Backend) -> None:
     assert result.points > 2
 
 
+@pytest.mark.sampled(1, "scenario")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scenario", REAL)
 def test_nothing_is_found_in_our_processes_and_threads(

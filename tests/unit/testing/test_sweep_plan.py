@@ -184,7 +184,7 @@ def test_a_failed_sweep_can_be_raised() -> None:
     assert isinstance(caught.value, QuiesceError)
     assert caught.value.sweep is result
     text = str(caught.value)
-    assert text.count("it was cancelled, and returned all the same") == 1
+    assert text.count("the scenario was cancelled, but returned as if it had not been") == 1
     assert "pytest --quiesce-replay asyncio:task:native:1" in text
     assert "the same at native:2, native:3" in text
     assert scenarios.line("swallowed") in text
@@ -228,7 +228,7 @@ def test_a_marked_test_is_swept_with_its_arguments() -> None:
 
 def test_a_marked_test_that_fails_raises() -> None:
     """The failure of a run is the failure of the test."""
-    with pytest.raises(SweepFailed, match="returned all the same"):
+    with pytest.raises(SweepFailed, match="returned as if it had not been"):
         marked(scenarios.swallowing)
     marked(scenarios.swallowing, allow=["swallowed"])
 

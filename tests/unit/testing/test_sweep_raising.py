@@ -139,7 +139,7 @@ def test_breaking_trio_is_a_failure_of_that_run() -> None:
     """A TrioInternalError is told with its cause, and the sweep can say what was not covered."""
     result = sweep(crashing_task, backend="trio")
     assert kinds(result) == {"failed"}
-    assert "it broke the event loop: TrioInternalError" in str(result)
+    assert "the scenario broke the event loop: TrioInternalError" in str(result)
     assert "ConnectionError" in str(result)
     assert "without being cancelled" in result.not_covered[0]
 
@@ -190,7 +190,7 @@ def test_what_this_version_of_trio_cannot_tell_is_not_covered(
     for replay in (None, "trio:task:scope:1"):
         result = sweep(scenarios.passing_on, backend="trio", replay=replay)
         assert result.ok
-        assert "swallowed: only trio 0.31" in result.not_covered[0]
+        assert "swallowed: this needs trio 0.31" in result.not_covered[0]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_function_that_gives_no_coroutine_is_refused(backend: Backend) -> None
         nothing: Any = 7
         return nothing  # type: ignore[no-any-return]  # that is the mistake
 
-    with pytest.raises(ArgumentError, match="gave 7, and no coroutine"):
+    with pytest.raises(ArgumentError, match="returned 7, which is not a coroutine"):
         sweep(plain, backend=backend)
 
 

@@ -17,6 +17,7 @@ import uvloop
 
 from quiesce.core.backends.asyncio.tasks import TaskJob
 from quiesce.core.patches import Patch
+from quiesce.testing import trio_private
 from quiesce.testing.leaks import instrument
 from quiesce.testing.leaks.census import Census
 from quiesce.testing.leaks.instrument import watch
@@ -24,6 +25,7 @@ from quiesce.testing.leaks.instrument import watch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+RUNNER, GENERATORS = trio_private.starters(trio) or (None, None)
 WRAPPED: list[tuple[Any, str]] = [
     (asyncio.BaseEventLoop, "__init__"),
     (asyncio.BaseEventLoop, "create_task"),
@@ -47,8 +49,8 @@ WRAPPED: list[tuple[Any, str]] = [
     (uvloop.Loop, "_asyncgen_finalizer_hook"),
     (uvloop.Loop, "subprocess_exec"),
     (uvloop.Loop, "subprocess_shell"),
-    (trio._core._run.Runner, "spawn_impl"),
-    (trio._core._asyncgens.AsyncGenerators, "finalize_remaining"),
+    (RUNNER, "spawn_impl"),
+    (GENERATORS, "finalize_remaining"),
     (trio.to_thread, "run_sync"),
 ]
 NOTHING = object()
@@ -90,11 +92,18 @@ def test_everything_is_given_back() -> None:
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_nothing_that_is_wrapped_is_missing() -> None:
+def test_nothing_that_is_wrapped_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every private name that is wrapped exists in the versions that are tested."""
+    made: list[Patch] = []
+
+    def recorded(*wrapped: Any) -> Patch:
+        made.append(Patch(*wrapped))
+        return made[-1]
+
+    monkeypatch.setattr(instrument, "Patch", recorded)
     with Census(kinds=()):
         assert not watch.unknown
-        assert len(watch._patches) == len(WRAPPED)
+        assert len(made) == len(WRAPPED)
 
 
 class Owner:
@@ -177,6 +186,6 @@ async def test_the_hooks_of_a_running_loop_are_given_back() -> None:
     """A census inside a running loop wraps the loop's hooks for generators, and unwraps them."""
     before = sys.get_asyncgen_hooks()
     census = Census(kinds=())
-    assert isinstance(sys.get_asyncgen_hooks().firstiter, instrument._Hook)
+    assert sys.get_asyncgen_hooks().firstiter is not before.firstiter
     census.close()
     assert sys.get_asyncgen_hooks() == before

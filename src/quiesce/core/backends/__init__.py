@@ -1,7 +1,7 @@
-"""The event loops that quiesce runs on: a small contract, and two implementations.
+"""The event loops that quiesce runs on: a small interface, and two implementations.
 
-On asyncio jobs are plain tasks (an anyio task group costs five times a bare task), on trio system
-tasks. All code above this package is the same for both.
+On asyncio, jobs are plain tasks, because a task in an anyio task group costs five times as much. On
+trio, jobs are system tasks. All code outside of this package is the same for both.
 
 The modules, in reading order:
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import sys
 from asyncio import current_task
-from asyncio.events import _get_running_loop
 from typing import Any
 
 from quiesce.core.backends.base import Backend, Bell, Body, Waiter
+from quiesce.core.python_private import running_loop
 from quiesce.errors import UsageError
 
 __all__ = ["Backend", "Bell", "Body", "Waiter", "running_backend"]
@@ -46,6 +46,6 @@ def _in_host_task(trio: Any) -> bool:
     """Return whether the running code is a task of the asyncio loop that hosts trio."""
     return (
         not trio.lowlevel.in_trio_task()
-        and _get_running_loop() is not None
+        and running_loop() is not None
         and current_task() is not None
     )

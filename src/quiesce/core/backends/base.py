@@ -1,11 +1,11 @@
-"""What the core needs from an event loop."""
+"""The interface between the core and an event loop; each backend implements it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Collection, Coroutine, Generator
     from types import CodeType
 
     from quiesce.core.hold import Held
@@ -31,16 +31,16 @@ class Waiter(Protocol):
 
 
 class Bell(Protocol):
-    """Wakes an owner task: by a ring, at a deadline, or by a cancellation, which does not end it.
+    """Wakes an owner task by a ring, at a deadline or by a cancellation. The cancellation does not end the task.
 
-    `interrupted` becomes true, and stays so, when the event loop shuts down and cancels the owner
-    task. The task then ends its waits early, but finishes its work.
+    When the event loop shuts down and cancels the owner task, `interrupted` becomes true for good. The
+    task then ends its waits early, but finishes its work.
     """
 
     interrupted: bool
 
     def ring(self) -> None:
-        """Wake the owner task. A ring while it does not wait ends its next wait."""
+        """Wake the owner task. If the task does not wait now, the ring ends its next wait."""
 
     async def wait(self, deadline: float | None) -> None:
         """Wait for a ring, the deadline, or the first cancellation."""
@@ -56,7 +56,7 @@ class Body(Protocol):
         """Cancel the body."""
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End the block; return `exc` without the interruption, or None if it was only that."""
+        """End the block; return `exc` without the interruption, or None if `exc` was only the interruption."""
 
 
 class Backend(Protocol):
@@ -76,11 +76,11 @@ class Backend(Protocol):
 
     @property
     def loop(self) -> object | None:
-        """The asyncio loop. If it is the running loop, the code is in this loop; else ask `here()`."""
+        """The asyncio loop, for a quick check: if it is the running loop, `here()` is true."""
 
     @property
     def start(self) -> Callable[[TreeNode, Coroutine[Any, Any, Any], str, CodeType, int], Job[Any]]:
-        """Start a task that carries its own hold; the caller inserts it in the same step."""
+        """The function that starts a task as a job. Its caller inserts the job in the same step."""
 
     def here(self) -> bool:
         """Return whether the running code is in this loop, and in its thread."""
@@ -91,8 +91,18 @@ class Backend(Protocol):
     def current(self) -> object | None:
         """Return the key under which the running task would be held."""
 
+    def working_for(self) -> Collection[object]:
+        """Return the running task and the tasks that it is part of: its job on trio, its services on asyncio."""
+
+    def fate(self, task: Any) -> BaseException | Literal["cancelled"] | None:
+        """Return the error of a task, or "cancelled", without counting as a reader of the error.
+
+        Return None if the task succeeded or still runs. On trio the result of a nursery's task is unknown: it
+        counts as cancelled if its job was cancelled, and otherwise as a success.
+        """
+
     def ended(self, task: Any) -> bool:
-        """Return whether a task, in a scope or not, has ended."""
+        """Return whether a task has ended, whether or not a scope holds it."""
 
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call`, in the loop, when the running task has ended; return a function that undoes this."""
@@ -109,7 +119,7 @@ class Backend(Protocol):
         """
 
     def cancellations(self) -> int:
-        """Return how often the running task was asked to cancel; on trio always 0."""
+        """Return how many cancellations of the running task are pending; on trio always 0."""
 
     def bell(self) -> Bell: ...
 
@@ -137,13 +147,13 @@ class Backend(Protocol):
         """
 
     def unasked(self, entries: list[tuple[Any, ReportEntry]]) -> list[tuple[Held, ReportEntry]]:
-        """Return the adopted tasks whose failure no task has received, and mark it as received."""
+        """Return the adopted tasks whose failure no task has received, and mark these failures as received."""
 
     def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:
-        """Ask a node's holds to end, but hand on tasks that other scopes await; return how many those are."""
+        """Ask a node's holds to end, but hand shared tasks to the scopes that await them; return their number."""
 
     def look_at_parts(self, node: TreeNode) -> None:
         """Find the tasks below a node that services have started and now await (service_tasks.py)."""
 
     def adopt(self) -> Callable[[], None]:
-        """Begin to hold every new task in the scope that it is created in; return a function that undoes this."""
+        """Make scopes hold every task that is created inside them; return a function that ends this."""

@@ -11,7 +11,7 @@ import math
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import trio
 
@@ -19,11 +19,12 @@ from quiesce.core import callsites
 from quiesce.core.graveyard import Graveyard
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
-from quiesce.core.tree import current
+from quiesce.core.python_private import is_unread
+from quiesce.core.tree import ScopeState, current
 from quiesce.errors import JobCancelled, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Generator, Hashable, Mapping
     from types import CodeType
 
     from quiesce.core.backends.base import Body, Waiter
@@ -43,34 +44,34 @@ class TrioJob(Job[T], Generic[T]):
     """A spawned task."""
 
     __slots__ = (
-        "_cancel_scope",
-        "_code_started",
-        "_key",
         "_name",
-        "_node",
-        "_offset_started",
-        "_outcome",
-        "_peace",
-        "_since",
-        "_task",
-        "_waiters",
+        "began_at",
+        "cancel_scope",
+        "final_outcome",
+        "own_task",
+        "owner_node",
+        "shield_scope",
+        "spawn_key",
+        "started_code",
+        "started_offset",
+        "waiters",
     )
 
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = True
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = True
 
     def __init__(self, node: TreeNode, name: str, code: CodeType, offset: int) -> None:
-        self._node = node
+        self.owner_node: TreeNode = node
         self._name = name
-        self._since: float = trio.current_time()
-        self._code_started = code
-        self._offset_started = offset
-        self._key: Hashable | None = None
-        self._outcome: Outcome[T] | None = None
-        self._waiters: list[Callable[[], None]] = []
-        self._cancel_scope = trio.CancelScope()
-        self._peace = trio.CancelScope()
-        self._task: trio.lowlevel.Task | None = None
+        self.began_at: float = trio.current_time()
+        self.started_code: CodeType = code
+        self.started_offset: int = offset
+        self.spawn_key: Hashable | None = None
+        self.final_outcome: Outcome[T] | None = None
+        self.waiters: list[Callable[[], None]] = []
+        self.cancel_scope: trio.CancelScope = trio.CancelScope()
+        self.shield_scope: trio.CancelScope = trio.CancelScope()
+        self.own_task: trio.lowlevel.Task | None = None
 
     @property
     def kind(self) -> str:
@@ -85,37 +86,37 @@ class TrioJob(Job[T], Generic[T]):
     @property
     def key(self) -> Hashable | None:
         """The key given to `spawn`."""
-        return self._key
+        return self.spawn_key
 
     @property
     def since(self) -> float:
         """When it was spawned."""
-        return self._since
+        return self.began_at
 
     @property
     def where(self) -> str | None:
         """The file and line that spawned it."""
-        return callsites.describe(self._code_started, self._offset_started)
+        return callsites.describe(self.started_code, self.started_offset)
 
     @property
     def details(self) -> Mapping[str, object]:
-        """Nothing more is known."""
+        """An empty mapping: a job has no further details."""
         return NOTHING
 
     @property
     def outcome(self) -> Outcome[T] | None:
         """How it ended; None while it runs."""
-        return self._outcome
+        return self.final_outcome
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._outcome is not None
+        return self.final_outcome is not None
 
     def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - as in asyncio
         """Ask the job to stop; return False if it has already ended."""
-        if self._outcome is not None:
+        if self.final_outcome is not None:
             return False
-        self._cancel_scope.cancel()
+        self.cancel_scope.cancel()
         return True
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -124,23 +125,23 @@ class TrioJob(Job[T], Generic[T]):
 
     def __repr__(self) -> str:
         """Return the name and the status of the job."""
-        status = "running" if self._outcome is None else self._outcome.status
+        status = "running" if self.final_outcome is None else self.final_outcome.status
         return f"<TrioJob {self._name!r} {status}>"
 
     async def _result(self) -> T:
-        if self._outcome is None and running_job.get() is self:
+        if self.final_outcome is None and running_job.get() is self:
             message = f"job {self._name!r} awaits itself"
             raise UsageError(message)
-        if self._outcome is None:
+        if self.final_outcome is None:
             ended = trio.Event()
-            self._waiters.append(ended.set)
+            self.waiters.append(ended.set)
             try:
                 await ended.wait()
             finally:
                 self._forget(ended.set)
         else:
             await trio.lowlevel.checkpoint()
-        outcome = self._outcome
+        outcome = self.final_outcome
         assert outcome is not None  # noqa: S101 - the waiter was set by it
         if outcome.status == "cancelled":
             message = f"job {self._name!r} was cancelled"
@@ -149,40 +150,40 @@ class TrioJob(Job[T], Generic[T]):
             raise outcome.error
         return outcome.value  # type: ignore[return-value]  # it has completed
 
-    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
-        self._waiters.append(call)
+    def call_when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+        self.waiters.append(call)
         return lambda: self._forget(call)
 
     def _forget(self, call: Callable[[], None]) -> None:
-        with suppress(ValueError):  # it is being called
-            self._waiters.remove(call)
+        with suppress(ValueError):  # the end of the job has already removed it
+            self.waiters.remove(call)
 
-    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
-        self._cancel_scope.cancel()
+    def request_stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+        self.cancel_scope.cancel()
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return False  # trio itself delivers a cancellation again at every checkpoint
 
-    def _chain(self) -> list[callsites.Frame]:
-        frames = callsites.await_chain(self._task.coro) if self._task is not None else []
+    def list_frames(self) -> list[callsites.Frame]:
+        frames = callsites.await_chain(self.own_task.coro) if self.own_task is not None else []
         own = run_trio_job.__code__.co_filename
         return [frame for frame in frames if frame.file != own]
 
-    def _reclassify(self) -> None:
+    def reclassify(self) -> None:
         """Do nothing: `spawn` says whether it is a service."""
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
         if isinstance(node, Graveyard):
-            self._peace.shield = True
+            self.shield_scope.shield = True
 
 
 async def run_trio_job(job: TrioJob[T], coro: Coroutine[Any, Any, T]) -> None:
-    """Run a job and record how it ended. Raise nothing but the cancellation of trio's own shutdown."""
+    """Run a job and record how it ended. Raise only the cancellation by trio's own shutdown."""
     running_job.set(job)
     outcome: Outcome[T] = Outcome("cancelled")
     try:
-        with job._cancel_scope, job._peace:
+        with job.cancel_scope, job.shield_scope:
             outcome = Outcome("completed", await coro)
     except trio.Cancelled:  # not the job's own: trio.run is shutting down
         end_trio_job(job, Outcome("cancelled"))
@@ -195,22 +196,23 @@ async def run_trio_job(job: TrioJob[T], coro: Coroutine[Any, Any, T]) -> None:
 
 def end_trio_job(job: TrioJob[T], outcome: Outcome[T]) -> None:
     """Record how a job ended, then stop holding it."""
-    job._outcome = outcome
-    node = job._node
-    if job._key is not None:
-        node._forget_key(job._key, job)
-    service = job in node._services
-    held = node._holds.get(job, job)
-    if outcome.status == "cancelled":
-        node._job_cancelled(held, service=service)
+    job.final_outcome = outcome
+    node = job.owner_node
+    if job.spawn_key is not None:
+        node.forget_key(job.spawn_key, job)
+    service = job in node.services
+    held = node.holds.get(job, job)
+    is_cut = node.phase is ScopeState.CLOSING and job.cancel_scope.cancel_called
+    if outcome.status == "cancelled" or (is_cut and outcome.error is None and not service):
+        node.note_cancelled(held, service=service)
     elif outcome.error is not None:
-        node._job_failed(held, outcome.error)
+        node.note_failed(held, outcome.error)
     elif service:
-        node._service_ended(held)
+        node.note_service_ended(held)
     else:
-        node._completed += 1
-    node._discard(job)
-    waiters, job._waiters = job._waiters, []
+        node.completed_count += 1
+    node.discard_hold(job)
+    waiters, job.waiters = job.waiters, []
     for call in waiters:
         call()
 
@@ -223,12 +225,12 @@ def start_trio_task(
     context = copy_context()
     context.run(current.set, node)
     try:
-        job._task = trio.lowlevel.spawn_system_task(
+        job.own_task = trio.lowlevel.spawn_system_task(
             run_trio_job, job, coro, name=name, context=context
         )
     except RuntimeError as error:  # trio.run is ending: its system nursery is closed
         coro.close()
-        message = f"trio is shutting down: nothing new may start in scope {node._name!r}"
+        message = f"trio is shutting down: scope {node.name_given!r} cannot start new work"
         raise UsageError(message) from error
     return job
 
@@ -241,7 +243,7 @@ class TrioBackend:
 
     def __init__(self) -> None:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
-        self.loop: object = self.token  # never the running loop of asyncio: ask here()
+        self.loop: object = self.token  # not an asyncio loop: callers ask here()
         # Threads that work for a scope may call this; they may not call `trio.current_time`.
         self.clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
         self.waiter: Callable[[], Waiter] = TrioWaiter
@@ -266,13 +268,26 @@ class TrioBackend:
     def current(self) -> object | None:
         return running_job.get()
 
+    def working_for(self) -> Collection[object]:
+        task, job = trio.lowlevel.current_task(), running_job.get()
+        return (task,) if job is None else (task, job.own_task)
+
+    def fate(self, task: Any) -> BaseException | Literal["cancelled"] | None:
+        job = task.context.get(running_job)
+        if job is not None and job.own_task is not task:  # of a nursery in a job
+            return "cancelled" if job.cancel_scope.cancel_called else None
+        outcome = None if job is None else job.final_outcome
+        if outcome is None or outcome.status == "completed":
+            return None
+        return outcome.error or "cancelled"
+
     def ended(self, task: Any) -> bool:
         return task.coro.cr_frame is None
 
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         task, job = trio.lowlevel.current_task(), running_job.get()
-        if job is not None and job._task is task:
-            return job._when_done(call)
+        if job is not None and job.own_task is task:
+            return job.call_when_done(call)
 
         return self._watch.begin(task, call)
 
@@ -289,7 +304,7 @@ class TrioBackend:
         return True
 
     def cancellations(self) -> int:
-        return 0  # trio delivers a cancellation again and again: none can be swallowed
+        return 0  # on trio a task cannot swallow a cancellation, because it is delivered again
 
     def bell(self) -> TrioBell:
         return TrioBell()
@@ -301,7 +316,7 @@ class TrioBackend:
         return self.post(fn)
 
     def about_to_run(self) -> set[TreeNode]:
-        return set()  # trio code leaves no callbacks: it has only tasks, each in a nursery
+        return set()  # trio code has no callbacks, only tasks
 
     def post(self, fn: Callable[..., object], *args: object) -> bool:
         try:
@@ -321,12 +336,12 @@ class TrioBackend:
         return [  # only calls in threads: trio adopts no tasks
             (held, replace(described, error=held.exception()))
             for held, described in ((ref(), described) for ref, described in entries)
-            if held._log_traceback
+            if is_unread(held)
         ]
 
     def stop_all(self, node: TreeNode, table: dict[object, Held]) -> int:  # noqa: ARG002 - trio adopts nothing
         for held in list(table.values()):
-            held._stop()
+            held.request_stop()
         return 0
 
     def look_at_parts(self, node: TreeNode) -> None:

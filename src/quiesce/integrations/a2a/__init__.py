@@ -1,13 +1,14 @@
-"""A2A servers that drain, and lose neither tasks nor pushes.
+"""A2A servers that drain without losing tasks or push notifications.
 
-- `QuiescentRequestHandler(...)`: in the place of the SDK's `DefaultRequestHandler`; it can say when
-  it is idle and what is in flight, drain, and end what a crash has left.
-- `DurablePushSender(outbox)`: push notifications that arrive, in order, after a crash too.
-- `quiesce_app(agent, card)`: a whole Starlette app of these.
-- `quiesce_client(node, agent)`: a client whose messages belong to a cascade. With `node=`, handler and
-  app take part in cascades as well; `declare_cascades` is for apps of your own.
+- `QuiescentRequestHandler(...)` replaces the SDK's `DefaultRequestHandler`. The handler lists what is in
+  flight, waits until the server is idle, drains, and ends the tasks that a crash has left open.
+- `DurablePushSender(outbox)` sends push notifications in order, and sends them again after a crash.
+- `quiesce_app(agent, card=card)` builds a whole Starlette app from these.
+- `quiesce_client(node, agent)` makes a client whose messages belong to a cascade. Handler and app take
+  part in cascades if you pass `node=`. If you build the app yourself, add the extension to its card with
+  `declare_cascades`.
 
-For a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
+Works with a2a-sdk 0.3.22 and newer, and 1.x, on asyncio and uvloop.
 
 The modules, in reading order:
 
@@ -15,11 +16,11 @@ The modules, in reading order:
 - `push`: pushes that survive a crash.
 - `mesh`: messages as edges of a cascade.
 - `versions`: what differs between a2a-sdk 0.3 and 1.x.
-- `outlasting`: waiting for something to its end, although the one that waits is cancelled.
-- `tracing`: the SDK's tracing, left out while no tracer is configured.
+- `outlasting`: waiting until a future is done, although the waiting task is cancelled.
+- `tracing`: removes the SDK's tracing calls while no tracer is configured.
 """
 
-from quiesce.integrations.a2a import versions as _versions  # noqa: F401 - the first: its error says what to install
+from quiesce.integrations.a2a import versions as _versions  # noqa: F401 - imported first: its error says what to install
 from quiesce.integrations.a2a.mesh.extension import CASCADE_EXTENSION, declare_cascades
 from quiesce.integrations.a2a.mesh.message_edges import CascadeClient, quiesce_client
 from quiesce.integrations.a2a.push.push_outbox import DeadLetter, MemoryOutbox, Outbox

@@ -1,29 +1,30 @@
-"""The Agent Client Protocol: agents and clients of the ACP SDK, with a teardown that is right.
+"""Agents and clients of the Agent Client Protocol's SDK, with a teardown that always ends.
 
-`run_agent`, `connect_to_agent` and `spawn_agent_process` have the SDK's own signatures, and always
-end, bounded, with nothing left behind; `serve_websocket` runs one agent a connection.
+`run_agent`, `connect_to_agent` and `spawn_agent_process` have the SDK's own signatures. Each of them
+ends within its time limits and leaves nothing behind. `serve_websocket` runs one agent for each
+connection.
 
 The modules, in reading order:
 
-- `agent`: one agent, served to one peer, in a scope of its own.
-- `requests`: each request that an agent handles is a task, and a hold.
-- `agent_transport`: what an agent is served over: streams, or standard input and output.
-- `send_buffer`: messages that are to be sent to a peer that may not read.
-- `json_lines`: a stream of bytes is cut into lines, and a line is parsed.
-- `agent_calls`: what an agent asks of its client.
-- `sdk_connection`: the SDK's own connection objects, made to send through ours.
-- `witness`: observers of every message, as the SDK offers them.
+- `agent`: one agent, served to one peer, in its own scope.
+- `requests`: each request that an agent handles is a task and a hold.
+- `agent_transport`: the streams, or standard input and output, over which an agent is served.
+- `send_buffer`: messages that wait to be sent to a peer that may not read.
+- `json_lines`: cuts a byte stream into lines, and parses a line.
+- `agent_calls`: the requests and notifications that an agent sends to its client.
+- `sdk_connection`: the SDK's own connection objects, changed to send through quiesce.
+- `witness`: observers that see every message, as in the SDK.
 - `handler_children`: processes that handlers start and do not end.
-- `websocket_server`: a WebSocket bridge: one agent a connection, with limits and a drain.
-- `websocket_settings`: the options of a bridge, checked.
+- `websocket_server`: a WebSocket bridge: one agent for each connection, with limits and a drain.
+- `websocket_settings`: the checked options of a bridge.
 - `websocket`: one WebSocket, and the listener that accepts them.
 - `agent_client`: the client side: connections to agents that end when they are closed.
 - `client_wire`: a client's messages to one agent, and its open requests.
-- `client_calls`: one request of a client, while it waits for the answer.
-- `client_streams`: what carries a client's messages: streams, pipes, or a transport.
+- `client_calls`: one request of a client while it waits for the answer.
+- `client_streams`: carries a client's messages: streams, pipes, or a transport.
 - `agent_process`: agents that are child processes.
-- `request_edges`: what a client asks of an agent inside of a hop is an edge.
-- `request_hops`: a request that carries an edge is handled as its hop.
+- `request_edges`: a request that a client sends inside a hop is an edge of that hop.
+- `request_hops`: a request that carries an edge is handled as a hop.
 """
 
 from quiesce.integrations import sdk

@@ -1,12 +1,12 @@
-"""The agent side: one agent, served to one peer, in a scope of its own.
+"""The agent side: one agent, served to one peer, in its own scope.
 
-What holds:
+Rules:
 
 1. Everything that the SDK and the agent start belongs to the session's scope: no caller can lose it.
-2. The end is carried out by the scope, and is bounded, whoever is cancelled meanwhile: the requests
-   in flight have their grace, then are cancelled; what is unsent is flushed; then the loops stop and
-   the transport is closed.
-3. Cancellation is passed on to the caller, when that is complete.
+2. The scope carries out the end, within its time limits, even if callers are cancelled meanwhile.
+   Requests in flight get their grace and are then cancelled; unsent messages are flushed; then the
+   loops stop and the transport is closed.
+3. A cancellation is passed on to the caller when all of that is complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_agent"]
 
-_GRACE_SECONDS = 1.0  # a client that has hung up waits 2 s before it sends SIGTERM
+_GRACE_SECONDS = 1.0  # a client that has hung up sends SIGTERM after 2 s
 _CLEANUP_SECONDS = 5.0
 
 
@@ -60,34 +60,34 @@ async def run_agent(
     node: Node | None = None,
     **connection_kwargs: Any,
 ) -> Report:
-    """Run an agent until its peer hangs up, somebody closes it, or the scope around is drained.
+    """Run an agent until its peer hangs up, it is closed, or the surrounding scope is drained.
 
     The arguments are those of the SDK's `run_agent`, and some more. The streams are closed at the
     end.
 
     Args:
-        agent: The agent, or a function that is given the connection and makes it.
-        input_stream: Where to write to: an `asyncio.StreamWriter`, or a transport as the SDK has it from
-            0.12 on (`send`, `receive`, `close`); the standard output by default.
-        output_stream: Where to read from: an `asyncio.StreamReader`; the standard input by default.
-        use_unstable_protocol: Whether to offer what the protocol calls unstable.
-        stdio_buffer_limit_bytes: How long a message may be.
-        grace: How many seconds requests in flight have to finish, when the peer has hung up.
+        agent: The agent, or a function that is called with the connection and returns the agent.
+        input_stream: The stream to write to: an `asyncio.StreamWriter`, or a transport as the SDK has
+            them since 0.12 (`send`, `receive`, `close`); the standard output by default.
+        output_stream: The stream to read from: an `asyncio.StreamReader`; the standard input by default.
+        use_unstable_protocol: Whether to offer the unstable parts of the protocol.
+        stdio_buffer_limit_bytes: The longest message that is accepted.
+        grace: How many seconds requests in flight have to finish when the peer has hung up.
         cleanup: How many seconds cancelled handlers have to clean up.
         scope: The scope to run in; the current one by default.
-        name: What the session's own scope is called in frontiers and reports.
-        node: The agent's part in a mesh, open: requests that hand over an edge are hops of it.
-        connection_kwargs: What else the SDK's `run_agent` takes, such as `observers`.
+        name: The name of the session's own scope in frontiers and reports.
+        node: The agent's open mesh node: requests that hand over an edge are hops of it.
+        connection_kwargs: Other options of the SDK's `run_agent`, such as `observers`.
 
     Returns:
-        What became of everything that ran in the session.
+        The report of the session: how everything that ran in it has ended.
 
-    *Cancel safety*: what is in flight is cancelled, and awaited for `cleanup` seconds at most,
-    before the cancellation is passed on.
+    *Cancel safety*: if cancelled, requests in flight are cancelled and awaited for at most `cleanup`
+    seconds before the cancellation is passed on.
 
     *Raises*: `ArgumentError` for arguments that the installed version of the SDK does not have;
-    `UsageError` if the event loop is not asyncio's or uvloop's; `ScopeClosed` if the scope around
-    is closing; what the SDK raises if it cannot go on.
+    `UsageError` if the event loop is not one of asyncio or uvloop; `ScopeClosed` if the surrounding
+    scope is closing; errors of the SDK with which it cannot continue.
     """
     sdk_connection.check_asyncio()
     sdk_connection.check_options("run_agent", connection_kwargs)
@@ -111,7 +111,7 @@ def _transport_of(writer: Any, reader: Any, message_bytes_max: int) -> AgentTran
         return StreamTransport(reader, writer, message_bytes_max=message_bytes_max)
     has_all = all(hasattr(writer, method) for method in ("send", "receive", "close"))
     if reader is None and has_all:
-        return Decoded(writer)
+        return DecodedTransport(writer)
     message = (
         "run_agent() needs an asyncio.StreamWriter and an asyncio.StreamReader, in this order, or one"
         f" transport, not {writer!r} and {reader!r}"
@@ -119,24 +119,24 @@ def _transport_of(writer: Any, reader: Any, message_bytes_max: int) -> AgentTran
     raise ArgumentError(message)
 
 
-class Decoded:
-    """A transport as the SDK has it from 0.12 on: one message at a time, decoded."""
+class DecodedTransport:
+    """A transport as the SDK has them since 0.12: it carries one decoded message at a time."""
 
     decoded: ClassVar[bool] = True
 
     def __init__(self, inner: Any) -> None:
-        """Own the SDK's, or anybody's."""
+        """Wrap a transport, and own it."""
         self._inner = inner
         self.receive: Any = inner.receive
 
     async def send(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Send them one by one."""
+        """Send messages one by one."""
         send = self._inner.send
         for message in messages:
             await send(message)
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the transport."""
         await self._inner.close()
 
 
@@ -162,7 +162,7 @@ async def serve_agent(
 
 @dataclass(eq=False)
 class AgentSession:
-    """One agent and its one peer; `run()` opens it, runs it, and closes it."""
+    """One agent and its one peer; `run()` opens the session, runs it, and closes it."""
 
     _agent: Any
     _transport: AgentTransport
@@ -175,7 +175,7 @@ class AgentSession:
     _error: BaseException | None = None
 
     async def run(self, parent: Scope | None = None) -> Report:
-        """Run to the end; see `run_agent`."""
+        """Run the session to its end; see `run_agent`."""
         options: dict[str, Any] = {"adopt": True, "cleanup": self._cleanup}
         try:
             if parent is not None:
@@ -203,7 +203,7 @@ class AgentSession:
         return report
 
     def _start(self, scope: Scope) -> None:
-        """Start the loops, which the scope owns."""
+        """Start the loops in the scope."""
         outbox = SendBuffer(scope, self._transport, self._lost, flush_seconds=self._cleanup / 2)
         observers = self._options.get("observers")
         witness = Witness(observers) if observers else None
@@ -216,11 +216,11 @@ class AgentSession:
         scope.spawn(self._serve, calls, requests, name="acp input", service=True)
 
     async def _serve(self, calls: AgentCalls, requests: Requests) -> None:
-        """Connect the agent, then read until the end of the input, or of the session."""
+        """Connect the agent, then read until the end of the input or of the session."""
         unstable = self._options.get("use_unstable_protocol", False)
         try:
             connection, router = sdk_connection.bind_agent(self._agent, calls, unstable=unstable)
-            connection.close = self.close  # or it would wait for the task that calls it
+            connection.close = self.close  # the SDK's own would wait for the task that calls it
             requests.serve(router)
             await self._read(calls, requests)
         except Exception as error:  # noqa: BLE001 - run() raises it
@@ -255,12 +255,13 @@ class AgentSession:
         self._end()
 
     def _end(self) -> None:
-        """Begin to end, in this step: the peer is gone."""
-        self._scope._close(grace=self._grace, cleanup=self._cleanup)
+        """Begin the end of the session, in this step: the peer is gone."""
+        self._scope.plan_close(grace=self._grace, cleanup=self._cleanup)
 
     async def close(self) -> None:
-        """Close the session: cancel what is in flight, and wait for its end.
+        """Close the session: cancel the requests in flight, and wait for their end.
 
-        A handler may call it, too: it goes on when all others have ended, and has no answer.
+        A handler may call it, too: the call returns when all other handlers have ended, and the
+        handler's own request gets no answer.
         """
         await self._scope.aclose(cleanup=self._cleanup)

@@ -1,4 +1,4 @@
-"""What an agent asks of its client: its requests that wait for an answer, and its notifications."""
+"""The requests and notifications that an agent sends to its client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 
 class AgentCalls:
-    """The requests and notifications of one agent; what the SDK's connection sends by."""
+    """The requests and notifications of one agent; the SDK's connection sends through this object."""
 
     def __init__(self, outbox: SendBuffer, witness: Witness | None) -> None:
         """Send through this outbox."""
@@ -30,9 +30,9 @@ class AgentCalls:
     async def request(self, method: str, params: Any = None) -> Any:
         """Send a request, and wait for its answer.
 
-        *Cancel safety*: the client may have got the request.
+        *Cancel safety*: if cancelled, the client may have received the request.
 
-        *Raises*: `ConnectionError` if no answer can come; what the client answers with.
+        *Raises*: `ConnectionError` if no answer can come; the error with which the client answers.
         """
         if self._ended:
             raise _closed()
@@ -46,9 +46,9 @@ class AgentCalls:
             self._waiting.pop(number, None)
 
     async def notify(self, method: str, params: Any = None) -> None:
-        """Send a notification, and wait for room.
+        """Send a notification, and wait until the outbox has room.
 
-        *Cancel safety*: it is sent all the same.
+        *Cancel safety*: if cancelled, the notification is sent nevertheless.
         """
         await self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
@@ -59,7 +59,7 @@ class AgentCalls:
         await self._outbox.room()
 
     def take_answer(self, message: Message) -> None:
-        """Pass an answer of the client to the caller that waits for it; ignore one that nobody asked for."""
+        """Pass an answer of the client to the waiting caller; ignore an answer without a request."""
         number = message.get("id")
         answer = self._waiting.get(number) if isinstance(number, int) else None
         if answer is not None:
@@ -68,7 +68,7 @@ class AgentCalls:
             settle_answer(answer, message)
 
     def end(self) -> None:
-        """Raise in the callers that wait, and in those that come: the client sends no more."""
+        """Raise in waiting and later callers: the client sends no more answers."""
         self._ended = True
         for answer in self._waiting.values():
             if not answer.done():

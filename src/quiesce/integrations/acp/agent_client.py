@@ -1,15 +1,14 @@
 """The client side of ACP: connections to agents that end when they are closed.
 
-`connect_to_agent` has the SDK's name and signature, and gives the SDK's own connection object. What
-differs: every task that the SDK starts for it belongs to a scope, `close()` is bounded and may be called
-from any task, a request that its caller gives up is cancelled at the agent, and one whose agent is gone
-raises.
+`connect_to_agent` has the SDK's name and signature, and returns the SDK's own connection object. The
+differences: every task that the SDK starts for the connection belongs to a scope; `close()` has a time
+limit and may be called from any task; when a caller gives up a request, the agent is asked to cancel
+it; and a request raises an error when its agent is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
+from quiesce.core.python_private import get_frame
 from quiesce.core.scope import Scope
 from quiesce.core.tree import current
 from quiesce.errors import ArgumentError
@@ -60,24 +60,25 @@ def connect_to_agent(
 ) -> ClientSideConnection:
     """Connect a client to an agent, over two streams or a message transport.
 
-    The connection belongs to the current scope, and is closed along with it at the latest. Without
-    one, it is for you to close: `await connection.close()`, from any task, or `async with`. One that
-    you drop is closed when it is collected; a client that refers to it keeps it. The streams stay
-    open, as with the SDK; a message transport is closed.
+    The connection belongs to the current scope, which closes it at the latest. Without a scope, you
+    have to close it: `await connection.close()`, from any task, or `async with`. A connection that
+    you drop is closed when it is collected; a client that refers to it keeps it alive. The streams
+    stay open, as with the SDK; a message transport is closed.
 
     Args:
-        client: The client, or a function that is given the connection and returns it.
+        client: The client, or a function that is called with the connection and returns the client.
         input_stream: The stream to the agent, or a transport: `send`, `receive` and `close`.
         output_stream: The stream from the agent; None with a transport.
         use_unstable_protocol: As in the SDK.
-        cancel_session: Whether a `prompt` that its caller gives up is also told to the agent by
-            `session/cancel`, for agents that do not know `$/cancel_request`.
-        close_seconds: How long a close may take; what has not ended by then is in the report.
-        message_bytes_max: The longest message that is taken from a stream.
-        node: The client's part in a mesh, open: what is asked of the agent inside of one of its hops
-            is handed over.
-        address: Of the agent in that mesh: the URL of its own node; or a name by which it is found
-            again after a restart, for one that keeps a journal; None: only over this connection.
+        cancel_session: Whether to send `session/cancel` as well when a caller gives up a `prompt`,
+            for agents that do not know `$/cancel_request`.
+        close_seconds: How long a close may take; requests that are left then are in the report.
+        message_bytes_max: The longest message that is accepted from a stream.
+        node: The client's open mesh node: requests that are sent inside one of its hops hand over an
+            edge.
+        address: The agent's address in that mesh: the URL of its own node; or, for an agent with a
+            journal, a name by which it is found again after a restart. None: the agent is reached only
+            over this connection.
         connection_kwargs: The SDK's other options: `observers`, `receive_timeout`.
 
     Raises:
@@ -112,7 +113,7 @@ def connect_to_agent(
         connection_kwargs,
         cancel_session=cancel_session,
         close_seconds=close_seconds,
-        frame=sys._getframe(1),
+        frame=get_frame(1),
     )
 
 
@@ -130,13 +131,13 @@ def connect_client_side(
     name: str = "acp connection",
     why_lost: Callable[[], str] = lambda: "",
 ) -> ClientSideConnection:
-    """Connect a client over what carries its messages; what `connect_to_agent` does."""
+    """Connect a client over a peer object that carries its messages; see `connect_to_agent`."""
     seconds = arguments.seconds("close_seconds", close_seconds)
     node, address = options.pop("node", None), options.pop("address", None)
     options = {key: value for key, value in options.items() if value is not None}
     check_options("connect_to_agent", options.keys() - {"use_unstable_protocol"})
     scope = Scope(name, adopt=True, services=LOOPS, cleanup=seconds)
-    scope._open(current_scope(), frame)
+    scope.open_under(current_scope(), frame)
     make = ClientWire if node is None else partial(MeshWire, node=node, address=address)
     try:
         wire = make(
@@ -149,17 +150,17 @@ def connect_client_side(
             if isinstance(wire, MeshWire):
                 scope.spawn(wire.until_the_end, name="mesh", service=True)
     except BaseException:
-        scope._close(grace=0.0, cleanup=seconds)
+        scope.plan_close(grace=0.0, cleanup=seconds)
         raise
     _own(connection, scope, seconds)
     return connection
 
 
 def scope_of(connection: ClientSideConnection) -> Scope:
-    """Return the scope of a connection: its frontier has the requests, its report what became of them.
+    """Return a connection's scope: its frontier lists the requests, its report how they ended.
 
     Raises:
-        ArgumentError: It is not a connection that was made by quiesce.
+        ArgumentError: The connection was not made by quiesce.
     """
     scope = getattr(connection, _SCOPE, None)
     if not isinstance(scope, Scope):
@@ -183,7 +184,7 @@ def _message_peer(transport: Any) -> ClientPeer:
 
 @contextmanager
 def _inside(scope: Scope) -> Iterator[None]:
-    """Make a scope the current one inside of the block, so that tasks of the block belong to it."""
+    """Make a scope the current one inside the block, so that tasks started there belong to it."""
     token = current.set(scope)
     try:
         yield
@@ -192,7 +193,7 @@ def _inside(scope: Scope) -> Iterator[None]:
 
 
 async def _close_at_end(peer: ClientPeer) -> None:
-    """Close the transport when the scope stops its services; the scope's close bounds it."""
+    """Close the transport when the scope stops its services; the scope's close limits the time."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -200,22 +201,22 @@ async def _close_at_end(peer: ClientPeer) -> None:
 
 
 def _own(connection: ClientSideConnection, scope: Scope, seconds: float) -> None:
-    """Put our close in front of the connection's own, on this one object."""
+    """Replace the close method of this one connection object by the close of its scope."""
 
     async def close() -> None:
         await scope.aclose(cleanup=seconds)
 
     setattr(connection, _SCOPE, scope)
     connection.close = close  # type: ignore[method-assign]  # on this one object
-    # An open scope is kept by others. By us, it would be collected one round later than its connection.
+    # No strong reference to the scope: it would be collected one round later than the connection.
     weakref.finalize(connection, _dropped, weakref.ref(scope), seconds).atexit = False
 
 
 def _dropped(found: Callable[[], Scope | None], seconds: float) -> None:
-    """Close a connection that its program has dropped, and so cannot close.
+    """Close a connection that was dropped without being closed.
 
-    It may be collected in any thread, and in the midst of anything, so this only posts.
+    The garbage collector may call this in any thread and at any point, so it only posts the close.
     """
     scope = found()
     if scope is not None and scope.state in {"open", "draining"}:
-        scope._backend.post(partial(scope._close, grace=0.0, cleanup=seconds))
+        scope.backend.post(partial(scope.plan_close, grace=0.0, cleanup=seconds))

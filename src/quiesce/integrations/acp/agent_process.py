@@ -1,8 +1,8 @@
-"""Agents that are child processes: started, spoken to, and gone with all of their group at the close.
+"""Agents that are child processes: the whole process group is gone when the connection is closed.
 
-`spawn_agent_process` has the SDK's name and signature. The process is one of quiesce's: it is held from
-the step that forks it, its whole group ends with it, and no cancellation, however often it comes, leaves
-any of it behind.
+`spawn_agent_process` has the SDK's name and signature. The process is started by quiesce: a scope
+holds it from the step that forks it, and its whole group ends with it, even after many
+cancellations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from acp.transports import default_environment
 
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
+from quiesce.core.python_private import get_frame
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
 from quiesce.integrations.acp.agent_client import connect_client_side
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentProcess", "open_agent_process", "spawn_agent_process"]
 
-_SHUTDOWN_SECONDS = 2.0  # as in the SDK: for each of EOF and SIGTERM
-_KILL_SECONDS = 2.0  # for SIGKILL, and reaping
-_EXIT_SECONDS = 0.5  # between the end of the output and the exit, so that an error can tell of it
+_SHUTDOWN_SECONDS = 2.0  # as in the SDK: once after EOF, and again after SIGTERM
+_KILL_SECONDS = 2.0  # for SIGKILL and reaping
+_EXIT_SECONDS = 0.5  # how long to wait for the exit after the end of the output, to report its code
 _TAIL_LINES = 5
 
 
@@ -54,7 +55,7 @@ class AgentProcess:
     def __init__(
         self, scope: Scope, connection: ClientSideConnection, process: Process, seconds: float
     ) -> None:
-        """Describe what was opened."""
+        """Store the parts of an opened agent."""
         self._scope = scope
         self._seconds = seconds
         self.connection: ClientSideConnection = connection
@@ -64,7 +65,7 @@ class AgentProcess:
 
     @property
     def report(self) -> Report | None:
-        """What became of everything that belonged to it; None until it is closed."""
+        """The report: how everything that belonged to the agent has ended; None until it is closed."""
         return self._scope.report
 
     def frontier(self) -> Frontier:
@@ -74,7 +75,7 @@ class AgentProcess:
     async def aclose(self) -> Report:
         """Close the connection, and end the process and its group: EOF, SIGTERM, SIGKILL.
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
+        *Cancel safety*: if cancelled, the close continues; the cancellation is passed on after it.
         """
         return await self._scope.aclose(cleanup=self._seconds)
 
@@ -93,15 +94,15 @@ async def spawn_agent_process(
 
     The arguments are those of the SDK, and of `open_agent_process()`.
 
-    *Cancel safety*: cancelled at any point, and however often, the process and all of its group
+    *Cancel safety*: if cancelled at any point, and however often, the process and all of its group
     are gone before the cancellation is passed on.
 
     Raises:
         SpawnFailed: The program cannot be started.
-        ArgumentError: An argument that cannot work.
+        ArgumentError: An argument cannot work.
     """
     options = {"env": env, "cwd": cwd, "transport_kwargs": transport_kwargs, **connection_kwargs}
-    place = sys._getframe(2)  # beyond contextlib's own
+    place = get_frame(2)  # the caller's frame, above contextlib's own
     agent = await _open(to_client, [command, *args], place, **options)
     try:
         yield agent.connection, agent.process
@@ -120,30 +121,30 @@ async def open_agent_process(
     logs: Logs = "keep",
     **connection_kwargs: Any,
 ) -> AgentProcess:
-    """Start an agent as a child process; it is closed by `aclose()`, from anywhere.
+    """Start an agent as a child process; `aclose()` closes it, from any task.
 
     Args:
-        to_client: The client, or a function that is given the connection and returns it.
+        to_client: The client, or a function that is called with the connection and returns the client.
         command: The program.
-        args: Its arguments.
-        env: What is added to the SDK's default environment, which is a small part of this program's.
-        cwd: Where it runs.
-        transport_kwargs: `shutdown_timeout`: how many seconds it has after the end of its input, and
-            again after SIGTERM (2). `limit`: the longest message that is taken from it, in bytes.
-            `stderr`: `subprocess.PIPE` to keep it for `process.stderr`, the default; None: ours;
-            `subprocess.DEVNULL`.
-        scope: Whose it is; the current one by default.
-        logs: Where else its standard error goes, as in `start_process`.
-        connection_kwargs: Those of `connect_to_agent`.
+        args: The program's arguments.
+        env: Variables to add to the SDK's default environment, a small part of this program's.
+        cwd: The working directory.
+        transport_kwargs: `shutdown_timeout`: how many seconds the agent has after the end of its input,
+            and again after SIGTERM (2). `limit`: the longest message that is accepted from it, in bytes.
+            `stderr`: `subprocess.PIPE`, the default, keeps the output for `process.stderr`; None passes
+            it to this program's standard error; `subprocess.DEVNULL` drops it.
+        scope: The owning scope; the current one by default.
+        logs: Where else the standard error goes, as in `start_process`.
+        connection_kwargs: The options of `connect_to_agent`.
 
-    *Cancel safety*: cancelled, the process is gone before the cancellation is passed on.
+    *Cancel safety*: if cancelled, the process is gone before the cancellation is passed on.
 
     Raises:
         SpawnFailed: The program cannot be started.
-        ArgumentError: An argument that cannot work.
+        ArgumentError: An argument cannot work.
     """
     options = {"env": env, "cwd": cwd, "transport_kwargs": transport_kwargs, **connection_kwargs}
-    place = sys._getframe(1)
+    place = get_frame(1)
     return await _open(to_client, [command, *args], place, scope=scope, logs=logs, **options)
 
 
@@ -166,7 +167,7 @@ async def _open(
     seconds = closing + settings.shutdown_seconds * 2 + _KILL_SECONDS
     name = os.path.basename(argv[0])  # noqa: PTH119 - a plain string
     own = Scope(f"agent {name}", cleanup=seconds)
-    own._open(scope or current_scope(), place)
+    own.open_under(scope or current_scope(), place)
     process = functools.partial(
         start_process, argv, env={**default_environment(), **(env or {})}, cwd=cwd,
         stdin="pipe", stdout="bytes",
@@ -183,7 +184,7 @@ async def _open(
 
 
 class _Settings:
-    """What the SDK has as options of its own transport."""
+    """The options that the SDK passes to its own transport."""
 
     def __init__(self, given: Mapping[str, Any], logs: Logs) -> None:
         unknown = set(given) - {"stderr", "limit", "shutdown_timeout"}
@@ -200,7 +201,7 @@ class _Settings:
         self.logs: Logs = _to_stderr if stderr is None and logs == "keep" else logs
 
 
-def _to_stderr(stream: str, line: str) -> None:  # noqa: ARG001 - there is only one
+def _to_stderr(stream: str, line: str) -> None:  # noqa: ARG001 - only standard error is passed
     sys.stderr.write(f"{line}\n")
 
 
@@ -211,7 +212,7 @@ async def _running(
     settings: _Settings,
     options: dict[str, Any],
 ) -> AsyncIterator[tuple[ClientSideConnection, Process]]:
-    """Run the agent; entered and left by a task of its scope, which nobody else can cancel."""
+    """Run the agent; a task of its scope enters and leaves this, so that no caller can cancel it."""
     grace = settings.shutdown_seconds
     process = await start(logs=settings.logs, grace=grace)
     try:

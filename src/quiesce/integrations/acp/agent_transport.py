@@ -1,8 +1,8 @@
-"""How messages come and go: what an agent is served over, and the streams as one of these ways.
+"""The transports over which an agent is served: a pair of streams, or standard input and output.
 
-A transport moves whole JSON-RPC messages, as bytes, and knows nothing of what is in them. One task
-receives, another sends; each may be cancelled while it waits. `close()` is called once, when
-nothing is received or sent any more, by the task that owns the sending.
+A transport carries whole JSON-RPC messages as bytes and does not look into them. One task receives,
+another sends; each may be cancelled while it waits. The sending task calls `close()` once, when no
+message is received or sent any more.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_CLOSE_SECONDS = 1.0  # that an aborted or flushed stream may take to be closed
+_CLOSE_SECONDS = 1.0  # how long the close of an aborted or flushed stream may take
 
 
 class AgentTransport(Protocol):
-    """A way for messages: a pair of streams, a WebSocket."""
+    """The interface of a transport: a pair of streams, or a WebSocket."""
 
     decoded: ClassVar[bool]
-    """Whether it moves decoded messages (`dict`) rather than JSON in bytes."""
+    """Whether the transport carries decoded messages (`dict`) rather than JSON in bytes."""
 
     async def receive(self) -> Any | None:
         """Return the next message, or None when the peer sends no more.
 
-        *Cancel safety*: no message is lost.
+        *Cancel safety*: if cancelled, no message is lost.
 
-        *Raises*: `OSError` or `EOFError` if the peer is lost; it counts as the end.
+        *Raises*: `OSError` or `EOFError` if the peer is lost; this counts as the end.
         """
 
     async def send(self, messages: Sequence[Any]) -> None:
-        """Send some messages, in this order; return when the peer's system has them.
+        """Send messages in this order; return when the peer's system has them.
 
-        *Cancel safety*: some may have been sent, and one in part; only `close()` may follow.
+        *Cancel safety*: if cancelled, some may have been sent, and one in part; only `close()` may follow.
 
-        *Raises*: any `Exception` if they cannot be sent; then nothing is sent any more.
+        *Raises*: any `Exception` if they cannot be sent; after that, no messages are sent any more.
         """
 
     async def close(self) -> None:
-        """End both directions at once, whatever is still under way. Bounded, and idempotent.
+        """End both directions at once, even if messages are under way. Has a time limit. Idempotent.
 
-        *Cancel safety*: what has to be done has been done before the first `await`.
+        *Cancel safety*: if cancelled, the transport is closed nevertheless: all necessary steps come
+        before the first `await`.
         """
 
 
 class StreamTransport:
-    """Newline-delimited messages over a pair of asyncio streams, which it owns."""
+    """Newline-delimited messages over a pair of asyncio streams; the transport owns the streams."""
 
     decoded: ClassVar[bool] = False
 
@@ -65,11 +66,11 @@ class StreamTransport:
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Own the streams; what is written waits with us, not in the writer's buffer."""
+        """Own the streams; unsent messages wait in the outbox, not in the writer's buffer."""
         self._writer = writer
         self.receive: Any = StreamLines(reader, message_bytes_max).next_line
         self._sending = False
-        with suppress(AttributeError, NotImplementedError):  # a stand-in for a transport
+        with suppress(AttributeError, NotImplementedError):  # the writer's transport is a stand-in
             writer.transport.set_write_buffer_limits(high=0)
 
     async def send(self, messages: Sequence[bytes]) -> None:
@@ -81,18 +82,18 @@ class StreamTransport:
 
     async def close(self) -> None:
         """Close the streams; see `AgentTransport`."""
-        with suppress(Exception):  # asyncio's pipes raise if they have ended by themselves
-            if self._sending:  # and not done: nobody takes it
+        with suppress(Exception):  # asyncio's pipes raise if they have already ended
+            if self._sending:  # a send was cancelled: the peer does not read
                 self._writer.transport.abort()
             else:
                 self._writer.close()
-        with suppress(Exception):  # how it ended is no concern: it has
+        with suppress(Exception):  # the stream has ended; the error does not matter
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._writer.wait_closed()
 
 
 class StdioTransport(StreamTransport):
-    """The standard input and output of this process, which stay open for others."""
+    """The standard input and output of this process; the files stay open for other code."""
 
     def __init__(
         self,
@@ -102,12 +103,12 @@ class StdioTransport(StreamTransport):
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Own the streams, made of copies of the two files."""
+        """Own the streams, which use copies of the two files."""
         super().__init__(reader, writer, message_bytes_max=message_bytes_max)
         self._reading = reading
 
     async def close(self) -> None:
-        """Close our copies, and leave the files as they were: they block."""
+        """Close the copies, and make the original files blocking again."""
         self._reading.close()
         try:
             await super().close()
@@ -118,7 +119,7 @@ class StdioTransport(StreamTransport):
 
 
 class _Pipe(asyncio.streams.FlowControlMixin):
-    """What a `StreamWriter` wants to know of a pipe: whether there is room, and its end."""
+    """The protocol that a `StreamWriter` needs for a pipe: it reports free room, and the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -134,9 +135,9 @@ class _Pipe(asyncio.streams.FlowControlMixin):
 
 
 async def stdio_transport(*, message_bytes_max: int = MESSAGE_BYTES_MAX) -> StdioTransport:
-    """Make a transport of the standard input and output.
+    """Return a transport over the standard input and output.
 
-    *Raises*: `ArgumentError` if one of them is an ordinary file, which no event loop can watch.
+    *Raises*: `ArgumentError` if one of them is an ordinary file, which an event loop cannot watch.
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)

@@ -1,4 +1,4 @@
-"""What a client asks of its agent: each request, while it waits for the answer, is a hold."""
+"""The requests that a client sends to its agent; each is a hold while it waits for the answer."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["AgentLost", "ConnectionClosed"]
 _SDK = f"{Path(acp.__file__).parent}{os.sep}"
 
 
-class AgentLost(PeerLost, ConnectionError):  # noqa: N818 - named as its base is
-    """The agent is gone, and what was asked of it has no answer."""
+class AgentLost(PeerLost, ConnectionError):  # noqa: N818 - named like its base class
+    """The agent is gone, so the request gets no answer."""
 
 
 class ConnectionClosed(ScopeClosed, ConnectionError):  # noqa: N818 - likewise
-    """The connection was closed at this end."""
+    """The connection was closed on this side."""
 
 
 def settle_answer(answer: asyncio.Future[Any], message: Message) -> None:
-    """Set what a response says, unless the caller gives up in this very step."""
+    """Set the result or error of a response, unless the caller has given up in this very step."""
     if answer.done():
         return
     if "result" in message or "error" not in message:
@@ -49,24 +49,24 @@ def settle_answer(answer: asyncio.Future[Any], message: Message) -> None:
 class AgentCall(Described):
     """A request that waits for its answer, or a notification that waits for room; it is a hold.
 
-    It is made for every request, so it has no `__init__`, and what it tells of itself is found when
-    it is asked for.
+    One is made for every request, so it has no `__init__`, and its descriptions are computed only when
+    they are asked for.
     """
 
-    __slots__ = ("_since", "answer", "cancellations", "message", "task", "wire")
+    __slots__ = ("answer", "began_at", "cancellations", "message", "task", "wire")
 
-    _fate: ClassVar[Fate] = "undelivered"
-    _stops: ClassVar[bool] = False
+    fate: ClassVar[Fate] = "undelivered"
+    can_be_stopped: ClassVar[bool] = False
 
     wire: ClientWire
     message: Message
-    task: Any  # the caller's
+    task: Any  # the caller's task
     answer: asyncio.Future[Any]
-    cancellations: int | None  # of the task, before, as long as the message may not be sent yet
+    cancellations: int | None  # the task's count before the call; None once the message is sent
 
     @property
     def kind(self) -> str:
-        """Whether it has an answer."""
+        """`request` if an answer is expected, otherwise `notification`."""
         return "request" if "id" in self.message else "notification"
 
     @property
@@ -76,34 +76,34 @@ class AgentCall(Described):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The id, and that we are the one who asks."""
+        """The id and the direction of the message."""
         return {"id": self.message.get("id"), "direction": "to the agent"}
 
     @property
     def where(self) -> str | None:
-        """The line that awaits it, or that has started the task which does nothing else."""
+        """The line that awaits the call, or the line that started a task which only makes the call."""
         for frame in reversed(callsites.await_chain(self.task.get_coro())):
-            if not (frame.file.startswith(_SDK) or callsites._plumbing_of(frame.file)):
+            if not (frame.file.startswith(_SDK) or callsites.plumbing_of(frame.file)):
                 return f"{frame.file}:{frame.line}"
-        code = getattr(self.task, "_code_started", None)
-        return callsites.describe(code, getattr(self.task, "_offset_started", 0))
+        code = getattr(self.task, "started_code", None)
+        return callsites.describe(code, getattr(self.task, "started_offset", 0))
 
     @property
     def key(self) -> object:
-        """What it is known by: its id, if it has one."""
+        """The key in the scope's table of holds: the id, if the call has one."""
         return self.message.get("id", self)
 
-    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+    def request_stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
         self.wire.stop(self)
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return False
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        """Do nothing: a connection's scope hands nothing over."""
+    def move_to(self, node: TreeNode) -> None:
+        """Do nothing: a connection's scope is never merged into another."""
 
-    def _reclassify(self) -> None:
-        """Do nothing: it is no service."""
+    def reclassify(self) -> None:
+        """Do nothing: a call is not a service."""

@@ -1,4 +1,4 @@
-"""What carries a client's messages: byte streams, a process's pipes, or somebody else's transport."""
+"""The peers that carry a client's messages: byte streams, a process's pipes, or another transport."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ __all__: list[str] = []
 
 
 class ClientPeer(Protocol):
-    """What carries messages to an agent and back."""
+    """An object that carries messages to an agent and back."""
 
     async def send(self, message: Message) -> None:
-        """Send a message whole, or raise."""
+        """Send a message completely, or raise an error."""
 
     async def receive(self) -> Message | None:
-        """Wait for a message; None at the end."""
+        """Wait for a message; return None at the end."""
 
     async def close(self) -> None:
         """Release the stream."""
 
 
 class LinePeer:
-    """An agent that is sent, and sends, a message a line."""
+    """An agent that exchanges messages as lines: one message in each line."""
 
     def __init__(self, *, receive_timeout: float | None, message_bytes_max: int) -> None:
         """Set the limits.
 
         Args:
-            receive_timeout: how many seconds the agent may be silent; None: for ever.
-            message_bytes_max: the longest message that is taken.
+            receive_timeout: how many seconds the agent may be silent; None: without a limit.
+            message_bytes_max: the longest message that is accepted.
         """
         self._receive_timeout = receive_timeout
         self._message_bytes_max = message_bytes_max
         self.line: bytes = b""
-        """The last message that was received, as it came."""
+        """The last received message, as bytes."""
 
-    # What the kinds have of their own.
+    # The methods that differ between subclasses.
 
     @property
     def has_room(self) -> bool:
-        """Whether it is certain that the agent has read all that was written before."""
+        """Whether the agent has certainly read everything that was written before."""
         raise NotImplementedError
 
     async def room(self) -> None:
@@ -61,27 +61,27 @@ class LinePeer:
         raise NotImplementedError
 
     def _put(self, data: bytes) -> bool:
-        """Write in one step, without waiting for room; False if the agent does not read any more."""
+        """Write in one step without waiting for room; return False if the agent no longer reads."""
         raise NotImplementedError
 
     async def _next_line(self) -> bytes | None:
-        """Wait for the next line; None at the end."""
+        """Wait for the next line; return None at the end."""
         raise NotImplementedError
 
-    # What they have in common.
+    # The methods that all subclasses share.
 
     async def send(self, message: Message) -> None:
         """Write a message; see `write`."""
         self.write(message)
 
     def write(self, message: Message) -> None:
-        """Write the message in one step, without waiting for room; then see whether it went out."""
+        """Write a message in one step without waiting for room; raise if the agent does not read."""
         if not self._put(json.dumps(message, separators=(",", ":")).encode() + b"\n"):
             error = "it does not read its input any more"
             raise ConnectionResetError(error)
 
     async def receive(self) -> Message | None:
-        """Wait for the next line that is a message."""
+        """Wait for the next line that contains a message."""
         while True:
             if self._receive_timeout is None:
                 line = await self._next_line()
@@ -96,30 +96,30 @@ class LinePeer:
                 return message
 
     async def close(self) -> None:
-        """Do nothing: whoever has opened it closes it."""
+        """Do nothing: the code that opened the streams closes them."""
 
 
 class StreamPeer(LinePeer):
-    """An agent at the other end of two streams of asyncio."""
+    """An agent at the other end of two asyncio streams."""
 
     def __init__(
         self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader, **limits: Any
     ) -> None:
-        """Use streams that somebody else opens and closes; the limits are those of any."""
+        """Use streams that other code opens and closes; `limits` are those of `LinePeer`."""
         super().__init__(**limits)
         self._writer = writer
         self._lines = StreamLines(reader, self._message_bytes_max)
 
     @property
     def has_room(self) -> bool:
-        """Whether all that was written before is out."""
+        """Whether everything that was written before has left the buffer."""
         try:
             return not self._writer.transport.get_write_buffer_size()
-        except (AttributeError, NotImplementedError):  # a stand-in for a transport
+        except (AttributeError, NotImplementedError):  # the writer's transport is a stand-in
             return False
 
     async def room(self) -> None:
-        """Wait until most of it is."""
+        """Wait until most of the buffer has been sent."""
         await self._writer.drain()
 
     def _put(self, data: bytes) -> bool:
@@ -131,30 +131,30 @@ class StreamPeer(LinePeer):
 
 
 class ProcessPeer(LinePeer):
-    """An agent that is a process of ours, at the other end of its pipes."""
+    """An agent that is a child process, at the other end of its pipes."""
 
-    has_room = False  # to wait for it is to ask
+    has_room = False  # never certain: only `room()` can tell
 
     def __init__(self, process: Process, exit_seconds: float, **limits: Any) -> None:
         """Use a process that was started with `stdin="pipe", stdout="bytes"`.
 
         Args:
             process: the agent.
-            exit_seconds: how long to wait, at the end of its output, for its exit to be known.
-            limits: those of any.
+            exit_seconds: how long to wait for the process's exit after the end of its output.
+            limits: the limits of `LinePeer`.
         """
         super().__init__(**limits)
         self._process = process
         self._exit_seconds = exit_seconds
 
     async def room(self) -> None:
-        """Wait while there is a lot that it has not read."""
+        """Wait while the process has a lot of unread input."""
         await self._process.room()
 
     def _put(self, data: bytes) -> bool:
         try:
             self._process.post(data)
-        except (ProcessLost, UsageError):  # gone, or its input is closed
+        except (ProcessLost, UsageError):  # the process is gone, or its input is closed
             return False
         return True
 
@@ -162,7 +162,7 @@ class ProcessPeer(LinePeer):
         try:
             return await self._process.raw.line(self._message_bytes_max)
         except LineTooLong as error:
-            message = f"it has sent a message of more than {self._message_bytes_max} bytes"
+            message = f"it sent a message of more than {self._message_bytes_max} bytes, the limit"
             raise ConnectionError(message) from error
         except anyio.EndOfStream:
             with anyio.move_on_after(self._exit_seconds):
@@ -170,9 +170,9 @@ class ProcessPeer(LinePeer):
             return None
 
     async def finish(self, seconds: float) -> None:
-        """End what it is sent, when all of that is written; then wait for its exit, in all so long."""
+        """Close the process's input when all of it is written, then wait for the exit, for `seconds` in all."""
         with anyio.move_on_after(seconds):
-            await self._process.raw.aclose()  # nobody reads what it still has to say
+            await self._process.raw.aclose()  # its further output is not needed
             with suppress(ProcessLost, UsageError):
                 await self._process.send(b"")
             self._process.close_stdin()

@@ -1,17 +1,17 @@
 """The wire of a client: its messages to one agent, and the requests that wait for an answer.
 
-What holds:
+Rules:
 
-1. A message is written whole, in one step, or not at all: whoever is cancelled while it waits for
-   room has sent nothing, and later messages are not torn.
+1. A message is written completely in one step, or not at all. If a caller is cancelled while it waits
+   for room, it has sent nothing, and later messages are intact.
 2. A request is a hold of the connection's scope, from before it is sent until its answer.
-3. A caller that gives up on a request which was sent has the agent told so, in the same step.
-4. When the agent is gone, or the scope is closed, every caller that waits is told, once: nobody
-   waits for an answer that cannot come. (From 0.12 on, the SDK has a `prompt` end only when the
-   updates that came before have been handled.)
+3. When a caller gives up a request that was sent, the agent is notified in the same step.
+4. When the agent is gone or the scope is closed, every waiting caller gets an error, once: no caller
+   waits for an answer that cannot come. (Since 0.12 the SDK ends a `prompt` only when the updates
+   that came before it have been handled.)
 
-`request` and `notify` stand in for the SDK's own `Connection.send_request` and `send_notification`:
-a request costs no more than there, because it does not pass through both.
+`request` and `notify` replace the SDK's own `Connection.send_request` and `send_notification`.
+A request costs no more than in the SDK, because it does not pass through both.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ __all__: list[str] = []
 
 CANCEL_REQUEST = "$/cancel_request"
 _PROMPT, _CANCEL_SESSION = "session/prompt", "session/cancel"
-_NOTICE_SECONDS = 5.0  # that telling the agent of a cancelled request may take
+_NOTICE_SECONDS = 5.0  # how long the notice of a cancelled request may take
 _OPEN = ScopeState.OPEN
 
 
 class ClientWire:
-    """The messages of one connection; what the SDK takes for its transport."""
+    """The messages of one connection; the SDK uses this object as its transport."""
 
     def __init__(
         self,
@@ -65,20 +65,20 @@ class ClientWire:
         why_lost: Callable[[], str],
         observers: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
-        """Wrap what carries the messages.
+        """Wrap the peer object that carries the messages.
 
         Args:
-            scope: the connection's own.
-            peer: what carries them.
+            scope: the connection's own scope.
+            peer: the object that carries the messages.
             cancel_session: whether an abandoned prompt also cancels its session's turn.
-            why_lost: gives what is known about the end of an agent that is gone.
-            observers: those who want to see every message.
+            why_lost: returns what is known about the end of an agent that is gone.
+            observers: functions that see every message.
         """
         self._scope = scope
-        self._holds = scope._holds  # where the requests are found by their ids
+        self._holds = scope.holds  # contains the requests by their ids
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._clock = scope._backend.clock
+        self._clock = scope.backend.clock
         self._peer = peer
         self._send = peer.send
         self._stream = peer if isinstance(peer, LinePeer) else None
@@ -86,17 +86,17 @@ class ClientWire:
         self._why_lost = why_lost
         self._witness = Witness(observers) if observers else None
         self._next_id = 0
-        self._interrupted: set[AgentCall] = set()  # by us, which is a cancellation too many
+        self._interrupted: set[AgentCall] = set()  # calls whose task the wire itself has cancelled
         self._lost: BaseException | None = None
 
-    # What the SDK calls to ask the agent.
+    # The SDK calls these to send requests to the agent.
 
     async def request(self, method: str, params: Any = None, *, answered: bool = True) -> Any:
         """Send a request, and wait for its answer."""
         loop, scope = self._loop, self._scope
         task: Any = current_task(loop)
         if (
-            scope._state is not _OPEN
+            scope.phase is not _OPEN
             or self._lost is not None
             or task is None
             or get_ident() != self._thread
@@ -115,10 +115,10 @@ class ClientWire:
         call.answer = answer
         call.task = task
         call.cancellations = None
-        call._since = self._clock()
+        call.began_at = self._clock()
         holds = self._holds
         if not holds:
-            scope._turned_busy()
+            scope.note_busy()
         holds[key] = call
         try:
             stream = self._stream
@@ -142,15 +142,15 @@ class ClientWire:
         return self.request(method, params, answered=False)
 
     def _check(self, *, answered: bool) -> None:
-        """Raise unless the agent may be asked something now; it may be told something in a drain."""
+        """Raise unless a request may be sent now; during a drain a notification may still be sent."""
         scope = self._scope
         if scope.state in {"closing", "closed"}:
             raise self._closed()
         if self._lost is not None:
             raise self._loss()
-        if answered or scope._state is _OPEN:
+        if answered or scope.phase is _OPEN:
             try:
-                scope._admit()
+                scope.check_may_start()
             except ScopeClosed as error:
                 raise self._closed() from error
 
@@ -163,13 +163,13 @@ class ClientWire:
         return error
 
     def _end(self, call: AgentCall) -> bool:
-        """Stop holding a call; False if it has ended before."""
+        """Stop holding a call; return False if it had already ended."""
         waited = call.key in self._holds
-        self._scope._discard(call.key)
+        self._scope.discard_hold(call.key)
         return waited
 
     def _given_up(self, call: AgentCall, error: BaseException) -> None:
-        """End a call that has not ended well; raises what its caller is told instead of the error."""
+        """End a call that failed; raise the error that its caller should get, if it differs."""
         waited, answer = self._end(call), call.answer
         told = answer.exception() if answer.done() and not answer.cancelled() else None
         ours = False
@@ -200,7 +200,7 @@ class ClientWire:
     def _tell(self, message: Message) -> None:
         message = {"jsonrpc": "2.0", **message}
         if self._stream is not None:
-            with suppress(OSError, RuntimeError):  # then it is gone, and has nothing to cancel
+            with suppress(OSError, RuntimeError):  # the agent is gone: nothing is left to cancel
                 self._stream.write(message)
         elif self._scope.state == "open":
             self._scope.spawn(self._notify, message, name=message["method"])
@@ -209,11 +209,11 @@ class ClientWire:
         with anyio.move_on_after(_NOTICE_SECONDS):
             try:
                 await self._peer.send(message)
-            except Exception as error:  # noqa: BLE001 - whatever the transport is made of
-                logger.debug("the agent could not be told of a cancelled request: %s", error)
+            except Exception as error:  # noqa: BLE001 - a transport may raise anything
+                logger.debug("the notice of a cancelled request could not be sent: %s", error)
 
     def stop(self, call: AgentCall) -> None:
-        """Notify a caller that its request ends with the scope."""
+        """Raise an error in the caller of a request: the scope closes."""
         self._interrupt(call, self._closed())
         self._end(call)
 
@@ -226,20 +226,20 @@ class ClientWire:
                     self._interrupt(call, self._loss())
 
     def _interrupt(self, call: AgentCall, error: Exception) -> None:
-        """Raise `error` in a caller, unless its answer is on the way to it."""
+        """Raise `error` in a caller, unless its answer is already set."""
         if call.answer.done():
             return
         call.answer.set_exception(error)
-        if call.cancellations is not None:  # it does not wait for that yet
+        if call.cancellations is not None:  # the caller does not await the answer yet
             self._interrupted.add(call)
             call.task.cancel()
 
-    # What the SDK takes for its transport: for what the agent asks, and what it is answered.
+    # The SDK calls these as its transport, for the agent's requests and the answers to them.
 
     async def send(self, message: Message) -> None:
         """Send an answer of the SDK."""
         if self._lost is not None:
-            return  # nobody reads it
+            return  # the agent does not read it any more
         try:
             stream = self._stream
             if stream is None:
@@ -255,38 +255,38 @@ class ClientWire:
             raise self._loss() from error
 
     async def receive(self) -> Message | None:
-        """Wait for a message that is the SDK's to handle; None when the agent is gone."""
+        """Wait for a message that the SDK has to handle; return None when the agent is gone."""
         try:
             message = await self._next()
         except TimeoutError:
-            self.lose(TimeoutError("it was silent for too long"))
-        except Exception as error:  # noqa: BLE001 - whatever the transport is made of
+            self.lose(TimeoutError("it sent no message within receive_timeout"))
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything
             self.lose(error)
         else:
             if message is None:
-                self.lose(EOFError("it has closed its output"))
+                self.lose(EOFError("it closed its output"))
             return message
         return None
 
     async def _next(self) -> Message | None:
-        """Take in the answers that come before the next message that is none."""
+        """Return the next message that is not an answer; pass the answers before it to their callers."""
         receive, holds = self._peer.receive, self._holds
         while (message := await receive()) is not None and message.get("method") is None:
             if self._witness is not None:
                 self._observe(INCOMING, message)
             try:
                 call: Any = holds.pop(message.get("id"), None)
-            except TypeError:  # it is nothing that can be an id
+            except TypeError:  # the id has a type that ids cannot have
                 continue
             if call is None:
                 continue
             if not holds:
-                self._scope._turned_idle()
+                self._scope.note_idle()
             settle_answer(call.answer, message)
         return message
 
     async def receive_line(self) -> bytes:
-        """Wait for a message that is the SDK's to handle, as a line; nothing when the agent is gone."""
+        """Wait for a message that the SDK has to handle, as a line; return b"" when the agent is gone."""
         message = await self.receive()
         if message is None:
             return b""
@@ -294,12 +294,12 @@ class ClientWire:
         return line + b"\n"
 
     async def close(self) -> None:
-        """Close what carries the messages; called by the scope's own job, and by the SDK."""
+        """Close the peer object; called by the scope's own job and by the SDK."""
         await self._peer.close()
 
     def _observe(self, direction: StreamDirection, message: Message) -> None:
-        """Notify the observers; what they start belongs to the connection."""
-        assert self._witness is not None  # noqa: S101 - checked by whoever calls, for speed
+        """Notify the observers; tasks that they start belong to the connection."""
+        assert self._witness is not None  # noqa: S101 - the caller has checked it, for speed
         token = current.set(self._scope)
         try:
             self._witness.tell(direction, message)
@@ -308,7 +308,7 @@ class ClientWire:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Return whether it is by this that a transport tells that it is closed."""
+    """Return whether a transport uses this error to say that it is closed."""
     return isinstance(error, OSError | RuntimeError) and not isinstance(
         error, UsageError | RecursionError
     )

@@ -1,11 +1,10 @@
-"""The processes that handlers start with asyncio, and do not end: the session ends them.
+"""Processes that handlers start with asyncio and do not end: the session ends them.
 
-While at least one session is open, the event loop's `subprocess_exec` and `subprocess_shell` have
-ours in their place: `asyncio.create_subprocess_exec` and anyio's `open_process` call them. A
-process that was started in a session, by whatever task, is the session's service: it may outlive
-its request, and is ended with the session if it is still there. What is started otherwise
-(`subprocess.Popen`, `os.fork`, `multiprocessing`), and what such a process starts in turn, is not
-seen; `quiesce.start_process` owns the whole group.
+While at least one session is open, the event loop's `subprocess_exec` and `subprocess_shell` are
+replaced; `asyncio.create_subprocess_exec` and anyio's `open_process` call them. A process that any
+task of a session starts is the session's service: it may outlive its request, and is ended with the
+session. Processes that are started in other ways (`subprocess.Popen`, `os.fork`, `multiprocessing`)
+and the children of such processes are not seen; `quiesce.start_process` owns the whole group.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from quiesce.processes.exit_watch import has_exited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import CodeType
 
     from quiesce.core import callsites
     from quiesce.core.hold import Fate
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TERM_SECONDS = 1.0  # between asking a process to end and killing it
-_DYING_SECONDS = 0.5  # that a killed process may take
+_TERM_SECONDS = 1.0  # between SIGTERM and SIGKILL
+_DYING_SECONDS = 0.5  # how long a killed process may take to end
 _sessions: set[TreeNode] = set()
 _watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
 
 
 def watch_children(scope: Scope) -> Callable[[], None]:
-    """Own the processes that are started in this scope from now on; return the way to end that."""
+    """Own the processes that are started in this scope from now on; return a function that stops it."""
     loop = asyncio.get_running_loop()
     found = _watches.get(loop)
     if found is None:
@@ -56,13 +56,13 @@ def watch_children(scope: Scope) -> Callable[[], None]:
 
 def _session_of(node: TreeNode | None) -> TreeNode | None:
     while node is not None and node not in _sessions:
-        bond = getattr(node, "_bond", None)  # that of a hop, which the session holds
-        node = node._parent if bond is None else bond._node
+        bond = getattr(node, "bond", None)  # set for a hop, which the session holds
+        node = node.parent if bond is None else bond.owner_node
     return node
 
 
 class _Watch:
-    """What stands in for the functions of a loop that start processes."""
+    """The replacement of a loop's functions that start processes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.users = 0
@@ -75,14 +75,14 @@ class _Watch:
         async def start_process(factory: Any, *args: Any, **options: Any) -> Any:
             transport, protocol = await start(factory, *args, **options)
             session = _session_of(current.get())
-            if session is not None and session._loop is self._loop:
+            if session is not None and session.loop is self._loop:
                 HandlerChild(session, transport, protocol, args[0])
             return transport, protocol
 
         return start_process
 
     def release(self) -> None:
-        """End one use; the last one leaves the loop as it was, unless other code has changed it."""
+        """End one use. The last one restores the loop's functions, unless other code has replaced them."""
         self.users -= 1
         if self.users:
             return
@@ -92,43 +92,45 @@ class _Watch:
 
 
 class HandlerChild(Described):
-    """One such process, and the hold that the session has of it."""
+    """A process that a handler has started; it is a hold of the session."""
 
     _kind = "process"
-    _code = None  # not known
-    _offset = 0
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = True
+    place_code: CodeType | None = None  # unknown
+    place_offset = 0
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = True
 
     def __init__(self, node: TreeNode, transport: Any, protocol: Any, program: object) -> None:
-        """Register as a service of the session from this step on, until the process has exited."""
-        self._node = node
+        """Register the process as a service of the session until it has exited."""
+        self.owner_node: TreeNode = node
         self._transport = transport
-        self._name = os.fsdecode(program) if isinstance(program, str | bytes) else str(program)
+        self.name_given: str = (
+            os.fsdecode(program) if isinstance(program, str | bytes) else str(program)
+        )
         self._pid = transport.get_pid()
-        self._since = node._backend.clock()
+        self.began_at: float = node.backend.clock()
         self._kill_at = math.inf
         if transport.get_returncode() is not None:
             return
-        node._services[self] = self
+        node.services[self] = self
         self._tell = protocol.process_exited
-        protocol.process_exited = self._exited  # the protocol is asyncio's, and is told by it
-        if node._state is ScopeState.CLOSED:
-            self._stop(force=True)
+        protocol.process_exited = self._exited  # asyncio calls this when the process exits
+        if node.phase is ScopeState.CLOSED:
+            self.request_stop(force=True)
 
     def _exited(self) -> None:
         self._tell()
-        self._node._discard(self)
+        self.owner_node.discard_hold(self)
         if self._kill_at < math.inf:
-            self._transport.close()  # a process of its own may have its pipes still
+            self._transport.close()  # a child of the process may still have its pipes open
 
     @property
     def details(self) -> Mapping[str, object]:
-        """Its process id."""
+        """The process id."""
         return {"pid": self._pid}
 
-    def _stop(self, *, force: bool = False) -> float | None:
-        now = self._node._backend.clock()
+    def request_stop(self, *, force: bool = False) -> float | None:
+        now = self.owner_node.backend.clock()
         if force or now >= self._kill_at:
             self._kill_at = now
             self._send(signal.SIGKILL)
@@ -136,15 +138,15 @@ class HandlerChild(Described):
             self._kill_at = now + _TERM_SECONDS
             logger.warning(
                 "process %s (%d) was left by a handler, and is ended with the session",
-                self._name, self._pid,
+                self.name_given, self._pid,
             )  # fmt: skip
             self._send(signal.SIGTERM)
         return _DYING_SECONDS if force else None
 
     def _send(self, number: signal.Signals) -> None:
-        """Send a signal, and no more: the transport's own way takes the exit status, if there is one by then.
+        """Send a signal without reaping: the transport's own method might take the exit status.
 
-        asyncio would not find it then, and whoever waits for the process would be told 255.
+        asyncio would not find the status then, and code that waits for the process would get 255.
         """
         with suppress(ProcessLookupError):
             if not hasattr(os, "waitid"):  # macOS
@@ -152,14 +154,14 @@ class HandlerChild(Described):
             elif not has_exited(self._pid, None):
                 os.kill(self._pid, number)
 
-    def _swallowed(self) -> bool:
-        return self._node._backend.clock() >= self._kill_at
+    def goes_on_regardless(self) -> bool:
+        return self.owner_node.backend.clock() >= self._kill_at
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
-        """Do nothing: it is a service already."""
+    def reclassify(self) -> None:
+        """Do nothing: the process is already a service."""

@@ -1,4 +1,4 @@
-"""Messages as lines: a stream of bytes is cut into lines, and a line is parsed."""
+"""Messages as lines: cut a byte stream into lines, and parse a line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # as the SDK has it for stdin
+MESSAGE_BYTES_MAX = 50 * 1024 * 1024  # the SDK's limit for stdin
 _CHUNK_BYTES = 1 << 18
 
 Message = dict[str, Any]
 
 
 def parsed(data: str | bytes) -> Message | None:
-    """Return the message that a line or a frame is; None, and a warning in the log, if it is none."""
+    """Return the message in a line or frame; log a warning and return None if there is none."""
     if not data.strip():
         return None
     try:
@@ -34,21 +34,21 @@ def parsed(data: str | bytes) -> Message | None:
 
 
 class StreamLines:
-    """The lines of a stream of asyncio's, each at most so long."""
+    """The lines of an asyncio stream, with a maximum length."""
 
     def __init__(self, reader: asyncio.StreamReader, bytes_max: int) -> None:
         """Read a stream that other code opens and closes."""
         self._reader = reader
         self._bytes_max = bytes_max
         self._lines: deque[bytes] = deque()
-        self._part = bytearray()  # of a line that has not ended
+        self._part = bytearray()  # the part of a line that has not ended
 
     async def next_line(self) -> bytes | None:
         """Return the next line; None at the end.
 
-        *Cancel safety*: no line is lost.
+        *Cancel safety*: if cancelled, no line is lost.
 
-        *Raises*: `ConnectionError` for a line that is too long; what reading raises.
+        *Raises*: `ConnectionError` for a line that is too long; the errors of the stream.
         """
         while not self._lines:
             chunk = await self._reader.read(_CHUNK_BYTES)
@@ -62,7 +62,7 @@ class StreamLines:
         head, newline, rest = chunk.partition(b"\n")
         self._part += head
         if len(self._part) > self._bytes_max:
-            message = f"it has sent a message of more than {self._bytes_max} bytes"
+            message = f"it sent a message of more than {self._bytes_max} bytes, the limit"
             raise ConnectionError(message)
         if newline:
             *lines, last = rest.split(b"\n")

@@ -1,11 +1,11 @@
-"""The client's side of the mesh: what is asked of an agent inside of a hop is handed over to it.
+"""The client's side of the mesh: a request that a client sends inside a hop hands over an edge.
 
-What holds:
+Rules:
 
-1. A `session/prompt`, and any extension request, that is sent inside of a hop of the connection's node
-   is an edge of that hop, from before it is written until its end is known.
-2. Receipts are asked for over the same connection. These calls are no requests of the user's: nobody
-   sees them, and neither a drain nor a close waits for them.
+1. A `session/prompt` or extension request that is sent inside a hop of the connection's node is an
+   edge of that hop, from before it is written until its end is known.
+2. Receipts are asked for over the same connection. These calls are not the user's requests: they are
+   not visible, and neither a drain nor a close waits for them.
 3. When the connection ends, so does the link: see `quiesce.mesh.transport.links`.
 """
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _INITIALIZE, _PROMPT = "initialize", "session/prompt"
-_IDS = "quiesce:"  # those of the SDK's requests are numbers
+_IDS = "quiesce:"  # the ids of the SDK's requests are numbers
 _LOST = "the agent is gone"
 
 
 class MeshWire(ClientWire):
-    """A wire that hands over messages."""
+    """A wire whose requests hand over edges to a mesh agent."""
 
     def __init__(
         self, scope: Scope, peer: ClientPeer, *, node: Node, address: str | None, **options: Any
     ) -> None:
-        """Wrap what carries the messages; the options are those of any wire.
+        """Wrap the peer object that carries the messages.
 
         Args:
-            scope: the connection's own.
-            peer: what carries them.
-            node: the client's.
-            address: the agent's, if it has one; see `Link`.
+            scope: the connection's own scope.
+            peer: the object that carries the messages.
+            node: the client's mesh node.
+            address: the agent's address, if it has one; see `Link`.
             options: see `ClientWire`.
         """
         super().__init__(scope, peer, **options)
-        self._peer = _Sorted(peer, self._take)
+        self._peer = _WithoutCallAnswers(peer, self._take)
         self._asked: dict[str, asyncio.Future[Any]] = {}
         self._asks = 0
         self._node = node
@@ -68,14 +68,14 @@ class MeshWire(ClientWire):
             self._link.close()
 
     def lose(self, error: BaseException) -> None:
-        """Record that the agent is gone."""
+        """Record that the agent is gone, and close the link."""
         super().lose(error)
         self._link.close()
 
     # Handing over.
 
     async def request(self, method: str, params: Any = None, *, answered: bool = True) -> Any:
-        """Send a request, as a message of the current hop if there is one, and wait for its answer."""
+        """Send a request, as an edge of the current hop if there is one, and wait for its answer."""
         hop = hop_of_node(self._node) if answered and _hands_over(method) else None
         if hop is not None:
             return await self._hand_over(hop, method, params)
@@ -93,7 +93,7 @@ class MeshWire(ClientWire):
                 handing.not_sent()
                 raise
             if params is not None and not isinstance(params, dict):
-                link.opaque(handing)  # there is no room for an edge: nobody will hear of its end
+                link.opaque(handing)  # no room for an edge in the parameters: its end stays unknown
             elif link.takes_part is not False:
                 params = links.with_meta(params, links.REQUEST_KEY, handing.header)
             try:
@@ -110,9 +110,9 @@ class MeshWire(ClientWire):
     async def _ask(self, method: str, body: dict[str, Any]) -> Any:
         """Send a call to the agent, and return its answer.
 
-        *Cancel safety*: may be cancelled at any time; the agent is told of it.
+        *Cancel safety*: if cancelled, the agent is notified.
         """
-        if self._lost is not None or self._scope._state is ScopeState.CLOSED:
+        if self._lost is not None or self._scope.phase is ScopeState.CLOSED:
             raise PeerLost(_LOST)
         self._asks += 1
         number = f"{_IDS}{self._asks}"
@@ -124,7 +124,8 @@ class MeshWire(ClientWire):
         except OSError as error:
             raise PeerLost(_LOST) from error
         except asyncio.CancelledError:
-            is_answered = answer.done() and not answer.cancelled()  # which it is along with us
+            # Cancelling this task cancels the future too.
+            is_answered = answer.done() and not answer.cancelled()
             if not is_answered and not self._link.closed:
                 self._withdraw(number)
             raise
@@ -137,7 +138,7 @@ class MeshWire(ClientWire):
             self._tell({"method": CANCEL_REQUEST, "params": {"requestId": number}})
 
     def _take(self, message: Message) -> bool:
-        """Take a message if it is the answer to a call."""
+        """Return whether a message is the answer to a call; if so, pass it on to the call."""
         number = message.get("id")
         if not isinstance(number, str) or "method" in message or not number.startswith(_IDS):
             return False
@@ -146,12 +147,12 @@ class MeshWire(ClientWire):
             if "result" in message:
                 answer.set_result(message["result"])
             else:
-                answer.set_exception(PeerLost("the agent does not answer the calls of the mesh"))
+                answer.set_exception(PeerLost("the agent does not answer mesh calls"))
         return True
 
 
-class _Sorted:
-    """What carries the messages, without those that are answers to calls."""
+class _WithoutCallAnswers:
+    """A peer object that leaves out the answers to calls."""
 
     def __init__(self, inner: ClientPeer, take: Any) -> None:
         self._inner = inner
@@ -174,14 +175,14 @@ def _meta(found: object) -> object:
 
 
 def _strip(error: acp.RequestError) -> None:
-    """Remove our metadata from an error, so that the caller sees it as the agent raised it."""
+    """Remove the mesh metadata from an error, so that the caller sees it as the agent raised it."""
     data = links.without_meta(error.data, links.RESPONSE_KEY)
     if data is not error.data:
         error.data = data or None
 
 
 def _takes_part(result: object) -> bool:
-    """Return what an agent has said in the handshake."""
+    """Return whether the agent's handshake says that it takes part in the mesh."""
     capabilities = result.get("agentCapabilities") if isinstance(result, dict) else None
     meta = _meta(capabilities)
     return isinstance(meta, dict) and links.REQUEST_KEY in meta

@@ -1,13 +1,13 @@
-"""The agent's side of the mesh: a request that hands over an edge is handled as its hop.
+"""The agent's side of the mesh: a request that hands over an edge is handled as a hop.
 
-What holds:
+Rules:
 
-1. Whatever the agent starts while it handles such a request belongs to the hop, and the session waits
-   for it, as it does without a mesh: when the peer is gone, it has its grace, then is cancelled.
-2. Every answer to such a request says how its edge stands, whether it is a result or an error; so does
-   the refusal of one that is not handled.
-3. Calls of the mesh are answered until the session has ended, also in a drain; they keep nothing from
-   ending.
+1. Everything that the agent starts while it handles such a request belongs to the hop. The session
+   waits for it as it does without a mesh: when the peer is gone, the work has its grace and is then
+   cancelled.
+2. Every answer to such a request, a result or an error, says how its edge stands; so does the refusal
+   of a request that is not handled.
+3. Mesh calls are answered until the session has ended, even in a drain; they do not delay any end.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ _CALLS = {f"_{method}": method for method in links.PATHS}
 
 
 class MeshRequests(Requests):
-    """What the peer has asked for, some of it as part of a cascade."""
+    """The peer's requests; some of them are part of a cascade."""
 
     def __init__(
         self, scope: Scope, outbox: SendBuffer, witness: Witness | None, node: Node
     ) -> None:
-        """Start as any other agent does, and handle edges as hops of this node."""
+        """Handle requests as `Requests` does, and edges as hops of this node."""
         super().__init__(scope, outbox, witness)
         self._mesh = node
-        self._hops: dict[object, Hop] = {}  # by the request that has no answer so far
-        self._told: dict[object, str] = {}  # what such an answer is to say
+        self._hops: dict[
+            object, Hop
+        ] = {}  # the hops of requests without an answer yet, by request id
+        self._edge_answers: dict[object, str] = {}  # for answers that are not sent yet
         self._calls: dict[object, Job[None]] = {}
         scope.spawn(self._until_the_end, name="mesh", service=True)
 
@@ -88,11 +90,11 @@ class MeshRequests(Requests):
 
     def _take_request(self, message: dict[str, Any], method: object) -> None:
         number = message["id"]
-        if self._scope._state is not ScopeState.OPEN and isinstance(number, _ID_TYPES):
+        if self._scope.phase is not ScopeState.OPEN and isinstance(number, _ID_TYPES):
             header = links.handed(message.get("params"))
-            told = None if header is None else links.refuse_message(self._mesh, header)
-            if told is not None:
-                self._told[number] = told
+            edge_answer = None if header is None else links.refuse_message(self._mesh, header)
+            if edge_answer is not None:
+                self._edge_answers[number] = edge_answer
         super()._take_request(message, method)
 
     def _route(self, method: str, params: Any, *, notified: bool) -> Awaitable[Any]:
@@ -102,20 +104,20 @@ class MeshRequests(Requests):
         return self._handle_edge(method, links.without_meta(params, links.REQUEST_KEY), header)
 
     async def _handle_edge(self, method: str, params: Any, header: str) -> Any:
-        """Call the agent, as a hop."""
+        """Call the agent inside a hop."""
         task: Any = asyncio.current_task()
         try:
             part = self._mesh.handle(header)
         except EdgeRefused as refused:
-            self._told[task._number] = refused.header
+            self._edge_answers[task.request_id] = refused.header
             raise RequestError(REFUSED, str(refused)) from refused
         except RemoteProtocolError as error:
-            # It would run outside of the cascade that it claims to be part of.
+            # The request would otherwise run outside the cascade that it names.
             raise RequestError.invalid_params({"details": str(error)}) from error
         except QuiesceError as error:
             raise RequestError(REFUSED, str(error)) from error
-        self._hops[task._number] = hop = part._hop
-        with suppress(ScopeClosed):  # a drain waits for the request itself, then
+        self._hops[task.request_id] = hop = part.hop
+        with suppress(ScopeClosed):  # then a drain waits for the request itself
             hop.held_by(self._scope)
         part.enter()
         result, failure = None, None
@@ -124,7 +126,7 @@ class MeshRequests(Requests):
         except BaseException as error:  # noqa: BLE001 - raised again below
             failure = error
         left = part.leave(failure)
-        await hop.turned()  # also of one that was cancelled: its answer is yet to be given
+        await hop.turned()  # even if cancelled: the answer still has to be sent
         if isinstance(left, CascadeCancelled):
             raise RequestError(REQUEST_CANCELLED, str(left)) from None
         if left is not None:
@@ -132,24 +134,26 @@ class MeshRequests(Requests):
         return result
 
     def _send(self, answer: dict[str, Any], number: object) -> None:
-        told = self._answer_of(number)
-        if told is not None:
-            answer = _with_answer(answer, told)
-        task = self._by_id.get(number)
-        if task is not None and task._method == _INITIALIZE and "result" in answer:
+        edge_answer = self._answer_of(number)
+        if edge_answer is not None:
+            answer = _with_answer(answer, edge_answer)
+        task = self.by_id.get(number)
+        if task is not None and task.method_name == _INITIALIZE and "result" in answer:
             answer = {**answer, "result": _offering(answer["result"])}
         super()._send(answer, number)
-        self._told.pop(number, None)
+        self._edge_answers.pop(number, None)
 
     def _answer_of(self, number: object) -> str | None:
-        """Return what is to be said of an edge (2): once, whatever becomes of the answer."""
+        """Return what to say of an edge (2), once, whatever happens to the answer."""
         hop = self._hops.pop(number, None)
         if hop is not None:
             try:
-                self._told[number] = self._mesh.answer(hop)
-            except Exception:  # noqa: BLE001 - of the journal; the sender asks
-                logger.exception("there is no answer for %s", hop.name)
-        return self._told.get(number)
+                self._edge_answers[number] = self._mesh.answer(hop)
+            except Exception:  # noqa: BLE001 - the journal may fail; the sender will ask
+                logger.exception(
+                    "the answer for %s could not be made; its sender will ask again", hop.name
+                )
+        return self._edge_answers.get(number)
 
     # Calls (3).
 
@@ -163,8 +167,8 @@ class MeshRequests(Requests):
             self._refuse_call(number, error)
 
     def _check_number(self, number: str | int) -> None:
-        if number in self._calls or number in self._by_id:
-            message = f"a request with the id {number!r} is in flight"
+        if number in self._calls or number in self.by_id:
+            message = f"a request with the id {number!r} is already in flight: use another id"
             raise RemoteProtocolError(message)
 
     async def _call(self, number: str | int, method: str, params: Any) -> None:
@@ -173,7 +177,7 @@ class MeshRequests(Requests):
             self._outbox.post({"jsonrpc": "2.0", "id": number, "result": result}, quiet=True)
         except (PeerLost, RemoteProtocolError) as error:
             self._refuse_call(number, error)
-        except Exception as error:  # noqa: BLE001 - of the journal, perhaps
+        except Exception as error:  # noqa: BLE001 - the journal may fail
             logger.exception("a call of the mesh failed")
             self._refuse_call(number, PeerLost(type(error).__name__))
         finally:
@@ -195,20 +199,20 @@ class MeshRequests(Requests):
             call.cancel()
 
 
-def _with_answer(answer: dict[str, Any], told: str) -> dict[str, Any]:
+def _with_answer(answer: dict[str, Any], edge_answer: str) -> dict[str, Any]:
     """Return an answer that says how its edge stands, if it has room for that."""
     if "error" in answer:
         error = dict(answer["error"])
-        error["data"] = links.with_answer(error.get("data"), told)
+        error["data"] = links.with_answer(error.get("data"), edge_answer)
         return {**answer, "error": error}
     result = answer["result"]
     if result is None or isinstance(result, dict):
-        return {**answer, "result": links.with_meta(result, links.RESPONSE_KEY, told)}
+        return {**answer, "result": links.with_meta(result, links.RESPONSE_KEY, edge_answer)}
     return answer
 
 
 def _offering(result: Any) -> Any:
-    """Return the result of a handshake that says that the agent takes part."""
+    """Return the result of a handshake with the note that the agent takes part in the mesh."""
     if not isinstance(result, dict):
         return result
     found = result.get(_CAPABILITIES)

@@ -1,15 +1,15 @@
-"""What the peer asks for: each request that is being handled is a task, and a hold of its own kind.
+"""The peer's requests to an agent: each request in handling is a task, and its own kind of hold.
 
-What holds:
+Rules:
 
-1. A request is held from the step that takes it in until its handler has ended.
-2. Every request that was taken in is answered, or the connection ends: also if its handler was
-   cancelled, by whomever, or its result is nothing that can be sent.
-3. Once the scope drains, requests are refused with an answer; notifications are still handled,
-   and responses still passed on: the work in flight may need them to finish.
+1. A request is held from the step that accepts it until its handler has ended.
+2. Every accepted request is answered, or the connection ends. That includes requests whose handler was
+   cancelled, by any code, and handlers whose result cannot be sent.
+3. Once the scope drains, requests are refused with an answer. Notifications are still handled and
+   responses still passed on, because the work in flight may need them to finish.
 
-The agent's methods are called by the SDK's own router, in all versions; that each request is a task
-of ours, not of the SDK, is what makes it possible to find it, to cancel it and to answer for it.
+The SDK's own router calls the agent's methods, in all versions. Each request is a task of quiesce, not
+of the SDK; that makes it possible to find the request, to cancel it and to answer for it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__: list[str] = []
 REQUEST_CANCELLED = -32800
 """The protocol's error code for a request that was cancelled."""
 REFUSED = -32001
-"""The error code for a request that came when the agent was already draining."""
+"""The error code for a request that arrived while the agent was draining."""
 _CANCEL_METHOD = "$/cancel_request"
 _ID_TYPES = (str, int, float, type(None))
 _OPEN = ScopeState.OPEN
 _NO_ID = object()
-# Without telemetry its spans are empty, and still cost a twentieth of a small request.
+# Without telemetry the spans are empty, but still take a twentieth of the time of a small request.
 _TRACED = (
     getattr(telemetry, "TRACER", True) is not None
     or getattr(telemetry, "logfire_span", True) is not None
@@ -53,32 +53,32 @@ _TRACED = (
 
 
 class IncomingRequest(TaskJob[None]):
-    """The task that handles one request, or one notification."""
+    """The task that handles one request or one notification."""
 
-    __slots__ = ("_method", "_number", "_table")
+    __slots__ = ("method_name", "request_id", "requests_table")
 
-    _method: str
-    _number: object
-    _table: Requests
+    method_name: str
+    request_id: object
+    requests_table: Requests
 
     @property
     def kind(self) -> str:
-        """What sort of hold it is."""
-        return "notification" if self._number is _NO_ID else "request"
+        """The kind of the hold."""
+        return "notification" if self.request_id is _NO_ID else "request"
 
     @property
     def name(self) -> str:
-        """The method that was asked for."""
-        return self._method
+        """The requested method."""
+        return self.method_name
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The id that the peer has given it."""
-        return NOTHING if self._number is _NO_ID else {"id": self._number}
+        """The id that the peer has given the request."""
+        return NOTHING if self.request_id is _NO_ID else {"id": self.request_id}
 
 
 class Requests:
-    """What the peer has asked for and is being handled, on one connection."""
+    """The peer's requests in handling, on one connection."""
 
     def __init__(self, scope: Scope, outbox: SendBuffer, witness: Witness | None) -> None:
         """Hold the requests in this scope, and answer through this outbox."""
@@ -86,9 +86,9 @@ class Requests:
         self._outbox = outbox
         self._witness = witness
         self._router: Router | None = None
-        self._by_id: dict[object, IncomingRequest] = {}
+        self.by_id: dict[object, IncomingRequest] = {}
         self._loop = asyncio.get_running_loop()
-        self._clock = scope._backend.clock
+        self._clock = scope.backend.clock
 
     def serve(self, router: Router) -> None:
         """Set the router of the SDK that handles requests."""
@@ -113,44 +113,46 @@ class Requests:
     def _take_request(self, message: dict[str, Any], method: object) -> None:
         number = message["id"]
         if not isinstance(number, _ID_TYPES) or not isinstance(method, str):
-            self._answer(None, RequestError.invalid_request())
-        elif self._scope._state is not _OPEN:
-            text = "The agent is shutting down, and takes no new requests"
-            self._answer(number, RequestError(REFUSED, text))
-        elif number in self._by_id:
-            details = {"details": f"a request with the id {number!r} is in flight"}
-            self._answer(number, RequestError.invalid_request(details))
+            self.answer_error(None, RequestError.invalid_request())
+        elif self._scope.phase is not _OPEN:
+            text = "The agent is shutting down and accepts no new requests"
+            self.answer_error(number, RequestError(REFUSED, text))
+        elif number in self.by_id:
+            details = {
+                "details": f"a request with the id {number!r} is already in flight: use another id"
+            }
+            self.answer_error(number, RequestError.invalid_request(details))
         else:
             handling = self._handle(method, number, message.get("params"))
-            self._by_id[number] = self._start(handling, method, number)
+            self.by_id[number] = self._start(handling, method, number)
 
     def _start(self, handling: Any, method: str, number: object) -> IncomingRequest:
-        """Make the task and its hold, in one step."""
+        """Start the task and its hold in one step."""
         task = IncomingRequest(handling, loop=self._loop)
         scope = self._scope
-        task._node = scope
-        task._since = self._clock()
-        task._code_started, task._offset_started = None, 0
-        task._key = None
-        task._method = method
-        task._number = number
-        task._table = self
+        task.owner_node = scope
+        task.began_at = self._clock()
+        task.started_code, task.started_offset = None, 0
+        task.spawn_key = None
+        task.method_name = method
+        task.request_id = number
+        task.requests_table = self
         task.add_done_callback(_ended)
-        holds = scope._holds
+        holds = scope.holds
         if not holds:
-            scope._turned_busy()
+            scope.note_busy()
         holds[task] = task
         return task
 
     def _cancel(self, number: object) -> None:
-        task = self._by_id.get(number) if isinstance(number, _ID_TYPES) else None
+        task = self.by_id.get(number) if isinstance(number, _ID_TYPES) else None
         if task is not None:
             task.cancel()
 
-    # The handling: what runs in the task.
+    # Handling: the code that runs in the task.
 
     async def _handle(self, method: str, number: object, params: Any) -> None:
-        """Call the agent, and answer; mirrors what the SDK does with results and errors."""
+        """Call the agent, and answer; results and errors are treated as in the SDK."""
         try:
             result = await self._route(method, params, notified=False)
             if isinstance(result, BaseModel):
@@ -159,12 +161,12 @@ class Requests:
                 )
             self._send({"jsonrpc": "2.0", "id": number, "result": result}, number)
         except RequestError as error:
-            self._answer(number, error)
+            self.answer_error(number, error)
         except ValidationError as error:
-            self._answer(number, RequestError.invalid_params({"errors": error.errors()}))
-        except Exception as error:  # noqa: BLE001 - anything may come out of a handler
+            self.answer_error(number, RequestError.invalid_params({"errors": error.errors()}))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
             logger.exception("the handler of %s failed", method)
-            self._answer(number, RequestError.internal_error(_details(error)))
+            self.answer_error(number, RequestError.internal_error(_details(error)))
         outbox = self._outbox
         if outbox.size > outbox.size_max:
             await outbox.room()
@@ -178,8 +180,8 @@ class Requests:
             logger.exception("the handler of %s failed", method)
 
     def _route(self, method: str, params: Any, *, notified: bool) -> Awaitable[Any]:
-        """Call the agent by the SDK's router."""
-        assert self._router is not None  # noqa: S101 - nothing is read before
+        """Call the agent through the SDK's router."""
+        assert self._router is not None  # noqa: S101 - it is set before anything is read
         if _TRACED:
             return _traced(self._router, method, params, notified=notified)
         return self._router(method, params, notified)
@@ -188,12 +190,12 @@ class Requests:
 
     def _send(self, answer: dict[str, Any], number: object) -> None:
         self._outbox.post(answer)
-        self._by_id.pop(number, None)
+        self.by_id.pop(number, None)
         if self._witness is not None:
             self._witness.tell(OUTGOING, answer)
 
-    def _answer(self, number: object, error: RequestError) -> None:
-        """Answer with an error; one that cannot be sent goes without its data."""
+    def answer_error(self, number: object, error: RequestError) -> None:
+        """Answer with an error; leave its data out if that cannot be sent."""
         answer = {"jsonrpc": "2.0", "id": number, "error": error.to_error_obj()}
         try:
             self._send(answer, number)
@@ -203,27 +205,27 @@ class Requests:
 
 
 def _ended(task: IncomingRequest) -> None:
-    """See the end of a task; answer for it if it has not done so itself."""
-    table, number = task._table, task._number
-    if number in table._by_id and table._by_id[number] is task:
-        del table._by_id[number]
+    """Record the end of a task; answer for the task if it has not answered itself."""
+    table, number = task.requests_table, task.request_id
+    if number in table.by_id and table.by_id[number] is task:
+        del table.by_id[number]
         if task.cancelled():
-            table._answer(number, RequestError(REQUEST_CANCELLED, "Request cancelled"))
+            table.answer_error(number, RequestError(REQUEST_CANCELLED, "Request cancelled"))
         else:
-            table._answer(number, RequestError.internal_error())
+            table.answer_error(number, RequestError.internal_error())
     _task_done(task)
 
 
 async def _traced(router: Router, method: str, params: Any, *, notified: bool) -> Any:
-    """Call the router inside of a span of the SDK's telemetry."""
+    """Call the router inside a span of the SDK's telemetry."""
     what = "acp.notification" if notified else "acp.request"
     with telemetry.span_context(what, attributes={"method": method}):
         return await router(method, params, notified)
 
 
 def _details(error: Exception) -> Any:
-    """Say what went wrong, as the SDK does: an error that speaks JSON is taken at its word."""
+    """Return the details of an error, as the SDK does: parsed, if the error's text is JSON."""
     try:
         return json.loads(str(error))
-    except Exception:  # noqa: BLE001 - even its text may be out of order
+    except Exception:  # noqa: BLE001 - even `str(error)` may raise
         return {"details": str(error)}

@@ -1,13 +1,13 @@
-"""The SDK's own connection objects, made to send through ours.
+"""The SDK's own connection objects, changed to send through quiesce.
 
-From 0.12 on the SDK takes anything with `send`, `receive` and `close`. Before that it wants asyncio's
-streams and checks their types: there, the reader is one whose lines come from a wire, and the sender,
-which may be given, is the wire itself.
+Since 0.12 the SDK accepts any object with `send`, `receive` and `close`. Before that it requires
+asyncio's streams and checks their types. There, the reader is a stream whose lines come from a wire,
+and the sender, which may be passed in, is the wire itself.
 
-Two private names of the SDK are used, and only here: `_conn`, the `Connection` by which a connection's
-methods send, and that one's `_handler`, the router. Our requests and notifications are put in front of
-that one's, on that one object. To go through both, with public names alone, takes half as long again
-for each request.
+Two private names of the SDK are used, and only in this module: `_conn`, the `Connection` object through
+which a connection's methods send, and its `_handler`, the router. On that one object, the methods that
+send requests and notifications are replaced. With public names alone, each request would pass through
+both implementations and take half as long again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FOREVER_BYTES = 1 << 62
 
 
 class Sending(Protocol):
-    """What sends in the place of the SDK's `Connection`."""
+    """An object that sends in place of the SDK's `Connection`."""
 
     async def request(self, method: str, params: Any = None) -> Any:
         """Send a request, and wait for its answer."""
@@ -52,26 +52,26 @@ class Sending(Protocol):
 
 
 def check_asyncio() -> None:
-    """Refuse to start where the SDK cannot run.
+    """Raise an error unless an asyncio event loop runs here.
 
     *Raises*: `UsageError` if there is no asyncio event loop.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        message = f"{DISTRIBUTION} is made for asyncio: no asyncio event loop is running here"
+        message = f"{DISTRIBUTION} needs asyncio, but no asyncio event loop is running here: use asyncio or uvloop"
         raise UsageError(message) from None
 
 
 def check_options(function: str, options: Iterable[str]) -> None:
-    """Refuse arguments that the installed version of the SDK does not have, or that would bypass us.
+    """Refuse arguments that the installed SDK does not have, or that would bypass quiesce.
 
     *Raises*: `ArgumentError`.
     """
     known = sorted(PARAMETERS.keys() - _FIXED - _OURS)
     for name in options:
         if name in _OURS and name in PARAMETERS:
-            message = f"{function}() has its own {name}: leave that to quiesce"
+            message = f"{function}() sets {name} itself: leave it out"
         elif name not in known:
             message = (
                 f"{function}() has no argument {name!r} with the installed {DISTRIBUTION};"
@@ -83,11 +83,11 @@ def check_options(function: str, options: Iterable[str]) -> None:
 
 
 def bind_agent(agent: Any, sending: Sending, *, unstable: bool) -> tuple[Any, Router]:
-    """Make the SDK's connection for an agent, and return it with the router that calls the agent.
+    """Create the SDK's connection for an agent; return it with the router that calls the agent.
 
-    The connection reads nothing and writes nothing: it only has the methods that an agent calls.
+    The connection does not read or write: it only has the methods that an agent calls.
 
-    *Raises*: `SdkUnknown` if the SDK's methods do not send by what is known.
+    *Raises*: `SdkUnknown` if the SDK's methods do not send in the known way.
     """
     inert, make = _Inert(), AgentSideConnection
     options: dict[str, Any] = {"listening": False, "use_unstable_protocol": unstable}
@@ -96,15 +96,16 @@ def bind_agent(agent: Any, sending: Sending, *, unstable: bool) -> tuple[Any, Ro
     else:
         options |= dict.fromkeys(("dispatcher_factory", "sender_factory"), lambda *_: inert)
         made = make(agent, _writer(), asyncio.StreamReader(), **options)
-    return made, _replace_sending(made, sending)._handler
+    router: Router = _replace_sending(made, sending)._handler  # noqa: SLF001 - see the top of this module
+    return made, router
 
 
 def bind_client(client: Any, wire: ClientWire, options: dict[str, Any]) -> ClientSideConnection:
-    """Make the SDK's connection for a client, which handles what comes over the wire.
+    """Create the SDK's connection for a client; it handles the messages that come over the wire.
 
-    It starts its tasks in this step, in the current context.
+    The connection starts its tasks in this step, in the current context.
 
-    *Raises*: `SdkUnknown` if the SDK's methods do not send by what is known.
+    *Raises*: `SdkUnknown` if the SDK's methods do not send in the known way.
     """
     make: Any = ClientSideConnection
     if TAKES_MESSAGES:
@@ -117,7 +118,7 @@ def bind_client(client: Any, wire: ClientWire, options: dict[str, Any]) -> Clien
 
 
 def _replace_sending(made: Any, sending: Sending) -> Any:
-    """Send by ours in the place of the SDK's; return the SDK's."""
+    """Replace the methods by which a connection of the SDK sends; return its `Connection` object."""
     theirs: Any = getattr(made, "_conn", None)
     if not isinstance(theirs, Connection) or not hasattr(theirs, "_handler"):
         unknown(DISTRIBUTION, f"`_conn` by which a {type(made).__name__} sends")
@@ -127,7 +128,7 @@ def _replace_sending(made: Any, sending: Sending) -> Any:
 
 
 class _Inert:
-    """A transport, or before 0.12 a dispatcher and a sender, through which nothing goes."""
+    """A transport, or before 0.12 a dispatcher and a sender, that carries no messages."""
 
     def start(self) -> None:
         """Do nothing."""
@@ -150,7 +151,7 @@ class _WireReader(asyncio.StreamReader):
         self._wire = wire
 
     async def readline(self) -> bytes:
-        """Return the next message as a line; nothing at the end."""
+        """Return the next message as a line; b"" at the end."""
         return await self._wire.receive_line()
 
     async def readuntil(self, separator: Any = b"\n") -> bytes:  # noqa: ARG002 - always a line
@@ -162,7 +163,7 @@ class _WireReader(asyncio.StreamReader):
 
 
 class _Nowhere(asyncio.WriteTransport):
-    """A transport that is not used: the SDK checks that there is one."""
+    """A transport that is not used; the SDK checks that there is one."""
 
     def is_closing(self) -> bool:
         return True

@@ -1,12 +1,11 @@
-"""What is to be sent: a buffer between those who send and a peer that may not take it.
+"""A buffer of unsent messages, between senders and a peer that may not read them.
 
-What holds:
+Rules:
 
-1. Nobody who sends waits for a peer that is gone, nor, once the closing has begun, for one that is
-   slow.
-2. While something is unsent, the scope is busy: a drain waits until the last answer is written.
-3. What was not sent by the end is in the report, as undelivered.
-4. The transport is closed by the task that sends, which belongs to the scope, not to any caller.
+1. A sender does not wait for a peer that is gone, nor, once the close has begun, for a slow peer.
+2. While messages are unsent, the scope is busy: a drain waits until the last answer is written.
+3. Messages that were not sent by the end are in the report as undelivered.
+4. The sending task closes the transport. The task belongs to the scope, not to a caller.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from quiesce.core.tree import ScopeState, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import CodeType
 
     from quiesce.core import callsites
     from quiesce.core.hold import Fate
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_BYTES_MAX = 1 << 20  # unsent, before those who send wait
-_MESSAGES_MAX = 1024  # likewise, where the size is not known
-_FLUSH_SECONDS = 1.0  # for a peer to take something, once the closing has begun
+_BYTES_MAX = 1 << 20  # unsent bytes above which senders wait
+_MESSAGES_MAX = 1024  # the same in messages, where the size is unknown
+_FLUSH_SECONDS = 1.0  # how long a peer may read nothing once the close has begun
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _OPEN = ScopeState.OPEN
 
 
 class SendBuffer(Described):
-    """The unsent messages of one connection, and the hold that the scope has of them."""
+    """The unsent messages of one connection; it is a hold of the scope."""
 
     _kind = "output"
-    _name = "unsent messages"
-    _code = None  # many have sent
-    _offset = 0
-    _fate: ClassVar[Fate] = "undelivered"
-    _stops: ClassVar[bool] = False
+    name_given = "unsent messages"
+    place_code: CodeType | None = None  # there are many senders
+    place_offset = 0
+    fate: ClassVar[Fate] = "undelivered"
+    can_be_stopped: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -58,34 +58,34 @@ class SendBuffer(Described):
         flush_seconds: float = 1.0,
     ) -> None:
         """Register with an open scope; `on_lost` is called when the peer cannot be written to."""
-        self._node: TreeNode = scope
+        self.owner_node: TreeNode = scope
         self._transport = transport
         self._on_lost = on_lost
         self._flush_seconds = min(flush_seconds, _FLUSH_SECONDS)
         self._decoded = transport.decoded
         self.size_max: int = _MESSAGES_MAX if self._decoded else _BYTES_MAX
         self._queue: list[Any] = []
-        self.size: int = 0  # in bytes, or messages
+        self.size: int = 0  # in bytes, or in messages if the transport takes decoded ones
         self._sending: list[Any] = []
-        self._quiet = [0, 0]  # how many in each of the two are not work
+        self._quiet = [0, 0]  # the number of quiet messages in `_queue` and in `_sending`
         self._batches = 0  # sent so far
-        self._seen = -1  # of these, at the last look at a peer that may take nothing
+        self._seen = -1  # the value of `_batches` at the last check of a slow peer
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self._lost = 0
         self._loop = asyncio.get_running_loop()
-        self._since: float = 0.0
-        self._wanted: asyncio.Future[None] | None = None  # by the pump, to have something to send
+        self.began_at: float = 0.0
+        self._wanted: asyncio.Future[None] | None = None  # set while the pump waits for a message
         self._rooms: list[asyncio.Future[None]] = []
 
-    # Those who send.
+    # Called by senders.
 
     async def room(self) -> None:
-        """Wait for room, if `size` is above `size_max`, and the peer is worth waiting for.
+        """Wait while `size` is above `size_max`; do not wait for a peer that is gone or given up.
 
-        *Cancel safety*: may be cancelled at any time; what was posted is sent all the same.
+        *Cancel safety*: if cancelled, posted messages are sent nevertheless.
         """
-        while self.size > self.size_max and self._node._state is _OPEN and not self._over:
+        while self.size > self.size_max and self.owner_node.phase is _OPEN and not self._over:
             room = self._loop.create_future()
             self._rooms.append(room)
             try:
@@ -95,10 +95,10 @@ class SendBuffer(Described):
                     self._rooms.remove(room)
 
     def post(self, message: dict[str, Any], *, quiet: bool = False) -> None:
-        """Send a message, in its turn, without ever waiting; one that is `quiet` is not missed if it is lost.
+        """Queue a message without waiting; a lost `quiet` message is not reported.
 
-        *Raises*: `ConnectionError` for a request that nobody will ever answer; what encoding
-        raises.
+        *Raises*: `ConnectionError` for a request that cannot be answered any more; errors of the
+        encoding.
         """
         if self._over:
             if not quiet:
@@ -107,8 +107,8 @@ class SendBuffer(Described):
         data: Any = message if self._decoded else _encode(message).encode()
         if not self._queue:
             if not self._sending:
-                self._since = self._node._backend.clock()
-                self._node._insert(self, self)
+                self.began_at = self.owner_node.backend.clock()
+                self.owner_node.insert_hold(self, self)
             if self._wanted is not None and not self._wanted.done():
                 self._wanted.set_result(None)
         self._queue.append(data)
@@ -121,7 +121,7 @@ class SendBuffer(Described):
             raise ConnectionError(error)
         self._lost += 1
 
-    # The one that really sends.
+    # The sending task.
 
     async def pump(self) -> None:
         """Send until cancelled, then close the transport. The body of a service."""
@@ -132,7 +132,9 @@ class SendBuffer(Described):
                     await self._wanted
                 await self._send_batch()
                 if self._over:
-                    await self._loop.create_future()  # for the end: there is nothing more to do
+                    await (
+                        self._loop.create_future()
+                    )  # until cancelled: there is nothing more to send
         finally:
             self._give_up()
             await self._transport.close()
@@ -143,7 +145,7 @@ class SendBuffer(Described):
         self._make_room()
         try:
             await self._transport.send(self._sending)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the peer cannot be written to
+        except Exception as error:  # noqa: BLE001 - any error means that the peer cannot be written to
             logger.debug("the peer cannot be written to: %r", error)
             self._give_up()
             self._on_lost(error)
@@ -151,7 +153,7 @@ class SendBuffer(Described):
         self._batches += 1
         self._sending, self._quiet[1] = [], 0
         if not self._queue:
-            self._node._discard(self)
+            self.owner_node.discard_hold(self)
 
     def _make_room(self) -> None:
         for room in self._rooms:
@@ -159,29 +161,31 @@ class SendBuffer(Described):
                 room.set_result(None)
 
     def _give_up(self) -> None:
-        """Drop what is unsent, and whatever comes: the peer does not take it."""
+        """Drop all unsent and later messages: the peer does not read them."""
         if not self._over:
             self._over = True
             self._lost += len(self._sending) + len(self._queue) - sum(self._quiet)
             if self._lost:
-                self._since = self._since or self._node._backend.clock()
-                ended = reports.report_entry(self, self._node.name, self._node._backend.clock())
-                self._node._lose((ended,), given_up=False)
+                self.began_at = self.began_at or self.owner_node.backend.clock()
+                ended = reports.report_entry(
+                    self, self.owner_node.name, self.owner_node.backend.clock()
+                )
+                self.owner_node.lose_items((ended,), given_up=False)
             self._sending, self._queue, self.size = [], [], 0
             self._make_room()
-            self._node._discard(self)
+            self.owner_node.discard_hold(self)
             if self._timer is not None:
                 self._timer.cancel()
 
-    # What the scope asks of what it holds.
+    # As a hold of the scope.
 
     @property
     def details(self) -> Mapping[str, object]:
-        """How many messages they are."""
+        """The number of messages."""
         return {"messages": self._lost or len(self._sending) + len(self._queue)}
 
-    def _stop(self, *, force: bool = False) -> None:
-        """See to it that the peer takes something from time to time, or is given up."""
+    def request_stop(self, *, force: bool = False) -> None:
+        """Begin to check that the peer still reads; with `force`, drop the messages at once."""
         if force:
             self._give_up()
         elif self._seen < 0:
@@ -189,7 +193,7 @@ class SendBuffer(Described):
         self._make_room()
 
     def _look(self) -> None:
-        """Stop if nothing was taken since the last look; until then look again."""
+        """Drop the messages if the peer has read nothing since the last check; otherwise check again later."""
         waiting = self._sending or self._queue
         if waiting and self._seen == self._batches:
             self._give_up()
@@ -197,16 +201,16 @@ class SendBuffer(Described):
             self._seen = self._batches
             self._timer = self._loop.call_later(self._flush_seconds, self._look)
         else:
-            self._seen = -1  # the scope asks again if there is more
+            self._seen = -1  # the scope calls `request_stop` again for later messages
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return False
 
-    def _chain(self) -> list[callsites.Frame]:
+    def list_frames(self) -> list[callsites.Frame]:
         return []
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
-        """Do nothing: it is no task."""
+    def reclassify(self) -> None:
+        """Do nothing: the buffer is not a task."""

@@ -1,6 +1,6 @@
-"""One WebSocket as a way for messages, and the listener that hands out such WebSockets.
+"""A transport over one WebSocket, and the listener that accepts WebSockets.
 
-Only this module knows the `websockets` library (13 or newer). A message is a text frame.
+Only this module uses the `websockets` library (13 or newer). A message is a text frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quiesce.integrations import sdk
 
 sdk.require("websockets", extra="acp", oldest="13.0")
 
-from websockets.asyncio.server import ServerConnection, serve  # noqa: E402 - it is there
+from websockets.asyncio.server import ServerConnection, serve  # noqa: E402 - the library is checked first
 from websockets.exceptions import ConnectionClosed  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 NORMAL, GOING_AWAY, UNSUPPORTED, FAILED, TRY_LATER = 1000, 1001, 1003, 1011, 1013
-_SPARE_SOCKETS = 32  # beyond the open connections, for those that are just being refused
+_SPARE_SOCKETS = 32  # sockets beyond the limit, for connections that are being refused
 
 
 class WebSocketTransport:
-    """A WebSocket, as an agent is served over it; see `AgentTransport`."""
+    """A transport over a WebSocket; see `AgentTransport`."""
 
     decoded: ClassVar[bool] = False
 
@@ -46,22 +46,22 @@ class WebSocketTransport:
 
         Args:
             socket: the WebSocket.
-            clock: the event loop's.
-            close_seconds: how long it may take to close it politely.
-            going_away: tells whether it is closed because the whole bridge is.
+            clock: the event loop's clock.
+            close_seconds: how long the closing handshake may take.
+            going_away: returns whether the whole bridge is being closed.
         """
         self._socket = socket
         self._clock = clock
         self._close_seconds = close_seconds
         self._going_away = going_away
         self.code: int = NORMAL
-        """The code to close it with."""
+        """The code to close the WebSocket with."""
         self.reason: str = ""
         self.last: float = clock()
-        """When something was received or sent for the last time."""
+        """When a message was last received or sent."""
 
     async def receive(self) -> str | None:
-        """Return the next text frame; None when the peer has closed, or is gone."""
+        """Return the next text frame; None when the peer has closed or is gone."""
         try:
             frame = await self._socket.recv()
         except ConnectionClosed:
@@ -79,7 +79,7 @@ class WebSocketTransport:
             self.last = self._clock()
 
     async def close(self) -> None:
-        """Close it: politely for a while, then at once. Idempotent."""
+        """Close the WebSocket with a handshake; after `close_seconds`, abort it. Idempotent."""
         if self.code == NORMAL and self._going_away():
             self.code, self.reason = GOING_AWAY, "shutting down"
         try:
@@ -91,25 +91,25 @@ class WebSocketTransport:
 
 
 class ListenerSockets:
-    """The TCP connections of one listener, also those whose handshake is not over."""
+    """The TCP connections of one listener, including those in their handshake."""
 
     def __init__(self, open_max: int) -> None:
-        """Allow some more than are served."""
+        """Set the limit: some more sockets than can be served."""
         self._max = open_max + _SPARE_SOCKETS
         self._all: set[ServerConnection] = set()
         self.dropped: int = 0
-        """How many were dropped without an answer, because there were too many."""
+        """The number of sockets that were dropped without an answer because there were too many."""
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of open sockets."""
         return len(self._all)
 
     def made(self, *args: Any, **options: Any) -> ServerConnection:
-        """Make the object for a new TCP connection; what `create_connection=` is."""
+        """Create the object for a new TCP connection; used for the library's `create_connection=`."""
         return _Socket(self, *args, **options)
 
     def add(self, socket: ServerConnection) -> None:
-        """Take in a socket that is connected; drop it if there are too many."""
+        """Add a connected socket; drop it if there are too many."""
         self._all.add(socket)
         if len(self._all) > self._max:
             self.dropped += 1
@@ -120,7 +120,7 @@ class ListenerSockets:
         self._all.discard(socket)
 
     def abort(self) -> None:
-        """Drop all that are left."""
+        """Drop all sockets that are left."""
         for socket in list(self._all):
             socket.transport.abort()
 
@@ -148,16 +148,16 @@ async def listening(
     close_seconds: float,
     options: Mapping[str, Any],
 ) -> AsyncIterator[Server]:
-    """Listen, for the time of the block; no socket is left open at its end.
+    """Listen for the time of the block; no socket is left open at its end.
 
     Args:
-        handle: is called with each WebSocket, in a task of the library's.
-        check: is called with each request, and may refuse it.
-        sockets: knows the connections.
-        close_seconds: that those have to close politely.
-        options: for the library.
+        handle: called with each WebSocket, in a task of the library.
+        check: called with each request; may refuse it.
+        sockets: keeps the open connections.
+        close_seconds: how long the closing handshakes may take.
+        options: options of the library.
     """
-    with detached():  # its tasks are its own: it awaits them when it is closed
+    with detached():  # the library's tasks stay outside the scope: it awaits them when it closes
         create: Any = sockets.made
         server = await serve(
             handle, process_request=check, create_connection=create,

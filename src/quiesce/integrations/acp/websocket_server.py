@@ -1,12 +1,12 @@
-"""A WebSocket bridge for ACP agents: one agent a connection, with limits, checks, and a drain.
+"""A WebSocket bridge for ACP agents: one agent for each connection, with limits, checks, and a drain.
 
-What holds:
+Rules:
 
-1. A connection is a job of the bridge's scope, and its agent's requests are holds below it.
-2. Whoever leaves, whenever and however, leaves nothing behind.
-3. A request is refused at the handshake, before an agent is made for it.
-4. In a drain, running requests finish, and their answers are sent; idle connections are closed at
-   once (1001), and new ones are told to come back later (503). The listener closes last.
+1. A connection is a job of the bridge's scope, and its agent's requests are holds in it.
+2. A client that leaves, at any time and in any way, leaves nothing behind.
+3. A connection is refused in its handshake, before an agent is made for it.
+4. In a drain, running requests finish and their answers are sent. Idle connections are closed at
+   once (1001), and new ones are asked to come back later (503). The listener closes last.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from quiesce.core.current import current_scope
+from quiesce.core.python_private import get_frame
 from quiesce.core.scope import Scope
 from quiesce.core.tree import logger
 from quiesce.errors import JobCancelled, ScopeClosed
@@ -51,20 +51,20 @@ __all__ = [
     "serve_websocket",
 ]
 
-_CLOSE_SECONDS = 2.0  # for the closing handshake
+_CLOSE_SECONDS = 2.0  # how long the closing handshake may take
 _GOING_AWAY = 1001
 _NO_CONTEXT = contextvars.Context()
-_RETRY_SECONDS = 5  # after which a client that was told 503 may try again
+_RETRY_SECONDS = 5  # when a client that got 503 may try again
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketStats:
-    """What a bridge has seen so far."""
+    """The figures of a bridge."""
 
     open: int
-    """Connections that are served now."""
+    """Connections that are being served."""
     served: int
-    """Connections that were served and have ended."""
+    """Connections that have been served and have ended."""
     refused: int
     """Handshakes that were refused, and sockets that were dropped."""
     failed: int
@@ -77,7 +77,7 @@ class WebSocketServer:
     def __init__(
         self, factory: Callable[[Any], Any], settings: WebSocketSettings, scope: Scope, library: Any
     ) -> None:
-        """Describe what is to be served; `library` is our module for WebSockets."""
+        """Prepare the bridge; `library` is the module `quiesce.integrations.acp.websocket`."""
         self._websocket = library
         self._factory = factory
         self._settings = settings
@@ -86,19 +86,19 @@ class WebSocketServer:
         self._numbers = itertools.count(1)
         self._open = self._served = self._refused = self._failed = 0
         self.port: int = 0
-        """The port that it listens on; the first one, if there are several."""
+        """The port of the listener; the first one if there are several."""
 
-    # Asking.
+    # Inspecting.
 
     @property
     def stats(self) -> WebSocketStats:
-        """What it has seen so far."""
+        """The bridge's figures now."""
         refused = self._refused + self._sockets.dropped
         return WebSocketStats(self._open, self._served, refused, self._failed)
 
     @property
     def report(self) -> Report | None:
-        """What became of everything; None until it is closed."""
+        """The report: how everything has ended; None until the bridge is closed."""
         return self._scope.report
 
     def frontier(self) -> Frontier:
@@ -115,24 +115,24 @@ class WebSocketServer:
     # Ending.
 
     async def closing(self) -> None:
-        """Wait until a drain or close of it, or of a scope around it, has begun."""
+        """Wait until the bridge or a scope around it has begun to drain or close."""
         await self._scope.closing()
 
     async def drain(self, grace: float | None = 30.0) -> Report:
-        """Wait for running requests, `grace` seconds at most; refuse new ones; then close.
+        """Refuse new requests, wait at most `grace` seconds for running ones, then close.
 
-        *Cancel safety*: the drain turns into a close, and the cancellation is passed on after it.
+        *Cancel safety*: if cancelled, the drain turns into a close; the cancellation is passed on after it.
         """
         return await self._scope.drain(grace, cleanup=self._settings.cleanup)
 
     async def aclose(self) -> Report:
-        """Close: cancel what is in flight, and close all connections (1001). From any task.
+        """Close from any task: cancel running requests, and close all connections (1001).
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
+        *Cancel safety*: if cancelled, the close continues; the cancellation is passed on after it.
         """
         return await self._scope.aclose(cleanup=self._settings.cleanup)
 
-    def _listening(self) -> AbstractAsyncContextManager[Server]:
+    def make_listener(self) -> AbstractAsyncContextManager[Server]:
         manager: AbstractAsyncContextManager[Server] = self._websocket.listening(
             self._handle,
             self._check,
@@ -145,7 +145,7 @@ class WebSocketServer:
     # The handshake.
 
     def _check(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Refuse a request, or let it pass."""
+        """Return the response that refuses a handshake; None to let it pass."""
         refusal = self._refusal(request)
         if refusal is None:
             return None
@@ -171,8 +171,8 @@ class WebSocketServer:
     # The connections.
 
     async def _handle(self, socket: ServerConnection) -> None:
-        """Serve a WebSocket; called in a task of the library's, which closes the socket after it."""
-        if self._open >= self._settings.connections_max:  # several handshakes at once
+        """Serve a WebSocket; called in a task of the library, which closes the socket afterwards."""
+        if self._open >= self._settings.connections_max:  # other handshakes were faster
             self._refused += 1
             await socket.close(self._websocket.TRY_LATER, "too many connections")
             return
@@ -184,8 +184,8 @@ class WebSocketServer:
             await socket.close(self._websocket.GOING_AWAY, "shutting down")
             return
         self._open += 1
-        job._when_done(self._ended)
-        with suppress(JobCancelled):  # by the close of the bridge
+        job.call_when_done(self._ended)
+        with suppress(JobCancelled):  # the bridge was closed
             await job
 
     def _ended(self) -> None:
@@ -217,7 +217,7 @@ class WebSocketServer:
                 make, transport, scope=scope,
                 grace=settings.grace, cleanup=settings.cleanup, **settings.agent_options,
             )  # fmt: skip
-        except Exception:  # noqa: BLE001 - one client's agent is no reason to lose the others
+        except Exception:  # noqa: BLE001 - one client's agent must not end the others
             self._failed += 1
             logger.exception("the agent of a WebSocket connection failed")
         finally:
@@ -233,7 +233,7 @@ def _address(socket: ServerConnection) -> str:
 
 
 async def _watch(scope: Scope, transport: WebSocketTransport, idle_seconds: float) -> None:
-    """Close a connection on which nothing happens, and for which nothing is done."""
+    """Close a connection without messages and running requests, after `idle_seconds`."""
     clock = asyncio.get_running_loop().time
     while True:
         await scope.idle()
@@ -246,9 +246,9 @@ async def _watch(scope: Scope, transport: WebSocketTransport, idle_seconds: floa
 
 
 async def _pause(seconds: float) -> None:
-    """Sleep, and keep nothing of the connection alive afterwards.
+    """Sleep without keeping the connection alive afterwards.
 
-    asyncio keeps a cancelled timer, and its context, until it has a hundred of them.
+    asyncio keeps a cancelled timer and its context until a hundred timers are cancelled.
     """
     loop = asyncio.get_running_loop()
     over = loop.create_future()
@@ -273,7 +273,7 @@ async def serve_websocket(
     drain_seconds: float | None = None,
     **options: Unpack[WebSocketOptions],
 ) -> Report:
-    """Serve agents over WebSockets, until the scope around is drained or closed.
+    """Serve agents over WebSockets, until the surrounding scope is drained or closed.
 
     ```python
     async def main():
@@ -284,25 +284,26 @@ async def serve_websocket(
     ```
 
     Args:
-        agent_factory: Makes the agent of a connection. It is given the SDK's connection, if it
-            takes an argument.
-        host: Where to listen; None: everywhere.
-        port: The port; 0: any; None: with a Unix socket.
-        ready: Is called with the server when it listens; `server.port` is the port then.
-        drain_seconds: How long its own drain may take; None: as long as the scope around allows.
+        agent_factory: Returns the agent of a connection. If it takes an argument, it is called with
+            the SDK's connection.
+        host: The address to listen on; None: all addresses.
+        port: The port; 0: any free port; None: with a Unix socket.
+        ready: Called with the server when it listens; `server.port` is the port then.
+        drain_seconds: How long the server's own drain may take; None: as long as the surrounding
+            scope allows.
         options: `WebSocketOptions`: who may connect, limits, and times.
 
     Returns:
-        What became of everything.
+        The report: how everything has ended.
 
-    *Cancel safety*: everything is cancelled, closed, and awaited, before the cancellation is
-    passed on.
+    *Cancel safety*: if cancelled, all requests are cancelled and awaited, and all connections are
+    closed, before the cancellation is passed on.
 
     Raises:
         OSError: It cannot listen there.
-        ArgumentError: An argument that cannot work.
+        ArgumentError: An argument cannot work.
     """
-    server = await _open(agent_factory, host, port, sys._getframe(1), options)
+    server = await _open(agent_factory, host, port, get_frame(1), options)
     try:
         if ready is not None:
             ready(server)
@@ -318,23 +319,23 @@ async def open_websocket_server(
     port: int | None = 0,
     **options: Unpack[WebSocketOptions],
 ) -> WebSocketServer:
-    """Start to serve agents over WebSockets; ended by `drain()` or `aclose()`, or with its scope.
+    """Start to serve agents over WebSockets, until `drain()`, `aclose()`, or the end of the scope.
 
     Args:
-        agent_factory: Makes the agent of a connection. It is given the SDK's connection, if it
-            takes an argument.
-        host: Where to listen; None: everywhere.
-        port: The port; 0: any; None: with a Unix socket.
+        agent_factory: Returns the agent of a connection. If it takes an argument, it is called with
+            the SDK's connection.
+        host: The address to listen on; None: all addresses.
+        port: The port; 0: any free port; None: with a Unix socket.
         options: `WebSocketOptions`.
 
-    *Cancel safety*: cancelled, it listens no more before the cancellation is passed on.
+    *Cancel safety*: if cancelled, the listener is closed before the cancellation is passed on.
 
     Raises:
         OSError: It cannot listen there.
-        ArgumentError: An argument that cannot work.
-        SdkMissing: The library `websockets` is missing, or too old.
+        ArgumentError: An argument cannot work.
+        SdkMissing: The library `websockets` is missing or too old.
     """
-    return await _open(agent_factory, host, port, sys._getframe(1), options)
+    return await _open(agent_factory, host, port, get_frame(1), options)
 
 
 async def _open(
@@ -342,17 +343,17 @@ async def _open(
 ) -> WebSocketServer:
     check_asyncio()
     settings, make = settings_of(host, port, options), factory_of(factory)
-    from quiesce.integrations.acp import websocket  # noqa: PLC0415 - another library, not for all
+    from quiesce.integrations.acp import websocket  # noqa: PLC0415 - imports an optional library
 
     own = Scope("websocket bridge", cleanup=settings.cleanup)
-    own._open(options.get("scope") or current_scope(), frame)
+    own.open_under(options.get("scope") or current_scope(), frame)
     server = WebSocketServer(make, settings, own, websocket)
     try:
-        listener = await own.enter(server._listening())
+        listener = await own.enter(server.make_listener())
     except BaseException:
         await own.aclose(cleanup=settings.cleanup)
         raise
     address = listener.sockets[0].getsockname()
-    if isinstance(address, tuple):  # else it is a Unix socket
+    if isinstance(address, tuple):  # otherwise it is a Unix socket
         server.port = address[1]
     return server

@@ -1,4 +1,4 @@
-"""How a WebSocket bridge serves: its options, checked, and who may connect."""
+"""The options of a WebSocket bridge: they are checked here, and decide who may connect."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class WebSocketOptions(TypedDict, total=False):
     """The options of `serve_websocket()` and `open_websocket_server()`."""
 
     path: str | None
-    """The only path that is served; None, the default: any."""
+    """The only path that is served; None, the default: any path."""
     token: str | Collection[str] | None
-    """What clients send as `Authorization: Bearer …`, or several; None, the default: nothing."""
+    """The token, or tokens, of which clients send one as `Authorization: Bearer …`; None: not needed."""
     origins: Collection[str] | None
-    """The pages that may connect, as browsers name them; by default none; None: all."""
+    """The web origins that may connect, as browsers send them; by default none; None: all."""
     connections_max: int
-    """How many are served at a time (100)."""
+    """How many connections are served at a time (100)."""
     message_bytes_max: int
-    """The longest message that is taken (16 MiB)."""
+    """The longest message that is accepted (16 MiB)."""
     idle_seconds: float | None
-    """After how long without any message or request a connection is closed (300); None: never."""
+    """After how many seconds without a message or request a connection is closed (300); None: never."""
     grace: float
     """How many seconds running requests have to finish when their client is gone (1)."""
     cleanup: float
     """How many seconds cancelled requests have to clean up (5)."""
     scope: Scope | None
-    """Whose it is; by default the current one."""
+    """The owning scope; by default the current one."""
     agent_options: Mapping[str, Any]
     """Options of the SDK's `run_agent`, such as `use_unstable_protocol`."""
     websockets_options: Mapping[str, Any]
@@ -51,7 +51,7 @@ class WebSocketOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketSettings:
-    """The options of one bridge."""
+    """The checked options of one bridge."""
 
     path: str | None
     tokens: tuple[bytes, ...] | None
@@ -64,13 +64,13 @@ class WebSocketSettings:
     listener_options: Mapping[str, Any]
 
     def refusal(self, path: str, origins: list[str], authorization: list[str]) -> Refusal | None:
-        """Return why a client may not come in: the status of the answer, and its text."""
+        """Return the status and text that refuse a client; None if it may connect."""
         if self.path is not None and path.partition("?")[0] != self.path:
             return 404, "nothing is served here"
         if self.origins is not None and not self.origins.issuperset(origins):
             return 403, "this origin may not connect"
         if self.tokens is not None and not _known(self.tokens, authorization):
-            return 401, "a valid token is needed"
+            return 401, "a valid token is required"
         return None
 
 
@@ -80,15 +80,15 @@ Refusal = tuple[int, str]
 def settings_of(
     host: str | None, port: int | None, options: Mapping[str, Any]
 ) -> WebSocketSettings:
-    """Check the options.
+    """Return the checked options.
 
     Raises:
-        ArgumentError: One that does not exist, or cannot work.
+        ArgumentError: An option does not exist, or cannot work.
     """
     unknown = options.keys() - WebSocketOptions.__annotations__
     if unknown:
         known = ", ".join(WebSocketOptions.__annotations__)
-        message = f"there is no option {', '.join(sorted(unknown))}: there are {known}"
+        message = f"unknown option {', '.join(sorted(unknown))}; the options are {known}"
         raise ArgumentError(message)
     agent_options = options.get("agent_options", {})
     check_options("run_agent", agent_options.keys() - _SESSION_OPTIONS)
@@ -114,10 +114,10 @@ def settings_of(
 
 
 def factory_of(factory: Any) -> Callable[[Any], Any]:
-    """Return a function that takes the connection, whatever the given one takes.
+    """Return a function that takes the connection, even if the given factory takes no argument.
 
     Raises:
-        ArgumentError: It cannot be called: an agent, rather than what makes one.
+        ArgumentError: The factory is not callable, for example because it is an agent.
     """
     if not callable(factory):
         message = (
@@ -134,7 +134,7 @@ def factory_of(factory: Any) -> Callable[[Any], Any]:
 
 
 def _known(tokens: tuple[bytes, ...], given: list[str]) -> bool:
-    """Compare with all tokens, in a time that does not tell which part of which was right."""
+    """Return whether a token is known; the time taken does not reveal how much of it matched."""
     if len(given) != 1:
         return False
     scheme, _, token = given[0].partition(" ")
@@ -148,7 +148,9 @@ def _tokens(token: Any) -> tuple[bytes, ...] | None:
         return None
     tokens = (token,) if isinstance(token, str) else tuple(token)
     if not tokens or not all(_is_token(each) for each in tokens):
-        message = "token must be a string of ASCII, not empty, or some: None lets everybody in"
+        message = (
+            "token must be a non-empty ASCII string or a list of them; None lets every client in"
+        )
         raise ArgumentError(message)
     return tuple(each.strip().encode() for each in tokens)
 
@@ -159,7 +161,7 @@ def _is_token(token: Any) -> bool:
 
 def _origins(origins: Any) -> frozenset[str] | None:
     if isinstance(origins, str):
-        message = f"origins must be a list, such as [{origins!r}]; None lets every page in"
+        message = f"origins must be a list, such as [{origins!r}]; None lets every origin in"
         raise ArgumentError(message)
     return None if origins is None else frozenset(origins)
 

@@ -1,4 +1,4 @@
-"""Observers: functions that see every message, as the SDK offers it."""
+"""Observers: functions that see every message, as in the SDK."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ INCOMING, OUTGOING = StreamDirection.INCOMING, StreamDirection.OUTGOING
 
 
 class Witness:
-    """Observers of the messages that do not pass through the SDK."""
+    """The observers of messages that do not pass through the SDK."""
 
     def __init__(self, observers: Sequence[Callable[[Any], Any]]) -> None:
-        """Notify these functions."""
+        """Store the functions to call."""
         self._observers = list(observers)
 
     def tell(self, direction: StreamDirection, message: dict[str, Any]) -> None:
-        """Notify the functions of any message."""
+        """Call the functions with a message."""
         event = StreamEvent(direction, copy.deepcopy(message))
         for observer in self._observers:
             try:
                 told = observer(event)
-            except Exception:  # noqa: BLE001 - anything may come out of an observer
+            except Exception:  # noqa: BLE001 - an observer may raise anything
                 logger.exception("an observer failed")
                 continue
             if inspect.isawaitable(told):
-                asyncio.ensure_future(_observed(told))  # noqa: RUF006 - the scope holds it
+                asyncio.ensure_future(_observed(told))  # noqa: RUF006 - the scope holds the task
 
 
 async def _observed(told: Any) -> None:

@@ -11,6 +11,7 @@ The modules, in reading order:
 - `application`: one run of an app: its scopes, what is open, and how it is stopped.
 - `lifespan`: the lifespan around the app's.
 - `request_exchange`: one request or WebSocket: a scope, and the app as a job in it.
+- `idle_streams`: which requests are streams that carry no work.
 - `drain_parts`: what has joined the drain of the server: nodes, and parts that drain themselves.
 - `held_signal`: SIGTERM, held back from the server until the app is drained.
 - `answers`: what the middleware answers by itself.

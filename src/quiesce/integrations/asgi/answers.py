@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quiesce.integrations.asgi.middleware_settings import AsgiScope, Send
+    from quiesce.core.asgi_types import AsgiScope, Send
 
 __all__: list[str] = []
 

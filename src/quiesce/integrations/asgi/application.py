@@ -17,7 +17,7 @@ import math
 import multiprocessing
 import signal
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ from quiesce.core.harmless_text import harmless
 from quiesce.core.latch import Latch
 from quiesce.core.light_scope import LightScope, Model, count_in
 from quiesce.core.scope import Scope
+from quiesce.core.signals import heard
+from quiesce.core.stuck_exit import exit_when_only_stuck_is_left
 from quiesce.core.tree import ScopeState
 from quiesce.errors import JobCancelled
 from quiesce.integrations.asgi.drain_parts import Parts, counted_in_flight
@@ -68,7 +70,7 @@ class Application:
         around: Scope | None = None,
         on_node: Callable[[Any], object] | None = None,
     ) -> None:
-        backend = root._backend
+        backend = root.backend
         self._around = around  # the server, if that runs in a scope
         self.lives: bool = lives
         """Whether a lifespan opens and closes it; else it is open while there is work."""
@@ -106,6 +108,8 @@ class Application:
         self._failures: list[ReportEntry] = []
         self._cut_by_server: deque[tuple[float, ReportEntry]] = deque(maxlen=_CUT_MAX)
         self._signal = HeldSignal(root, self._on_signal)
+        self._unheld = ExitStack()  # listens to the signals that reach the server at once
+        self._server_was_told = False  # by one of them
 
     @classmethod
     async def open(
@@ -130,21 +134,33 @@ class Application:
             logger.info("not in the main thread: the drain begins when the server shuts down")
         if app._signal.held:
             app.parts.unheld = (signal.SIGINT,)
+        if lives:
+            listener = heard(
+                root.backend.post,
+                app._note_told,
+                app.parts.unheld,
+                sets_exit_code=settings.exit_code,
+            )
+            app._unheld.enter_context(listener)
         return app
+
+    def _note_told(self) -> None:
+        """Record that the server is told to stop by a signal: then the exit code is ours to set."""
+        self._server_was_told = True
 
     @property
     def serves(self) -> bool:
         """Whether it takes new requests, in this event loop."""
         return (
-            self.requests._state is ScopeState.OPEN
+            self.requests.phase is ScopeState.OPEN
             and not self._refusing
-            and self.root._backend.here()
+            and self.root.backend.here()
         )
 
     @property
     def is_open(self) -> bool:
         """Whether it is of the event loop that runs, and not over."""
-        return self.root._backend.here() and self.root._state is not ScopeState.CLOSED
+        return self.root.backend.here() and self.root.phase is not ScopeState.CLOSED
 
     @property
     def refuses(self) -> bool:
@@ -152,16 +168,16 @@ class Application:
 
         Not one that comes from a request which is being drained: that may need it to finish.
         """
-        if not (self.is_open or (self._refusing and not self.lives and self.root._backend.here())):
+        if not (self.is_open or (self._refusing and not self.lives and self.root.backend.here())):
             return False
-        return self.requests._state is not ScopeState.DRAINING or not (
-            self.requests._asked_by_running_work()
+        return self.requests.phase is not ScopeState.DRAINING or not (
+            self.requests.is_asked_by_running_work()
         )
 
     @property
     def cut(self) -> bool:
         """Whether the deadline has passed, and what was left is cancelled."""
-        state = self.requests._state
+        state = self.requests.phase
         return state is _CLOSING or state is _CLOSED
 
     # What becomes of requests and their tasks.
@@ -179,15 +195,15 @@ class Application:
         that is held by another is part of that.
         """
         scope = current_scope()
-        if scope is None or not scope._backend.here():  # or carried over from another loop
+        if scope is None or not scope.backend.here():  # or carried over from another loop
             return None
-        if self._around is not None and self._around._is_within(scope):
+        if self._around is not None and self._around.is_within(scope):
             return None
-        if not scope._is_within(self.root):
+        if not scope.is_within(self.root):
             return scope
         node: TreeNode | None = scope
-        while node is not None and not (isinstance(node, LightScope) and node._bond is not None):
-            node = node._parent
+        while node is not None and not (isinstance(node, LightScope) and node.bond is not None):
+            node = node.parent
         return node
 
     def see_off(self, scope: LightScope) -> None:
@@ -204,7 +220,7 @@ class Application:
         logger.error("%s %s failed", job.kind, harmless(job.name), exc_info=error)
         if not self._refusing:
             return None
-        now = self.root._backend.clock()
+        now = self.root.backend.clock()
         self._failures.append(reports.report_entry(job, self.requests.name, now, error))
         return failures.REPORTED
 
@@ -217,7 +233,7 @@ class Application:
     def left_over(self, scope: Scope) -> None:
         """Count what the scope of a request reports, if the drain has not closed it along."""
         report = scope.report
-        if report is None or scope in self.requests._parts:
+        if report is None or scope in self.requests.child_reports:
             return
         count_in(self.requests, report.completed, report.withdrawn, report.handled)
         for item in report.failed:
@@ -225,18 +241,14 @@ class Application:
         if self._refusing:
             self._failures += report.failed
 
-    def lose(self, lost: ReportEntry) -> None:
-        """Count a response that was ended before the app had completed it."""
-        self._failures.append(lost)
-
     def cut_by_server(self, lost: ReportEntry) -> None:
         """Remember a request whose task the server has cancelled: perhaps it is shutting down."""
-        self._cut_by_server.append((self.root._backend.clock(), lost))
+        self._cut_by_server.append((self.root.backend.clock(), lost))
 
     # Stopping.
 
     def _on_signal(self) -> None:
-        if self.root._state is not ScopeState.OPEN:  # and the loop had the server's handler: gone
+        if self.root.phase is not ScopeState.OPEN:  # and the loop had the server's handler: gone
             self._signal.let_go()
             return
         self._signals += 1
@@ -265,16 +277,20 @@ class Application:
     def _is_worth_telling(self) -> bool:
         """Return whether a drain is one of a server: not if that failed to start, as when its port is taken."""
         return bool(
-            self.served or self._signals or self.requests.frontier() or self.parts.in_flight()
+            self.served
+            or self._signals
+            or self.requests.frontier()
+            or self.parts.in_flight().counts
         )
 
     def _in_flight(self) -> str:
-        """Count what the drain waits for, in words."""
-        services = sum(exchange.is_service for exchange in self.exchanges)
+        """Count what the drain waits for, in words; each thing once, as what tells most of it."""
+        counts, told = self.parts.in_flight()
+        requests = sum(not one.is_service and one.scope not in told for one in self.exchanges)
         # Requests and nodes have scopes of their own; what requests have left behind is held here.
-        left = sum(not isinstance(held, Scope) for held in self.requests._holds.values())
-        found = {"request": len(self.exchanges) - services, "background task": left}
-        for word, count in self.parts.in_flight().items():
+        left = sum(not isinstance(held, Scope) for held in self.requests.holds.values())
+        found = {"request": requests, "background task": left}
+        for word, count in counts.items():
             found[word] = found.get(word, 0) + count
         return counted_in_flight(found, self.parts.unposted)
 
@@ -285,12 +301,12 @@ class Application:
 
         *Cancel safety*: the stop goes on; for such work the drain turns into a close.
         """
-        owner, _ = self.requests._owner_of_running_task()
-        if owner is not None and owner._is_within(self.requests):
+        owner, _ = self.requests.find_owner_of_running_task()
+        if owner is not None and owner.is_within(self.requests):
             self.stop(why, notice=notice)
             await self._refuses.wait()
             return await self.requests.drain(self.settings.grace, cleanup=self.settings.cleanup)
-        while self.report is None and self.root._state is ScopeState.OPEN:
+        while self.report is None and self.root.phase is ScopeState.OPEN:
             with suppress(JobCancelled):  # by the close; or alone, and then once more
                 await self.stop(why, notice=notice)
         await self._told.wait()
@@ -310,7 +326,7 @@ class Application:
         with anyio.move_on_after(notice):
             await self._hurry.wait() if notice else None
         self._refusing = True
-        self._began = self.root._backend.clock()
+        self._began = self.root.backend.clock()
         self._refuses.open()
         self._failures += self._cut_lately()
         watch = self.root.spawn(self._hang_up, name="hang up", service=True)
@@ -331,18 +347,23 @@ class Application:
         cleanup = self.settings.cleanup
         if self.parts:
             # What has joined answers the requests that wait for it: they are cut after it.
-            deadline = self.root._backend.clock() + grace
+            deadline = self.root.backend.clock() + grace
             close_callers.begin_close(self.requests, grace + cleanup, cleanup)
             await self.parts.drain(self.root, grace, cleanup)
-            grace = max(0.0, deadline - self.root._backend.clock())
+            grace = max(0.0, deadline - self.root.backend.clock())
         await self.requests.drain(grace, cleanup=cleanup)
 
     def _conclude(self, report: Report) -> None:
         report = self.parts.merged_with(report)
         failed = (*report.failed, *(item for item in self._failures if item.error is not None))
-        cut = (*report.undelivered, *(item for item in self._failures if item.error is None))
-        seconds = max(report.seconds, self.root._backend.clock() - self._began)
-        self.report = replace(report, failed=failed, undelivered=cut, seconds=seconds)
+        rest = [item for item in self._failures if item.error is None]
+        cut = [item for item in rest if item.kind == "job"]  # by the server: counted as withdrawn
+        responses = (*report.undelivered, *(item for item in rest if item.kind != "job"))
+        seconds = max(report.seconds, self.root.backend.clock() - self._began)
+        self.report = replace(
+            report, failed=failed, cancelled=(*report.cancelled, *cut), undelivered=responses,
+            withdrawn=report.withdrawn - len(cut), seconds=seconds,
+        )  # fmt: skip
         self.tell(self.report)
         self._told.open()
 
@@ -359,7 +380,7 @@ class Application:
 
     def _cut_lately(self) -> list[ReportEntry]:
         """Return the requests that the server has cut on its own way down, before it told us."""
-        since = self.root._backend.clock() - _CUT_SECONDS
+        since = self.root.backend.clock() - _CUT_SECONDS
         return [lost for at, lost in self._cut_by_server if at >= since]
 
     async def _hang_up(self) -> None:
@@ -384,9 +405,20 @@ class Application:
         self._judge(report)
 
     def _judge(self, report: Report) -> None:
-        # Elsewhere (in a test, say) the process is not a server's, and its exit code not ours.
-        ours = self._signals or multiprocessing.parent_process() is not None
-        if not report.ok and self.settings.exit_code and ours:
+        if not report.ok and self._has_exit_code:
+            process_exit.lost()
+
+    @property
+    def _has_exit_code(self) -> bool:
+        """Whether the exit of this process is that of a server, which tells of losses: not so in a test, say."""
+        told = self._signals or self._server_was_told
+        return bool(
+            self.settings.exit_code and (told or multiprocessing.parent_process() is not None)
+        )
+
+    def shutdown_was_cut(self) -> None:
+        """Record that the app's own shutdown was cancelled: what it was to save is lost."""
+        if self._has_exit_code:
             process_exit.lost()
 
     async def close(self) -> None:
@@ -401,6 +433,9 @@ class Application:
             for exchange in tuple(self.exchanges):
                 exchange.release()
             self._tell_the_rest()
+            self._unheld.close()
+            if self._has_exit_code:
+                exit_when_only_stuck_is_left(self.root.loop, self.settings.cleanup)
 
     def _tell_the_rest(self) -> None:
         """Say what the stop has not said: it was cut short, or there was none."""
@@ -413,7 +448,7 @@ class Application:
 
     async def close_if_idle(self) -> None:
         """Close an app without a lifespan as soon as it has nothing in flight."""
-        if self.exchanges or self.draining or self._closing_when_idle or self.requests._services:
+        if self.exchanges or self.draining or self._closing_when_idle or self.requests.services:
             return  # or it lives, as what a library has started does
         if self.requests.frontier():
             self._closing_when_idle = True

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import report as reports
+from quiesce.core.server_drain import InFlight
+from quiesce.core.visitors import Visitor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -40,7 +42,7 @@ class Parts:
         self.nodes: list[Any] = []
         self._on_node = on_node
         self._drains: dict[str, Drain] = {}
-        self._counts: list[Callable[[], Mapping[str, int]]] = []
+        self._counts: list[Callable[[], InFlight]] = []
         self._reports: dict[str, Report] = {}
 
     def __bool__(self) -> bool:
@@ -48,7 +50,7 @@ class Parts:
         return bool(self._drains)
 
     def join(
-        self, name: str, drain: Drain, in_flight: Callable[[], Mapping[str, int]] | None = None
+        self, name: str, drain: Drain, in_flight: Callable[[], InFlight] | None = None
     ) -> None:
         """Register something that drains itself when the app is drained."""
         self._drains[name if name not in self._drains else f"{name} {len(self._drains)}"] = drain
@@ -65,22 +67,30 @@ class Parts:
     def broken(self) -> str | None:
         """Why a node rejects all messages, if one does."""
         for node in self.nodes:
-            if node._scope is not None and node._broken is not None:
+            if node.own_scope is not None and node.write_error is not None:
                 return f"node {node.name!r} cannot write its journal"
         return None
 
-    def in_flight(self) -> dict[str, int]:
-        """Count what the parts have in flight, by what it is called."""
-        found = {"hop": sum(len(node._hops) for node in self.nodes)}
-        for count in self._counts:
-            for word, n in count().items():
+    def in_flight(self) -> InFlight:
+        """Count what the parts have in flight, each thing once: a task of a protocol is not counted as a hop, too.
+
+        A hop stands for the request that it is handled in.
+        """
+        parts = [count() for count in self._counts]
+        told = {scope for part in parts for scope in part.stands_for}
+        hops = [hop for node in self.nodes for hop in node.running_hops.values()]
+        found = {"hop": sum(hop not in told for hop in hops)}
+        for part in parts:
+            for word, n in part.counts.items():
                 found[word] = found.get(word, 0) + n
-        return {word: n for word, n in found.items() if n}
+        for hop in hops:
+            told.update(one.outer for one in hop.holds.values() if isinstance(one, Visitor))
+        return InFlight({word: n for word, n in found.items() if n}, told)
 
     @property
     def unposted(self) -> int:
         """How many receipts the nodes have still to post to other agents."""
-        return sum(node._engine.unposted for node in self.nodes)
+        return sum(node.engine.unposted for node in self.nodes)
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
         """Drain all of them at the same time, and keep their reports."""

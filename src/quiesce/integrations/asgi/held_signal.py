@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.forked_signals import kept_from_children
 from quiesce.core.signals import pass_on
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class HeldSignal:
     """One event loop's SIGTERM: ours until it is let go."""
 
     def __init__(self, scope: Scope, on_signal: Callable[[], None]) -> None:
-        self._backend = scope._backend
+        self._backend = scope.backend
         self._scope = scope
         self._on_signal = on_signal
         self._before: Any = None
@@ -56,6 +57,7 @@ class HeldSignal:
         if threading.current_thread() is not threading.main_thread():
             return False
         self._before = signal.getsignal(_SIGNAL)
+        self._receiver.enter_context(kept_from_children(_SIGNAL))
         if self._backend.name == "trio":
             signals = self._receiver.enter_context(anyio.open_signal_receiver(_SIGNAL))
             self._scope.spawn(self._listen, signals, name="SIGTERM", service=True)
@@ -68,6 +70,7 @@ class HeldSignal:
                 signal.signal(_SIGNAL, self._note)  # in place of the loop's, which does nothing
                 signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - as it is called
             except (NotImplementedError, RuntimeError, ValueError):  # no such loop (Windows)
+                self._receiver.close()
                 return False
         self.held = True
         return True
@@ -81,7 +84,9 @@ class HeldSignal:
         self._arrived += 1
 
     def _told(self) -> None:
-        self._heard = self._arrived
+        if self._backend.name != "trio" and self._heard >= self._arrived:
+            return  # it was not for this process: a forked child has the same socket
+        self._heard += 1
         pass_on(self._before)  # to a node of the mesh, whose open calls hold up the server
         self._on_signal()
 
@@ -114,7 +119,10 @@ class HeldSignal:
 
         That handler also gets a signal that has come, and that the loop has not told us of: it never will.
         """
-        if not self.held or (self._by_loop and self._in_loop is None):
+        if not self.held:
+            return
+        if self._by_loop and self._in_loop is None:
+            self._receiver.close()  # a child that is forked from now on is as one of uvloop alone
             return
         self.held = False
         self._restore()
@@ -122,8 +130,8 @@ class HeldSignal:
             signal.raise_signal(_SIGNAL)
 
     def _restore(self) -> None:
+        self._receiver.close()
         if self._backend.name == "trio":
-            self._receiver.close()
             return
         loop: Any = self._backend.loop
         with suppress(RuntimeError):  # the loop is closed, and has done so itself

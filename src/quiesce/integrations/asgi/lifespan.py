@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.announce import say
 from quiesce.core.latch import Latch
 from quiesce.core.server_drain import drain_of_server
 from quiesce.integrations.asgi.middleware_settings import awaitable
 
 if TYPE_CHECKING:
+    from quiesce.core.asgi_types import App, AsgiScope, Message, Receive, Send
     from quiesce.core.job import Job
     from quiesce.integrations.asgi.application import Application
-    from quiesce.integrations.asgi.middleware_settings import (
-        App,
-        AsgiScope,
-        Message,
-        Receive,
-        Send,
-    )
 
 __all__: list[str] = []
 
@@ -35,7 +30,7 @@ class Lifespan:
     """One lifespan of one app."""
 
     def __init__(self, application: Application, target: App, asgi: AsgiScope) -> None:
-        backend = application.root._backend
+        backend = application.root.backend
         self._application = application
         self._target = target
         self._asgi = asgi
@@ -101,7 +96,11 @@ class Lifespan:
         with anyio.move_on_after(limit) as waited:
             await self._ended.wait()
         if waited.cancelled_caught:
-            logger.error("the app's own shutdown has not ended in %g s: cancelled", limit)
+            say(
+                logger, logging.ERROR,
+                f"WORK LOST: the app's own shutdown has not ended in {limit:g} s, and is cancelled",
+            )  # fmt: skip
+            self._application.shutdown_was_cut()
 
     async def _say_goodbye(self, send: Send) -> None:
         answer = self._answers.get("shutdown", {"type": "lifespan.shutdown.complete"})

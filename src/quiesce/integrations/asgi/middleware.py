@@ -15,9 +15,9 @@ from quiesce.integrations.asgi.request_exchange import RequestExchange
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quiesce.core.asgi_types import App, AsgiScope, Receive, Send
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
-    from quiesce.integrations.asgi.middleware_settings import App, AsgiScope, Receive, Send
     from quiesce.mesh.runtime.node import Node
 
 __all__ = ["Quiesce"]
@@ -102,6 +102,7 @@ class Quiesce:
             from quiesce.mesh.transport.links import check_node  # noqa: PLC0415 - only with a node
 
             check_node(node)
+            middleware_settings.check_bare(app, is_quiesce=isinstance(app, Quiesce))
         self.app: App = app if node is None else node.asgi(app)
         self._node = node
         self._settings = middleware_settings.MiddlewareSettings(
@@ -195,7 +196,7 @@ class Quiesce:
         """Answer other nodes outside of the requests: hops that are drained need their receipts."""
         from quiesce.mesh.transport.asgi_front import CascadeFront  # noqa: PLC0415 - only with a node
 
-        self._entry = CascadeFront(node, self._entry)
+        self._entry = CascadeFront(node, self._entry, inside=self.app)
 
     @staticmethod
     async def _refuse_order(receive: Receive, send: Send) -> None:

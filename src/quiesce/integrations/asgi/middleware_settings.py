@@ -1,28 +1,23 @@
-"""The options of the middleware, checked, and the types of the ASGI calling convention."""
+"""The options of the middleware, checked; and the check of an application."""
 
 from __future__ import annotations
 
 import fnmatch
 import inspect
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
+from quiesce.core.handler_naming import app_code
 from quiesce.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import CodeType
 
-__all__: list[str] = []
+    from quiesce.core.asgi_types import App, AsgiScope, Receive, Send
 
-Message = MutableMapping[str, Any]
-AsgiScope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-# Frameworks and servers each have their own types for these three.
-App = Callable[[Any, Any, Any], Awaitable[None]]
+__all__: list[str] = []
 
 FRONTIER_PATH = "/quiesce/frontier"
 _TELL_SHARE = 0.1  # of the grace is left to a WebSocket's app that is told late
@@ -75,7 +70,7 @@ class MiddlewareSettings:
         self.own_paths: frozenset[str | None] = frozenset((self.ready, shown)) - {None}
         self.hold_signal: bool = hold_signal
         self.exit_code: bool = exit_code
-        self.code: CodeType = _code_of(app)
+        self.code: CodeType = app_code(app) or awaitable.__code__
         """Where the app is, for people who read a report."""
 
 
@@ -116,11 +111,19 @@ def check_place(grace: object) -> None:
         raise TypeError(message)
 
 
-def _code_of(app: object) -> CodeType:
-    """Return the code of an application; ours, if it is not made in Python."""
-    function: Any = app if hasattr(app, "__code__") else vars(type(app)).get("__call__")
-    code: CodeType = getattr(function, "__code__", awaitable.__code__)
-    return code
+def check_bare(app: object, *, is_quiesce: bool) -> None:
+    """Refuse to put a node around an app that drains its server: the node belongs inside of that drain."""
+    if hasattr(app, "drains_server"):
+        given, instead = (
+            ("Quiesce(Quiesce(app), node=node)", "Quiesce(app, node=node), once")
+            if is_quiesce
+            else ("Quiesce(quiesce_app(agent), node=node)", "quiesce_app(agent, node=node)")
+        )
+        message = (
+            f"{given}: the inner app drains its server already, and the node has to be part of that drain."
+            f" Write {instead}"
+        )
+        raise ArgumentError(message)
 
 
 def awaitable(app: App, scope: AsgiScope, receive: Receive, send: Send) -> Awaitable[None]:

@@ -8,34 +8,34 @@ would be without us. What the app has left running when it returns is handed to 
 from __future__ import annotations
 
 import logging
+from asyncio import Task
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from quiesce.core import named_once
-from quiesce.core.backends.asyncio.tasks import _task_done
+from quiesce.core.backends.asyncio.awaiters import host_of
+from quiesce.core.backends.asyncio.swallowing import coro_of
+from quiesce.core.backends.asyncio.tasks import _task_done, was_cut
+from quiesce.core.handler_naming import HandlerCode
 from quiesce.core.light_scope import LightScope
 from quiesce.core.report import ReportEntry
 from quiesce.core.scope import Scope
 from quiesce.core.tree import ScopeState, current
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.asgi import answers
+from quiesce.integrations.asgi.idle_streams import is_idle_stream
 from quiesce.integrations.asgi.middleware_settings import awaitable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from quiesce.core.asgi_types import App, AsgiScope, Message, Receive, Send
     from quiesce.core.backends import Waiter
     from quiesce.core.job import Job
     from quiesce.core.tree import TreeNode
     from quiesce.integrations.asgi.application import Application
-    from quiesce.integrations.asgi.middleware_settings import (
-        App,
-        AsgiScope,
-        Message,
-        Receive,
-        Send,
-    )
 
 __all__: list[str] = []
 
@@ -61,16 +61,40 @@ class RequestScope(LightScope):
     that scope holds this one until all that the request has started is over.
     """
 
-    __slots__ = ()
+    __slots__ = ("parts",)
+
+    parts: list[Any]
+    """The tasks that the request had in task groups when it was handed over, running, to be cut."""
+
+    def hand_over_to(self, parent: TreeNode) -> int:
+        """Hand all over; the entry of the request names what it has in task groups, if the drain cuts both."""
+        hosts = {held: host_of(held) for held in self.holds.values() if isinstance(held, Task)}
+        self.parts = [task for task in hosts if _is_in_request(task, hosts)]
+        for task in self.parts:
+            named_once.name_once(self, task, parent)
+        return super().hand_over_to(parent)
+
+    def name_parts(self, node: TreeNode) -> None:
+        """Name them after all: the request has gone on without them."""
+        node.cancelled_holds += [task for task in getattr(self, "parts", ()) if task.cancelled()]
 
     async def closing(self) -> None:
         """Wait for the drain of the app: when the request ends, what it leaves goes on.
 
         *Cancel safety*: may be cancelled at any time; it has no effect.
         """
-        requests = self._parent
+        requests = self.parent
         assert isinstance(requests, Scope)  # noqa: S101 - opened with one
         await requests.closing()
+
+
+def _is_in_request(task: Any, hosts: dict[Any, Any]) -> bool:
+    """Return whether a task is in a task group of the job of a request, or in one inside of such a group."""
+    outer = task
+    while hosts[outer] in hosts:
+        outer = hosts[outer]
+    is_request = getattr(coro_of(outer), "cr_code", None) is RequestExchange.call.__code__
+    return is_request and outer is not task
 
 
 class RequestExchange:
@@ -82,6 +106,7 @@ class RequestExchange:
         "_asgi",
         "_closed",
         "_complete",
+        "_dealt_with_cut",
         "_error",
         "_headers",
         "_hung_up",
@@ -122,6 +147,7 @@ class RequestExchange:
         self._service = False
         self._started = False
         self._complete = False
+        self._dealt_with_cut = False
         self._accepted = False
         self._closed = False
         self._hung_up = False
@@ -135,6 +161,11 @@ class RequestExchange:
         """Whether it is a service: it never ends by itself, and nothing waits for it."""
         return self._service
 
+    @property
+    def scope(self) -> RequestScope:
+        """The scope of the request."""
+        return self._scope
+
     async def run(self) -> None:
         """Call the app with the request.
 
@@ -143,17 +174,20 @@ class RequestExchange:
         *Raises*: what the app raised.
         """
         app, name = self._app, answers.request_name(self._asgi)
-        self._service = bool(app.settings.services and app.settings.is_service(name))
+        self._service = is_idle_stream(self._asgi) or bool(
+            app.settings.services and app.settings.is_service(name)
+        )
         model = app.service_model if self._service else app.model
         try:
-            self._scope = RequestScope(model, name, app.settings.code)
+            code: Any = HandlerCode(app.settings.code, self._asgi)
+            self._scope = RequestScope(model, name, code)
             if current.get() is not None:
                 self._be_held()
         except ScopeClosed:  # nothing may begin any more
             await answers.refuse_request(self._asgi, self._raw_send, app.settings.retry_after)
             return
         if app.adopts and not self._service:
-            self._job = self._scope.begin(self._call(), self._seen)
+            self._job = self._scope.begin(self.call(), self._seen)
         else:
             self._spawn(name)
         app.exchanges[self] = None
@@ -187,21 +221,21 @@ class RequestExchange:
                 raise
 
     def _spawn(self, name: str) -> None:
-        job: Any = self._scope.spawn(self._call, name=name, service=self._service)
-        job._code_started, job._offset_started = self._app.settings.code, 0
+        job: Any = self._scope.spawn(self.call, name=name, service=self._service)
+        job.started_code, job.started_offset = self._scope.place_code, 0
         self._job = job
-        self._job._when_done(self.release)
+        self._job.call_when_done(self.release)
 
     async def _leave(self) -> None:
         """Hand what the request has left running to the app's scope; or keep it, if an outer scope waits for it."""
         app, scope = self._app, self._scope
-        if self._outer is not None and scope._closing is None and app.root._state is _OPEN:
+        if self._outer is not None and scope.close_plan is None and app.root.phase is _OPEN:
             app.see_off(scope)
         else:
             await scope.aclose()
             app.left_over(scope)
 
-    async def _call(self) -> None:
+    async def call(self) -> None:
         try:
             await awaitable(self._target, self._asgi, self._receive, self._send)
         except (Exception, BaseExceptionGroup) as error:
@@ -209,6 +243,8 @@ class RequestExchange:
                 raise  # it fell over when it was cancelled: that is for the report
             self._error = error
         self._returned = True
+        while self._dealt_with_cut and isinstance(self._job, Task) and self._job.cancelling():
+            self._job.uncancel()  # as asyncio has it: the response is complete, nothing was lost
         if self._app.adopts and self._scope.settle(self._job):
             self._settled = True
             self.release()
@@ -217,8 +253,12 @@ class RequestExchange:
         """See the end of a job that has not settled itself: it was cancelled, or has failed."""
         if not self._settled:
             ended_well = not job.cancelled() and job.exception() is None
-            if ended_well and named_once.is_named(job._node, job):
-                job._node._discard(job)  # the report has it as the handler of a hop, which was cut
+            if ended_well and not was_cut(job.owner_node, job):
+                self._scope.name_parts(job.owner_node)
+            if ended_well and named_once.is_named(job.owner_node, job):
+                job.owner_node.discard_hold(
+                    job
+                )  # the report has it as the handler of a hop, which was cut
             else:
                 _task_done(job)
             self.release()
@@ -234,8 +274,12 @@ class RequestExchange:
                     await self._waiter
                 except app.cancelled:
                     self._job.cancel()
+        if self._service:
+            return  # to end it is not a loss
         if not (self._complete or self._closed):
             app.cut_by_server(self._as_lost())
+        elif self._error is not None or not self._returned:  # what it does after its response
+            app.cut_by_server(replace(self._as_lost(), kind="job", error=self._error))
 
     def release(self) -> None:
         """Wake the server's task: the app has ended, or no task waits for it."""
@@ -252,10 +296,6 @@ class RequestExchange:
             message = f"the app has cancelled its own task in {self._job.name}"
             raise RuntimeError(message)
         self._taken = True
-        half = self._started and not self._complete and not self._service
-        is_named = named_once.is_named(self._scope, self._job)  # as the handler of a hop
-        if self._returned and self._app.cut and half and not is_named:
-            self._app.lose(self._as_lost())
         try:
             with anyio.move_on_after(self._app.settings.cleanup):
                 await (self._end_websocket() if self._is_websocket else self._end_response())
@@ -284,7 +324,7 @@ class RequestExchange:
 
     def _as_lost(self) -> ReportEntry:
         job = self._job
-        age = self._scope._backend.clock() - job.since
+        age = self._scope.backend.clock() - job.since
         return ReportEntry("response", job.name, self._app.requests.name, job.where, age, {})
 
     # What the app gets.
@@ -304,6 +344,8 @@ class RequestExchange:
             self._accepted = True
         elif kind in {"websocket.close", "websocket.http.response.start"}:
             self._closed = True
+        if self._app.cut and (self._complete or self._closed):
+            self._dealt_with_cut = True
         # What the server starts in here is the server's, not the app's.
         token = current.set(self._outer)
         try:

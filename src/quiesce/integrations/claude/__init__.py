@@ -1,9 +1,9 @@
-"""The Claude Agent SDK with an owner: `query()` and `ClaudeSDKClient` that can always be ended.
+"""The Claude Agent SDK, owned by scopes: `query()` and `ClaudeSDKClient` that always end.
 
-The same calls as in `claude_agent_sdk`, from 0.1.50 on, on asyncio, uvloop and trio (also with the
-versions from 0.1.51 to 0.1.66, whose SDK has asyncio alone). What they start belongs to a scope: the
-CLI with its whole process group, the SDK's tasks, and the hooks, permission callbacks and tools that
-are in flight. docs/howto/claude.md says what to change in a program.
+The functions are those of `claude_agent_sdk`, from 0.1.50 on, on asyncio, uvloop and trio (trio works
+even with the versions from 0.1.51 to 0.1.66, which support only asyncio themselves). A scope owns
+everything that they start: the CLI with its whole process group, the SDK's tasks, and the hooks,
+permission callbacks and tools that are running. docs/howto/claude.md says what to change in a program.
 
 The modules, in reading order:
 
@@ -11,8 +11,8 @@ The modules, in reading order:
 - `sdk_client`: `ClaudeSDKClient`: a conversation that different tasks may open, use and close.
 - `conversation`: one conversation with the CLI, and how all of it ends.
 - `cli_process`: the CLI as a process of a scope.
-- `handover`: messages from the task that reads the CLI to the task that yields them.
-- `sdk_private`: the private names of the SDK that the adapter needs, each guarded.
+- `handover`: passes messages from the task that reads the CLI to the task that yields them.
+- `sdk_private`: the private names of the SDK that the adapter needs, each checked.
 """
 
 from __future__ import annotations

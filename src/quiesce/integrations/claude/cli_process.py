@@ -1,8 +1,8 @@
-"""The CLI as a process of a scope, in the shape in which the SDK expects one.
+"""The CLI as a process of a scope, with the interface that the SDK expects.
 
-The SDK opens its process by `anyio.open_process`, and from then on reads, writes, waits and signals.
-What it is given here does the same with a quiesce `Process`: forked and held in one step, in a
-process group of its own, seen to its end by an owner that nobody can cancel.
+The SDK opens its process by `anyio.open_process`, and then reads, writes, waits and signals. The
+objects here do the same with a quiesce `Process`: it is forked and held in one step, has its own
+process group, and its owner, which no caller can cancel, waits for its end.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__: list[str] = []
 
 
 class Errors:
-    """What the process writes to its standard error, as bytes again."""
+    """The standard error of the process, as a stream of bytes."""
 
     def __init__(self, process: Process) -> None:
         self._lines = aiter(process.stderr)
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:  # noqa: ARG002 - a line is given whole
+    async def receive(self, max_bytes: int = 65536) -> bytes:  # noqa: ARG002 - a line is returned whole
         """Wait for a line.
 
         *Raises*: `anyio.EndOfStream`.
@@ -45,26 +45,26 @@ class Errors:
             raise anyio.EndOfStream from None
 
     async def aclose(self) -> None:
-        """Do nothing: the process keeps the last of it, for whoever asks why it has ended."""
+        """Do nothing: the process keeps the last lines for errors about its exit."""
 
 
 class Sender:
-    """The input of the process."""
+    """The standard input of the process, as a stream of bytes."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def send(self, data: bytes) -> None:
-        """Write all of it; raises `ProcessLost` if nobody reads it any more."""
+        """Write all data; raise `ProcessLost` if the process no longer reads."""
         await self._process.send(data)
 
     async def aclose(self) -> None:
-        """End the input. Idempotent."""
+        """Close the input. Idempotent."""
         self._process.close_stdin()
 
 
 class CliProcess:
-    """What the SDK takes for an `anyio.abc.Process`."""
+    """A process with the interface of `anyio.abc.Process`, for the SDK."""
 
     def __init__(self, process: Process, *, piped: bool) -> None:
         self._process = process
@@ -79,19 +79,19 @@ class CliProcess:
 
     @property
     def returncode(self) -> int | None:
-        """How it exited; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait until nothing of its group is left."""
+        """Wait until the whole process group is gone."""
         return await self._process.wait()
 
     def terminate(self) -> None:
-        """Send SIGTERM to its group, SIGKILL after a moment."""
+        """Send SIGTERM to the process group, and SIGKILL a moment later."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill its group."""
+        """Kill the process group."""
         self._process.kill()
 
     def send_signal(self, number: int) -> None:
@@ -99,17 +99,17 @@ class CliProcess:
         self._process.send_signal(signal.Signals(number))
 
     async def shut(self, seconds: float) -> None:
-        """End its input, let it finish for so long, then stop it and all of its group."""
+        """Close the input, give the process `seconds` to finish, then stop its whole group."""
         self._process.close_stdin()
-        await self.stdout.aclose()  # its stderr is read on: there it says what went wrong
+        await self.stdout.aclose()  # stderr is still read: it may say why the process fails
         with anyio.move_on_after(seconds):
             await self._process.wait()
         if self._process.state != "gone":
             logger.warning(
-                "%s (%d) has not ended %g s after its input: it is stopped",
+                "%s (%d) still runs %g s after the end of its input, and is stopped",
                 self._process.name, self.pid, seconds,
             )  # fmt: skip
-            with suppress(ProcessStuck):  # the scope still holds it, and its report says so
+            with suppress(ProcessStuck):  # the scope still holds the process, and reports it
                 await self._process.stop()
 
 
@@ -126,9 +126,9 @@ async def open_process(
 ) -> CliProcess:
     """Start a program in a scope; the fork and the hold are one step.
 
-    *Cancel safety*: cancelled before its turn to fork, nothing was started.
+    *Cancel safety*: if cancelled before the fork, no process was started.
 
-    *Raises*: what `subprocess.Popen` raises, for the SDK tells its user what that means.
+    *Raises*: the errors of `subprocess.Popen`; the SDK explains them to its user.
     """
     piped = stderr == subprocess.PIPE
     try:

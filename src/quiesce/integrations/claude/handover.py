@@ -1,10 +1,10 @@
-"""How the SDK's messages get from the task that reads the CLI to the one that gives them out.
+"""Pass the SDK's messages from the task that reads the CLI to the task that yields them.
 
-They come in bunches, as the CLI writes them. The SDK's memory stream takes two turns of the event
-loop for each of them, and a stream's task and its reader would take two more. Here a bunch is handed
-over at once, within the bound that the SDK has set. A stream asks whether there is more: so it never
-steps the SDK's generator into a wait that no reader has asked for, and one that is left by `break`
-is left where it can be closed.
+Messages come in bunches, as the CLI writes them. The SDK's memory stream takes two turns of the event
+loop for each message, and a stream's task and its reader would take two more. Here a bunch is passed
+on at once, up to the size that the SDK has set. A stream asks whether another message is ready, so it
+never steps the SDK's generator into a wait that no reader has asked for. A generator that the reader
+leaves by `break` is then at a point where it can be closed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-# Each of these becomes one message of the user's. Others may be dropped by the SDK, which then waits
+# Each of these becomes one message for the user. The SDK may drop messages of other types and then wait
 # for more, or they end its generator.
 _PLAIN = frozenset({"assistant", "stream_event", "system", "user"})
-# With these the SDK's reader ends. Up to 0.1.66 it sends them when it was cancelled, too: nobody takes
-# anything then, and it would never end.
+# The SDK's reader ends with these. Up to 0.1.66 it sends them even after it was cancelled. No task
+# receives then, so a sender that waited for room would never end.
 _LAST = frozenset({"end", "error"})
 
 
@@ -32,14 +32,14 @@ class SendingEnd:
     """The sending end of the SDK's memory stream."""
 
     def __init__(self, inner: MemoryObjectSendStream[Any], receiving: ReceivingEnd) -> None:
-        """Stand for what anyio has made."""
+        """Wrap anyio's stream."""
         self._inner = inner
         self._receiving = receiving
 
     async def send(self, item: Any) -> None:
-        """Send, and wait only if there is no room; the SDK's last word has room always.
+        """Send, and wait only if there is no room; the SDK's last message always has room.
 
-        *Cancel safety*, *Raises*: as anyio's.
+        *Cancel safety*, *Raises*: as anyio's stream.
         """
         last = self._receiving.last
         if not last:
@@ -55,7 +55,7 @@ class SendingEnd:
             await self._inner.send(item)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what anyio's stream has under this name."""
+        """Return an attribute of anyio's stream."""
         return getattr(self._inner, name)
 
 
@@ -63,68 +63,68 @@ class ReceivingEnd:
     """The receiving end of the SDK's memory stream."""
 
     def __init__(self, inner: MemoryObjectReceiveStream[Any]) -> None:
-        """Stand for what anyio has made."""
+        """Wrap anyio's stream."""
         self._inner = inner
         self._at_hand: deque[Any] = deque()
         self.last: deque[Any] = deque()
-        """The SDK's last words that had no room; they come after all that the stream has."""
+        """The SDK's last messages if the stream had no room; they follow the stream's own."""
 
     def is_ready(self) -> bool:
-        """Return whether the SDK's generator would give a message without waiting."""
+        """Return whether the SDK's generator would yield a message without waiting."""
         return bool(self._at_hand) and self._at_hand[0].get("type") in _PLAIN
 
     def __aiter__(self) -> Self:
-        """Return itself."""
+        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> Any:
-        """Take the next one, as `receive()` does."""
+        """Wait for the next message, and take it, as `receive()` does."""
         try:
             return await self.receive()
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
     async def receive(self) -> Any:
-        """Take the next one, and wait only if there is none.
+        """Take the next message; wait only if there is none.
 
-        *Cancel safety*: cancelled, it has taken nothing.
+        *Cancel safety*: if cancelled, no message was taken.
 
-        *Raises*: as anyio's.
+        *Raises*: as anyio's stream.
         """
         if not self._at_hand:
             self._take_all()
         if not self._at_hand:
-            # If there are last words by the time it has to wait, then the stream is full: it does not wait.
+            # Last messages arrive only when the stream is full, so this does not wait past them.
             self._at_hand.append(await self._inner.receive())
             self._take_all()
         return self._at_hand.popleft()
 
     def _take_all(self) -> None:
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while True:  # as many as the stream has room for
+            while True:  # at most as many as fit into the stream
                 self._at_hand.append(self._inner.receive_nowait())
         self._at_hand += self.last
         self.last.clear()
 
     def receive_nowait(self) -> Any:
-        """Take the next one, if there is one.
+        """Take the next message if there is one.
 
-        *Raises*: as anyio's.
+        *Raises*: as anyio's stream.
         """
         if not self._at_hand:
             self._take_all()
         return self._at_hand.popleft() if self._at_hand else self._inner.receive_nowait()
 
     def close(self) -> None:
-        """Close it; what nobody has taken is thrown away."""
+        """Close the stream; messages that were not taken are dropped."""
         self._at_hand.clear()
         self.last.clear()
         self._inner.close()
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the stream."""
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what anyio's stream has under this name."""
+        """Return an attribute of anyio's stream."""
         return getattr(self._inner, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -11,6 +10,7 @@ import claude_agent_sdk
 from quiesce.core import arguments
 from quiesce.core.current import current_scope
 from quiesce.core.owner import owner_of
+from quiesce.core.python_private import get_frame
 from quiesce.errors import ScopeClosed
 from quiesce.integrations.claude import sdk_private
 from quiesce.integrations.claude.conversation import Conversation, OwnedTransport, active
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClaudeSDKClient"]
 
-_SHARE = 0.95  # of the time that a close has, for what the SDK does in it
+_SHARE = 0.95  # the part of a close's time that the SDK's own disconnect may take
 
 
 class ClaudeSDKClient:
@@ -41,16 +41,16 @@ class ClaudeSDKClient:
             print(message)
     ```
 
-    Its methods are those of `claude_agent_sdk.ClaudeSDKClient` in the version that is installed.
-    What differs: `receive_messages()` and `receive_response()` give iterators that may be left,
-    dropped and taken up again anywhere; one task at a time may read.
+    The methods are those of `claude_agent_sdk.ClaudeSDKClient` in the installed version. The
+    difference: `receive_messages()` and `receive_response()` return iterators that any task may leave,
+    drop and take up again; one task at a time may read.
 
     Args:
         options: The SDK's options.
         transport: A transport of your own in place of the CLI.
-        scope: Whose the conversation is; the scope that is current in `connect()` by default.
-        grace: How many seconds the CLI has to finish when its input has ended, before it is sent
-            SIGTERM, and then SIGKILL.
+        scope: The scope that owns the conversation; by default the current scope of `connect()`.
+        grace: How many seconds the CLI has to finish after the end of its input, before SIGTERM and
+            then SIGKILL.
     """
 
     def __init__(
@@ -61,37 +61,39 @@ class ClaudeSDKClient:
         scope: Scope | None = None,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        """Describe a client; nothing is started before `connect()`."""
+        """Store the options; nothing is started before `connect()`."""
         given: Any = claude_agent_sdk.ClaudeAgentOptions() if options is None else options
         self.options: ClaudeAgentOptions = given
-        self._sdk: Any = claude_agent_sdk.ClaudeSDKClient(
+        self.sdk_client: Any = claude_agent_sdk.ClaudeSDKClient(
             given, None if transport is None else OwnedTransport(transport)
         )
         self._scope = scope
         self._grace = arguments.seconds("grace", grace)
-        self._session: ClientLife | None = None
+        self.client_life: ClientLife | None = None
         self._report: Report | None = None
 
     @property
     def report(self) -> Report | None:
-        """What became of all that the last conversation had in flight; None before its end.
+        """The report of the last conversation: how its work has ended; None before that.
 
         A transport whose `close()` did not end in time is listed under `cancelled`.
         """
         return self._report
 
     async def connect(self, prompt: str | AsyncIterable[dict[str, Any]] | None = None) -> None:
-        """Start the CLI, and shake hands with it. A conversation that was open is closed first.
+        """Start the CLI, and shake hands with it. An open conversation is closed first.
 
-        *Cancel safety*: cancelled, the CLI is gone before the cancellation is passed on.
+        *Cancel safety*: if cancelled, the CLI is gone before the cancellation is passed on.
 
-        *Raises*: what the SDK raises; `ScopeClosed` if the scope's closing has begun; `UsageError`
+        *Raises*: the errors of the SDK; `ScopeClosed` if the scope has begun to close; `UsageError`
         if no scope is open here.
         """
         await self.disconnect()
         owner = owner_of("a client", self._scope)
         sdk_private.check_backend(self.options, owner)
-        session = self._session = ClientLife(self._sdk, self.options, owner, prompt, self._grace)
+        session = self.client_life = ClientLife(
+            self.sdk_client, self.options, owner, prompt, self._grace
+        )
         try:
             await session.conversation.scope.enter(session)
         except BaseException:
@@ -99,16 +101,16 @@ class ClaudeSDKClient:
             raise
 
     async def disconnect(self) -> None:
-        """End the conversation, and wait until nothing of it is left; see `report`.
+        """End the conversation, and wait until everything of it is gone; see `report`.
 
-        Any task may call it, also one that the SDK has called: a hook, a tool.
+        Any task may call it, even a hook or tool that the SDK has called.
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
-        on.
+        *Cancel safety*: if cancelled, the close continues; the cancellation is passed on when it is
+        complete.
 
-        *Raises*: what the SDK raises while it disconnects, or a transport of the user's.
+        *Raises*: the errors of the SDK, or of a transport of your own, while it disconnects.
         """
-        session, self._session = self._session, None
+        session, self.client_life = self.client_life, None
         if session is None:
             return
         session.closed = True
@@ -122,32 +124,32 @@ class ClaudeSDKClient:
     async def query(
         self, prompt: str | AsyncIterable[dict[str, Any]], session_id: str = "default"
     ) -> None:
-        """Send a prompt; the answer is read by `receive_response()`.
+        """Send a prompt; read the answer with `receive_response()`.
 
-        *Cancel safety*: it may have been sent, or some of it.
+        *Cancel safety*: if cancelled, the prompt may have been sent, or a part of it.
         """
-        await self._sdk.query(prompt, session_id)
+        await self.sdk_client.query(prompt, session_id)
 
     async def interrupt(self) -> None:
-        """Ask the CLI to stop what it does.
+        """Ask the CLI to stop its current turn.
 
-        *Cancel safety*: it may have been asked.
+        *Cancel safety*: if cancelled, the CLI may have been asked.
         """
-        await self._sdk.interrupt()
+        await self.sdk_client.interrupt()
 
     def receive_messages(self) -> Messages:
-        """Read all messages, of this turn and of those that follow."""
+        """Read all messages, of this turn and of the following turns."""
         return Messages(self, to_the_result=False)
 
     def receive_response(self) -> Messages:
-        """Read the messages up to the next `ResultMessage`, and that."""
+        """Read the messages up to and including the next `ResultMessage`."""
         return Messages(self, to_the_result=True)
 
     def __getattr__(self, name: str) -> Any:
-        """Return whatever else the SDK's client has."""
-        if name == "_sdk":
+        """Return any other attribute of the SDK's client."""
+        if name == "sdk_client":
             raise AttributeError(name)
-        return getattr(self._sdk, name)
+        return getattr(self.sdk_client, name)
 
     async def __aenter__(self) -> Self:
         """Connect."""
@@ -159,17 +161,17 @@ class ClaudeSDKClient:
         await self.disconnect()
 
     def __del__(self) -> None:
-        """Disconnect: no code refers to it any longer.
+        """Disconnect: the program has dropped the client.
 
-        It may be collected in any thread, and in the middle of anything, so this only posts.
+        The garbage collector may call this in any thread and at any point, so it only posts the close.
         """
-        session: ClientLife | None = getattr(self, "_session", None)
+        session: ClientLife | None = getattr(self, "client_life", None)
         if session is not None:
-            session.conversation.scope._backend.post(session.abandon)
+            session.conversation.scope.backend.post(session.abandon)
 
 
 class ClientLife:
-    """One connection of the client, entered and left by a task of its own."""
+    """One connection of the client; its own task enters and leaves it."""
 
     def __init__(
         self, sdk: Any, options: ClaudeAgentOptions, owner: Scope, prompt: Any, grace: float
@@ -179,29 +181,29 @@ class ClientLife:
         self._sdk = sdk
         self._options = options
         self._prompt = prompt
-        self._node: Scope | None = None  # of this context: what is read there is no work
+        self._node: Scope | None = None  # the scope of this task, in which the messages are read
         self._messages: Stream[Message] | None = None
         self.error: BaseException | None = None
         self.closed = False
 
     @property
     def messages(self) -> Stream[Message]:
-        """All messages: whoever reads takes the next one."""
+        """All messages of the connection; each goes to the task that reads next."""
         if self._messages is None:
             owner = owner_of("the messages of a client", self._node)
             source, ready = self._sdk.receive_messages, self.conversation.is_ready
-            pump: Pump[Message] = Pump(owner, source, 0, "claude messages", sys._getframe(), ready)
+            pump: Pump[Message] = Pump(owner, source, 0, "claude messages", get_frame(), ready)
             self._messages = Stream(
                 pump, resumable=True
             )  # a cancelled reader leaves the client open
         return self._messages
 
     def abandon(self) -> None:
-        """End the conversation, as nobody else will; in the event loop, in one step."""
+        """Start the close in one step, in the event loop: the program has dropped the client."""
         try:
             self._owner.spawn(self.conversation.aclose, name="claude client disconnect")
         except ScopeClosed:
-            return  # it is being closed along with its scope
+            return  # the client is closed with its scope
 
     async def __aenter__(self) -> Self:
         """Connect the SDK's client."""
@@ -216,45 +218,45 @@ class ClientLife:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect it; what that raises is for the caller of `disconnect()`."""
+        """Disconnect the SDK's client; `disconnect()` raises its error."""
         await self._disconnect()
 
     async def _disconnect(self) -> None:
-        """Disconnect, also if this task was cancelled; the scope ends what has no time for that."""
+        """Disconnect, even if this task was cancelled; if time runs out, the scope ends the rest."""
         try:
             with anyio.move_on_after(self.conversation.time_left() * _SHARE, shield=True):
                 await self._sdk.disconnect()
-        except Exception as error:  # noqa: BLE001 - raised by disconnect()
+        except Exception as error:  # noqa: BLE001 - `disconnect()` raises it
             self.error = error
         finally:
-            self.conversation.close_streams()  # also if it is a scope around it that closes
+            self.conversation.close_streams()  # even if a surrounding scope closes
 
 
 class Messages:
-    """Messages of a client, read by `async for`; it may be left at any point, and taken up again."""
+    """The messages of a client, for `async for`; a reader may leave them and another continue."""
 
     def __init__(self, client: ClaudeSDKClient, *, to_the_result: bool) -> None:
-        """Read what comes next; see `ClaudeSDKClient`."""
+        """Read the messages from now on; see `ClaudeSDKClient`."""
         self._client = client
         self._to_the_result = to_the_result
         self._over = False
 
     def __aiter__(self) -> Self:
-        """Return itself."""
+        """Return the iterator itself."""
         return self
 
     async def __anext__(self) -> Message:
         """Wait for the next message.
 
-        *Cancel safety*: cancelled, it has taken nothing.
+        *Cancel safety*: if cancelled, no message was taken.
 
-        *Raises*: what the SDK raises; `UsageError` if another task reads.
+        *Raises*: the errors of the SDK; `UsageError` if another task is reading.
         """
-        session = self._client._session
+        session = self._client.client_life
         if self._over:
             raise StopAsyncIteration
         if session is None:
-            message: Message = await anext(self._client._sdk.receive_messages())
+            message: Message = await anext(self._client.sdk_client.receive_messages())
             return message
         try:
             message = await anext(session.messages)
@@ -267,5 +269,5 @@ class Messages:
         return message
 
     async def aclose(self) -> None:
-        """Read no more; what comes is for the next reader."""
+        """Stop reading; the next reader gets the following messages."""
         self._over = True

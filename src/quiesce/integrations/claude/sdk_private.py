@@ -1,25 +1,25 @@
-"""The private names of the SDK that the adapter needs: all of them, each guarded.
+"""All private names of the SDK that the adapter needs, each checked when the adapter is imported.
 
-There is a public hook, `transport=`, but to use it for the CLI itself one would have to build its
-command line and environment, which change with every version, and the SDK would leave out what it
-does only for its own transport (resuming from a session store, the permission prompt). So the SDK
-makes and connects its own transport, and only what that transport calls is ours:
+The SDK has a public hook, `transport=`. To use it for the CLI itself, the adapter would have to build
+the CLI's command line and environment, which change with every version. The SDK would also leave out
+what it does only for its own transport (resuming from a session store, the permission prompt). So the
+SDK creates and connects its own transport, and the adapter replaces only what that transport calls:
 
-- `SubprocessCLITransport.connect` and `close` run in a task of the conversation's scope, which
-  also closes the generator that `read_messages` gives;
-- `anyio.open_process`, as seen by that module, gives a process of that scope;
-- what starts the SDK's tasks does so in that scope: in 0.1.50 a task group of anyio that is entered
-  by hand; from 0.1.51 to 0.1.66 `asyncio` itself, which is why those versions had no trio, and with
-  a stand-in they have it again; later `spawn_detached`. On asyncio the scope adopts them,
-  so there the last two are left as they are.
+- `SubprocessCLITransport.connect` and `close` run in a task of the conversation's scope, which also
+  closes the generator that `read_messages` returns.
+- `anyio.open_process`, as seen by that module, starts a process of that scope.
+- The SDK's tasks are started in that scope. In 0.1.50 an anyio task group starts them, entered by hand;
+  from 0.1.51 to 0.1.66 `asyncio` does, so these versions support trio only with the replacement here;
+  later versions use `spawn_detached`. On asyncio the scope adopts the tasks, so the last two are not
+  replaced there.
 
-Also, the memory streams of the control protocol, which older versions leave open, are closed.
+The memory streams of the control protocol, which older versions leave open, are closed as well.
 
-An SDK in a thread with an asyncio loop of its own, for trio, was the other way: then every hook,
-tool, prompt and transport of the user's would have to be carried from one loop to the other.
+The alternative for trio was to run the SDK in a thread with its own asyncio loop. Then every hook, tool,
+prompt and transport of the user would have to be carried from one loop to the other.
 
-All of this is asked of the running context: code that uses the SDK without quiesce, in the same
-program, gets what it had before. A version that lacks one of the names is refused by `SdkUnknown`.
+Every replacement looks at the running context: code in the same program that uses the SDK without
+quiesce is not affected. A version that lacks one of the names is refused with `SdkUnknown`.
 """
 
 from __future__ import annotations
@@ -49,39 +49,39 @@ __all__: list[str] = []
 
 DISTRIBUTION = "claude-agent-sdk"
 _INTERNAL = "claude_agent_sdk._internal"
-_SPAWNING = ("sdk_mcp_bridge", "transcript_mirror_batcher")  # as far as a version has them
-_GROUP_SECONDS = 0.5  # that the SDK waits for its own tasks; then the scope does
+_SPAWNING = ("sdk_mcp_bridge", "transcript_mirror_batcher")  # not every version has them
+_GROUP_SECONDS = 0.5  # how long the SDK waits for its own tasks; then the scope waits
 
-# An attribute of the transport, and not a table of transports: a connection refers to its transport, so
-# a table, even one with weak keys, would keep both for ever.
+# An attribute of the transport, not a table of transports: a connection refers to its transport, so a
+# table would keep both for ever, even with weak keys.
 _CONNECTION = "_quiesce_connection"
 
 
 class Task:
-    """A job that looks like an asyncio task and like the SDK's own handle, as far as it asks."""
+    """A job with those methods of asyncio's tasks and of the SDK's own handle that the SDK uses."""
 
     def __init__(self, job: Job[Any] | None) -> None:
-        """Wrap the handle of a job; None stands for a job that was not started because the conversation is over."""
+        """Wrap a job; None if it was not started because the conversation is over."""
         self._job = job
 
     def cancel(self) -> None:
-        """Ask it to stop."""
+        """Cancel the job."""
         if self._job is not None:
             self._job.cancel()
 
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the job has ended."""
         return self._job is None or self._job.done()
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        """Call `call` with this when it has ended."""
+        """Call `call` with this object when the job has ended."""
         if self._job is None or self._job.done():
             call(self)
         else:
-            self._job._when_done(lambda: (call(self), None)[1])
+            self._job.call_when_done(lambda: (call(self), None)[1])
 
     async def wait(self) -> None:
-        """Wait for its end; that it was cancelled is no error."""
+        """Wait for the end of the job; its cancellation is not an error."""
         if self._job is not None:
             try:
                 await self._job
@@ -89,15 +89,15 @@ class Task:
                 return
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """Wait, as `wait()` does."""
+        """Wait as `wait()` does."""
         return self.wait().__await__()
 
 
 class TaskGroup:
-    """A task group that may be entered and left by any task: its tasks are the scope's."""
+    """A task group that any task may enter and leave: the scope owns its tasks."""
 
     def __init__(self, conversation: Conversation) -> None:
-        """Start empty."""
+        """Create an empty group."""
         self._conversation = conversation
         self._tasks: set[Task] = set()
         self.cancel_scope: TaskGroup = self
@@ -109,23 +109,23 @@ class TaskGroup:
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """Cancel them all."""
+        """Cancel all tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
+        """Return the group itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait for the tasks a moment; the scope's close waits for the rest."""
+        """Wait for the tasks for a moment; the scope's close waits for the rest."""
         with anyio.move_on_after(_GROUP_SECONDS):
             for task in tuple(self._tasks):
                 await task.wait()
 
 
 class _StandIn(types.ModuleType):
-    """A module as another module sees it: some names are ours while a conversation runs."""
+    """A module as another module sees it; some of its names are replaced."""
 
     def __init__(self, module: types.ModuleType, **ours: Any) -> None:
         super().__init__(module.__name__)
@@ -137,19 +137,19 @@ class _StandIn(types.ModuleType):
 
 
 class _Asyncio(_StandIn):
-    """`asyncio`, as the SDK's control protocol sees it from 0.1.51 to 0.1.66."""
+    """`asyncio` as the SDK's control protocol sees it, from 0.1.51 to 0.1.66."""
 
     @property
     def CancelledError(self) -> type[BaseException]:  # noqa: N802 - asyncio's name
-        """The exception by which cancellation comes."""
+        """The exception that signals a cancellation on the running backend."""
         conversation = active.get()
         if conversation is None:
             return asyncio.CancelledError
-        return conversation.scope._backend.cancelled
+        return conversation.scope.backend.cancelled
 
 
 class _Loop:
-    """What the SDK uses of an asyncio event loop."""
+    """The part of an asyncio event loop that the SDK uses."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -160,9 +160,9 @@ class _Loop:
 
 
 def _on_trio() -> Conversation | None:
-    """Return the conversation if its SDK's tasks cannot be adopted."""
+    """Return the conversation if its scope cannot adopt the SDK's tasks; otherwise None."""
     conversation = active.get()
-    if conversation is None or conversation.scope._backend.name != "trio":
+    if conversation is None or conversation.scope.backend.name != "trio":
         return None
     return conversation
 
@@ -183,11 +183,11 @@ class _Streams:
     """`anyio.create_memory_object_stream`, whose streams are closed along with the conversation."""
 
     def __getitem__(self, _: object) -> Self:
-        """Return the same class for every type of item."""
+        """Return the same object for every type of item."""
         return self
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Make a stream."""
+        """Create a stream."""
         send, receive = anyio.create_memory_object_stream[Any](*args, **options)
         conversation = active.get()
         if conversation is None:
@@ -223,7 +223,7 @@ def _part(name: str) -> Any:
 
 
 def _optional(name: str) -> Any:
-    """Import a private module that not every version has."""
+    """Import a private module that some versions lack; return None then."""
     try:
         return importlib.import_module(f"{_INTERNAL}.{name}")
     except ImportError:
@@ -231,17 +231,17 @@ def _optional(name: str) -> Any:
 
 
 def check_backend(options: Any, scope: Scope) -> None:
-    """Refuse what a version of the SDK cannot do on trio, also not with our help.
+    """Refuse options that the SDK does not support on trio, even with the adapter.
 
     Raises:
-        UsageError: its session stores use asyncio.
+        UsageError: The session stores of this version use asyncio.
     """
-    if getattr(options, "session_store", None) is None or scope._backend.name != "trio":
+    if getattr(options, "session_store", None) is None or scope.backend.name != "trio":
         return
     if hasattr(_optional("transcript_mirror_batcher"), "asyncio"):
         message = (
             f"session_store= of {DISTRIBUTION} {metadata.version(DISTRIBUTION)} needs asyncio: on"
-            " trio, use a newer version of it"
+            f" trio, install a newer version of {DISTRIBUTION}"
         )
         raise UsageError(message)
 
@@ -252,10 +252,10 @@ def _has(owner: Any, name: str) -> None:
 
 
 def install_stand_ins() -> None:
-    """Put the stand-ins in place; once, when the adapter is imported.
+    """Install the replacements; called once, when the adapter is imported.
 
     Raises:
-        SdkUnknown: this version lacks one of the names.
+        SdkUnknown: The installed version lacks one of the names.
     """
     transport, protocol = _part("transport.subprocess_cli"), _part("query")
     for owner, name in (
@@ -266,7 +266,7 @@ def install_stand_ins() -> None:
     ):
         _has(owner, name)
     if isinstance(transport.anyio, _StandIn):
-        return  # done before
+        return  # installed already
     transport.anyio = _StandIn(
         anyio, open_process=_open_process, create_task_group=_create_task_group
     )
@@ -278,7 +278,7 @@ def install_stand_ins() -> None:
 
 
 def _own_tasks(transport: Any, protocol: Any) -> None:
-    """Start the SDK's tasks in the conversation, where its scope cannot adopt them."""
+    """Start the SDK's tasks in the conversation where its scope cannot adopt them."""
     if hasattr(protocol, "spawn_detached"):
         for module in (transport, protocol, *map(_optional, _SPAWNING)):
             if hasattr(module, "spawn_detached"):
@@ -290,7 +290,7 @@ def _own_tasks(transport: Any, protocol: Any) -> None:
 
 
 def _enters_a_group(query: Any) -> bool:
-    """Return whether it is as in 0.1.50: with a task group of anyio's, entered by hand."""
+    """Return whether the SDK enters an anyio task group by hand, as 0.1.50 does."""
     return "create_task_group" in query.start.__code__.co_names
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import claude_agent_sdk
 
 from quiesce.core import arguments
 from quiesce.core.owner import owner_of
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import current
 from quiesce.integrations.claude import sdk_private
 from quiesce.integrations.claude.conversation import Conversation, OwnedTransport, active
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Query", "query"]
 
-GRACE_SECONDS = 5.0  # what the SDK gives the CLI, too
+GRACE_SECONDS = 5.0  # the SDK's own value
 
 
 def query(
@@ -38,7 +38,7 @@ def query(
     scope: Scope | None = None,
     grace: float = GRACE_SECONDS,
 ) -> Query:
-    """Ask Claude; returns a stream of the messages, as `claude_agent_sdk.query` returns a generator.
+    """Ask Claude; return a stream of the messages, as `claude_agent_sdk.query` returns a generator.
 
     ```python
     async for message in query(prompt="What is there to do?"):
@@ -46,29 +46,29 @@ def query(
             break  # the CLI is ended by its own task, and the scope waits for it
     ```
 
-    Nothing is started before the first read. The stream may be left, closed or dropped at any
-    point, by any task; the CLI, and all of its process group, is gone when `aclose()` returns, or
-    at the end of the scope. `report` then tells how it ended. If a reader is cancelled, the CLI is gone
-    before the cancellation is passed on; that takes `grace` and a moment at most, as with the SDK alone.
+    Nothing starts before the first read. Any task may leave, close or drop the stream at any point.
+    The CLI and all of its process group are gone when `aclose()` returns, or at the end of the scope;
+    `report` then says how they ended. If a reader is cancelled, the CLI is gone before the cancellation
+    is passed on; as with the SDK alone, that takes at most `grace` and a moment.
 
     Args:
-        prompt: What to ask: a text, or an async iterable of messages.
+        prompt: The question: a text, or an async iterable of messages.
         options: The SDK's options.
-        transport: A transport of your own in place of the CLI; it is closed also if its `connect`
+        transport: A transport of your own in place of the CLI; it is closed even if its `connect`
             was cancelled, and given up if its `close` does not end.
-        scope: Whose work it is; the current scope by default.
-        grace: How many seconds the CLI has to finish when its input has ended, before it is sent
-            SIGTERM, and then SIGKILL.
+        scope: The owning scope; the current scope by default.
+        grace: How many seconds the CLI has to finish after the end of its input, before SIGTERM and
+            then SIGKILL.
 
-    *Raises*: `ScopeClosed` if the scope's closing has begun; `UsageError` if no scope is open here.
-    What the SDK raises, a CLI that is not found or one that fails, comes out of the first read that
-    meets it.
+    *Raises*: `ScopeClosed` if the scope has begun to close; `UsageError` if no scope is open here.
+    Errors of the SDK, such as a CLI that is not found or that fails, are raised by the read that
+    meets them.
     """
     owner = owner_of("a query", scope)
     seconds = arguments.seconds("grace", grace)
     question = Question(owner, prompt, options, transport, seconds)
     source, ready = question.messages, question.is_ready
-    pump: Pump[Message] = Pump(owner, source, 0, "claude query", sys._getframe(1), ready)
+    pump: Pump[Message] = Pump(owner, source, 0, "claude query", get_frame(1), ready)
     return Query(pump, question)
 
 
@@ -78,32 +78,32 @@ class Query(Stream["Message"]):
     __slots__ = ("_question",)
 
     def __init__(self, pump: Pump[Message], question: Question) -> None:
-        """Make a handle of a question; use `query()`."""
+        """Wrap a pump; use `query()` instead."""
         super().__init__(pump)
         self._question = question
 
     @property
     def report(self) -> Report | None:
-        """What became of the CLI, the SDK's tasks and your callbacks; None before all of it has ended."""
+        """How the CLI, the SDK's tasks and your callbacks have ended; None before all have ended."""
         return self._question.report
 
     async def _abandoned(self) -> None:
-        """Close, as the reader was cancelled, and wait for the end as the SDK's own generator does."""
+        """Close because the reader was cancelled; wait for the end, as the SDK's own generator does."""
         await super()._abandoned()
-        end = self._pump._end
+        end = self._pump.ended_latch
         with anyio.move_on_after(self._question.seconds, shield=True) as bound:
             while not end.is_open and not bound.cancel_called:
-                with suppress(self._pump._backend.cancelled):  # it is raised again afterwards
+                with suppress(self._pump.backend.cancelled):  # the caller raises it again
                     await end.wait()
 
 
 class Question:
-    """What is asked, and, from the first read on, the conversation that answers it."""
+    """A prompt with its options and, from the first read on, the conversation that answers it."""
 
     def __init__(
         self, owner: Scope, prompt: Any, options: Any, transport: Any, grace: float
     ) -> None:
-        """Begin nothing."""
+        """Store the arguments; nothing is started."""
         self._owner = owner
         self._prompt = prompt
         self._options = options
@@ -118,15 +118,15 @@ class Question:
 
     @property
     def seconds(self) -> float:
-        """How long the end may take: that of the SDK's generator, then that of the conversation."""
+        """How long the end may take: of the SDK's generator, then of the conversation."""
         return 0.0 if self._conversation is None else 2 * self._conversation.time_left()
 
     def is_ready(self) -> bool:
-        """Return whether the SDK would give a message without waiting."""
+        """Return whether the SDK would yield a message without waiting."""
         return self._conversation is not None and self._conversation.is_ready()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Read the SDK's generator, in a conversation of its own; in the stream's task."""
+        """Read the SDK's generator in its own conversation; runs in the stream's task."""
         conversation = Conversation(self._owner, "claude query", self._grace)
         self._conversation = conversation
         active.set(conversation)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.tree import logger
 from quiesce.errors import NotReady, ScopeClosed
 from quiesce.integrations.mcp import versions
 from quiesce.integrations.mcp.server_lost import ServerLost, why
@@ -30,13 +31,15 @@ _EXIT_SECONDS = 1.0  # from the end of a server's output to its exit, before it 
 class SessionCall:
     """One call, from the step that begins it."""
 
-    __slots__ = ("cancel_scope", "cut", "label", "lost", "request", "told")
+    __slots__ = ("cancel_scope", "cut", "failure", "label", "lost", "request", "result", "told")
 
     def __init__(self, label: str) -> None:
         """Start with nothing sent."""
         self.label: str = label
         self.cancel_scope: anyio.CancelScope = anyio.CancelScope()
         self.request: Any = None  # the id of the last request that was sent for it
+        self.result: Any = None  # of the first request: the SDK may send a second one
+        self.failure: Exception | None = None  # of that second one
         self.told: bool = False  # the server knows that no caller waits for the answer
         self.cut: bool = False
         self.lost: ServerLost | None = None
@@ -134,6 +137,28 @@ class ServerConnection:
 
     # Calls.
 
+    def hear(self, session: Any) -> None:
+        """Use a session of the SDK, and record the result of each call when it arrives.
+
+        The SDK's `call_tool` may raise after that: it lists the tools, to validate the result by the tool's schema.
+        """
+        send_request = session.send_request
+
+        async def send_and_record(*args: Any, **options: Any) -> Any:
+            call = _calls.get()
+            try:
+                result = await send_request(*args, **options)
+            except Exception as error:
+                if call is not None and call.result is not None:
+                    call.failure = error
+                raise
+            if call is not None and call.result is None:
+                call.result = result
+            return result
+
+        session.send_request = send_and_record
+        self.session = session
+
     async def call(
         self, call: SessionCall, method: str, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Any:
@@ -143,6 +168,13 @@ class ServerConnection:
         try:
             return await getattr(self.session, method)(*args, **options)
         except Exception as error:
+            if error is call.failure:
+                logger.warning(
+                    "%s: the server did not list its tools (%s): the result was not validated",
+                    call.label,
+                    error,
+                )
+                return call.result
             if versions.says_timeout(error):
                 self._abandon(call, "timed out")
             elif versions.says_gone(error) and (self.lost or self.process is None):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
+from quiesce.core.python_private import get_frame
 from quiesce.core.scope import Scope
 from quiesce.integrations.mcp.servers import HttpServer, StdioServer
 from quiesce.integrations.mcp.session import DEFAULT_BACKOFF, Session
@@ -78,7 +78,7 @@ async def connect_stdio(  # noqa: PLR0913 - each is an option
         options=options,
     )
     return await _connected(
-        scope, server, sys._getframe(1), node, address, backoff=backoff, restarts_max=restarts_max
+        scope, server, get_frame(1), node, address, backoff=backoff, restarts_max=restarts_max
     )
 
 
@@ -135,7 +135,7 @@ async def connect_http(  # noqa: PLR0913 - each is an option
         options=options,
     )
     return await _connected(
-        scope, server, sys._getframe(1), node, address, backoff=backoff, restarts_max=restarts_max
+        scope, server, get_frame(1), node, address, backoff=backoff, restarts_max=restarts_max
     )
 
 

@@ -113,7 +113,7 @@ class StdioServer(Server):
         )
         wire = StdioWire(process, params.encoding, params.encoding_error_handler, connection.end)
         connection.process = process
-        process._dismissed = True  # until it is greeted, what is raised tells of its exit
+        process.is_dismissed = True  # until it is greeted, what is raised tells of its exit
         connection.deaf = lambda: wire.deaf
         connection.post = wire.post
 
@@ -126,9 +126,9 @@ class StdioServer(Server):
         writing = WireWriting(send, wire.stop_writing)
         try:
             async with versions.ClientSession(wire, writing, **self.options) as session:
-                connection.session = session
+                connection.hear(session)
                 await connection.shake_hands(self.handshake, self.connect_within)
-                process._dismissed = False
+                process.is_dismissed = False
                 yield connection
                 connection.leaving = True
         except ExceptionGroup as error:
@@ -208,7 +208,7 @@ class HttpServer(Server):
 
         reading, writing = Noticed(read, connection.end), WireWriting(send, write.aclose)
         async with versions.ClientSession(reading, writing, **self.options) as session:
-            connection.session = session
+            connection.hear(session)
             await connection.shake_hands(self.handshake, self.connect_within)
             yield
 

@@ -12,7 +12,6 @@ What holds:
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ import anyio
 from quiesce.core import arguments, callsites
 from quiesce.core.callsites import Callsite
 from quiesce.core.hold import Hold
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import ScopeState
 from quiesce.errors import JobCancelled, QuiesceError, ScopeClosed
 from quiesce.integrations.mcp import versions
@@ -72,6 +72,8 @@ class Session:
     the next one gets a new server, after a pause if that happens again and again.
     """
 
+    own_scope: Scope
+
     def __init__(
         self,
         scope: Scope,
@@ -84,21 +86,21 @@ class Session:
     ) -> None:
         """Start a session that connects when it is first used, with a scope of its own below `scope`."""
         check_restarts(backoff, restarts_max)
-        self._scope = own = scope.child(f"mcp {server.name}", services=_LOOPS)
+        self.own_scope = own = scope.child(f"mcp {server.name}", services=_LOOPS)
         self._server = server
-        self._place = place = callsites.starting_code(frame, own._backend.current())
-        own._code, own._offset = place.f_code, place.f_lasti  # the line that matters
+        self._place = place = callsites.starting_code(frame, own.backend.current())
+        own.place_code, own.place_offset = place.f_code, place.f_lasti  # the line that matters
         self._backoff = backoff
         self._restarts_max = restarts_max
         self._handover = handover
         server.hands_over = handover is not None
         self._histories = Histories(backoff)
         self._connection: ServerConnection | None = None
-        self._opening: Job[Exception | None] | None = None
+        self.opening_job: Job[Exception | None] | None = None
         self._loss: Exception | None = None
-        self._starts = 0
-        self._crashes = 0
-        self._failed_starts = 0
+        self.start_count: int = 0
+        self.crash_count: int = 0
+        self.failed_start_count: int = 0
 
     # Asking.
 
@@ -120,7 +122,7 @@ class Session:
     @property
     def starts(self) -> int:
         """How often a connection was made; more than once: it was lost in between."""
-        return self._starts
+        return self.start_count
 
     @property
     def raw(self) -> Any:
@@ -136,21 +138,21 @@ class Session:
     @property
     def state(self) -> str:
         """Where it is in its life: open, draining, closing or closed."""
-        return self._scope.state
+        return self.own_scope.state
 
     @property
     def report(self) -> Report | None:
         """What became of its calls; None until it is closed."""
-        return self._scope.report
+        return self.own_scope.report
 
     def frontier(self) -> Frontier:
         """List what is in flight: calls, a start, the server's process."""
-        return self._scope.frontier()
+        return self.own_scope.frontier()
 
     def __repr__(self) -> str:
         """Name the session and its state."""
         words = "connected" if self.connected else "not connected"
-        return f"<Session {self.name!r} {self._scope.state}, {words}>"
+        return f"<Session {self.name!r} {self.own_scope.state}, {words}>"
 
     # Calling.
 
@@ -171,7 +173,7 @@ class Session:
         return partial(self._begin, name)
 
     def _begin(self, method: str, /, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
-        frame = sys._getframe(1)
+        frame = get_frame(1)
         return self._call(Callsite(frame.f_code, frame.f_lasti), method, args, options)
 
     async def _call(
@@ -180,11 +182,11 @@ class Session:
         subject = args[0] if args else options.get("name", options.get("uri"))
         label = method if subject is None else f"{method} {subject}"[:200]
         call = SessionCall(label)
-        scope = self._scope
-        scope._admit()
+        scope = self.own_scope
+        scope.check_may_start()
         details = {"server": self.name}
         hold = Hold(scope, "call", label, details, place.f_code, place.f_lasti, call.stop)
-        scope._insert(hold, hold)
+        scope.insert_hold(hold, hold)
         try:
             with call.cancel_scope:
                 connection = await self._live()
@@ -192,10 +194,10 @@ class Session:
                     answer = await connection.call(call, method, args, options)
                 else:
                     answer = await self._handover.call(connection, call, method, args, options)
-                scope._completed += 1
+                scope.completed_count += 1
                 return answer
             if call.cut:
-                scope._job_cancelled(hold, service=False)  # the report names it
+                scope.note_cancelled(hold, service=False)  # the report names it
         finally:
             hold.release()
         raise call.verdict(self.name)
@@ -210,7 +212,7 @@ class Session:
         *Raises*: `SpawnFailed`, `NotReady`, `ServerLost`, or what the handshake raises;
         `ScopeClosed`.
         """
-        with self._scope.hold("connect", self.name):
+        with self.own_scope.hold("connect", self.name):
             await self._live()
 
     async def _live(self) -> ServerConnection:
@@ -219,13 +221,13 @@ class Session:
             connection = self._connection
             if connection is not None and not connection.lost:
                 return connection
-            if self._opening is None:
+            if self.opening_job is None:
                 self._check_restarts()
-                job: Any = self._scope.spawn(self._open, name=f"connect {self.name}")
-                job._code_started, job._offset_started = self._place.f_code, self._place.f_lasti
-                self._opening = job
+                job: Any = self.own_scope.spawn(self._open, name=f"connect {self.name}")
+                job.started_code, job.started_offset = self._place.f_code, self._place.f_lasti
+                self.opening_job = job
             try:
-                error = await self._opening
+                error = await self.opening_job
             except JobCancelled:
                 message = f"MCP session {self.name!r} was closed while it was connecting"
                 raise ScopeClosed(message) from None
@@ -233,11 +235,11 @@ class Session:
                 raise error
 
     def _history(self) -> History:
-        return self._histories._found.get(self.name, History())
+        return self._histories.by_key.get(self.name, History())
 
     def _check_restarts(self) -> None:
         """Stop trying a server that has failed too often in a row."""
-        history, now = self._history(), self._scope._backend.clock()
+        history, now = self._history(), self.own_scope.backend.clock()
         if self._restarts_max is None or history.failures <= self._restarts_max:
             return
         if now - history.fine_since() >= self._backoff.healthy_seconds:
@@ -250,51 +252,51 @@ class Session:
     async def _open(self) -> Exception | None:
         """Make a connection, in a job; return what went wrong."""
         no_call()
-        scope = self._scope
+        scope = self.own_scope
         try:
             if self._connection is not None:
                 self._connection.end()
                 await self._bury(self._connection)
                 self._connection = None
-            wait = self._histories.not_before(self.name) - scope._backend.clock()
+            wait = self._histories.not_before(self.name) - scope.backend.clock()
             if wait > 0:
                 with scope.hold("back-off", self.name, seconds=round(wait, 3)):
                     await anyio.sleep(wait)
             connection = await scope.enter(self._server.connect(self._lost))
         except Exception as error:  # noqa: BLE001 - raised to the callers that wait
-            self._failed_starts += 1
+            self.failed_start_count += 1
             self._fail(error)
             return error
         else:
             self._connection = connection
-            self._starts += 1
+            self.start_count += 1
             if self._handover is not None:
                 self._handover.connected(connection)
             if connection.ended:
                 self._lost(connection)  # before a caller could know that it was there
             return None
         finally:
-            self._opening = None
+            self.opening_job = None
 
     def _fail(self, error: Exception | None) -> None:
         self._loss = error
-        self._histories.failed(self.name, self._scope._backend.clock())
+        self._histories.failed(self.name, self.own_scope.backend.clock())
 
     def _lost(self, connection: ServerConnection) -> None:
         """Record that a connection has ended by itself; called in the step that sees it."""
         if connection is not self._connection:
             return  # it never was one
-        self._crashes += 1
+        self.crash_count += 1
         self._fail(None)
-        if self._scope._state is ScopeState.OPEN:
+        if self.own_scope.phase is ScopeState.OPEN:
             with suppress(QuiesceError):  # a draining scope takes nothing; its close leaves all
-                self._scope.spawn(self._bury, connection, name=f"bury {self.name}", service=True)
+                self.own_scope.spawn(self._bury, connection, name=f"bury {self.name}", service=True)
 
     async def _bury(self, connection: ServerConnection) -> None:
         """Leave what is lost, so that nothing of it is left when the next one starts."""
         await connection.exited()  # the calls that it ends tell how
         with suppress(QuiesceError):  # left already
-            await self._scope.exit(connection)
+            await self.own_scope.exit(connection)
         if connection.process is not None:
             self._loss = connection.loss("the last call")
 
@@ -302,7 +304,7 @@ class Session:
 
     async def drain(self, grace: float | None = 30.0) -> Report:
         """Refuse new calls, wait for those in flight, then close. As `Scope.drain`."""
-        return await self._scope.drain(grace)
+        return await self.own_scope.drain(grace)
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
         """Close: end the calls in flight, and the server's process. As `Scope.aclose`.
@@ -312,7 +314,7 @@ class Session:
         *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
         on.
         """
-        return await self._scope.aclose(cleanup)
+        return await self.own_scope.aclose(cleanup)
 
 
 _PLAIN = frozenset({"get_server_capabilities", "adopt", "add_response_router"})

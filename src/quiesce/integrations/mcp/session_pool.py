@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
+from quiesce.core.python_private import get_frame
 from quiesce.core.scope import Scope
 from quiesce.errors import ArgumentError
 from quiesce.integrations.mcp.servers import HttpServer, StdioServer
@@ -144,7 +144,7 @@ class SessionPool:
 
         *Raises*: as `connect_stdio` and `connect_http`; `ArgumentError` for an unknown name.
         """
-        frame = sys._getframe(1)
+        frame = get_frame(1)
         session = self._sessions.get(key)
         if session is None or session.state != "open":
             server = self._server(key)
@@ -171,7 +171,7 @@ class SessionPool:
     def _forget(self, key: str) -> None:
         session = self._sessions.pop(key, None)
         if session is not None:
-            past = (session._starts, session._failed_starts, session._crashes)
+            past = (session.start_count, session.failed_start_count, session.crash_count)
             self._past = [was + more for was, more in zip(self._past, past, strict=True)]
 
     # Asking.
@@ -184,15 +184,15 @@ class SessionPool:
         return SessionPoolStats(
             sessions=len(self._sessions),
             connected=sum(session.connected for session in sessions),
-            connecting=sum(session._opening is not None for session in sessions),
+            connecting=sum(session.opening_job is not None for session in sessions),
             calls=sum(
                 held.kind == "call"
                 for session in sessions
-                for held in list(session._scope._holds.values())
+                for held in list(session.own_scope.holds.values())
             ),
-            started=started + sum(session._starts for session in sessions),
-            failed=failed + sum(session._failed_starts for session in sessions),
-            crashed=crashed + sum(session._crashes for session in sessions),
+            started=started + sum(session.start_count for session in sessions),
+            failed=failed + sum(session.failed_start_count for session in sessions),
+            crashed=crashed + sum(session.crash_count for session in sessions),
         )
 
     def frontier(self) -> Frontier:

@@ -53,7 +53,7 @@ class Handover:
 
         *Raises*: `UsageError` if the node is not open.
         """
-        node._opened()
+        node.get_open_scope()
         links.check_address(address)
         self._node = node
         self._address = address
@@ -103,17 +103,18 @@ class Handover:
                 meta = {**(options.get("meta") or {}), links.REQUEST_KEY: handing.header}
                 options = {**options, "meta": meta}
             try:
-                result = await connection.call(call, _CALL_TOOL, args, options)
+                return await connection.call(call, _CALL_TOOL, args, options)
             except BaseException as error:
                 if call.request is None:
                     handing.not_sent()
-                elif isinstance(error, versions.Error):
+                elif call.result is None and isinstance(error, versions.Error):
                     data = error.error.data
                     told = data.get("_meta") if isinstance(data, dict) else None
                     link.answered(handing, told, failed=True)
                 raise
-            link.answered(handing, result.meta)
-            return result
+            finally:
+                if call.result is not None:  # also if the SDK has raised after it: see `hear`
+                    link.answered(handing, call.result.meta)
 
     def _link_of(self, connection: ServerConnection) -> links.Link:
         """Return the link of a connection, which ends with it."""

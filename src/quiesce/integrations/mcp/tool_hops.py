@@ -23,7 +23,9 @@ from mcp import types
 from mcp.shared.message import SessionMessage
 
 from quiesce.core import arguments
+from quiesce.core.callsites import Callsite
 from quiesce.core.current import current_scope
+from quiesce.core.handler_naming import app_code
 from quiesce.core.tree import logger
 from quiesce.errors import (
     ArgumentError,
@@ -53,6 +55,8 @@ _GREETINGS = frozenset(("initialize", "server/discover"))
 _OFFER: dict[str, Any] = {"version": 0}
 _INVALID, _INTERNAL, _REFUSED, _CANCELLED = -32602, -32603, -32001, -32800
 _PARTS = "_quiesce_node"
+_NAME_MAX = 200
+_CUT = "the server was shut down in the middle of this call, which may have had effects"
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
@@ -75,7 +79,7 @@ def take_part(server: Any, node: Node) -> None:
         middleware = getattr(server, "middleware", None)
         if not isinstance(middleware, list):
             raise ArgumentError(_not_a_server(server))
-        middleware.append(partial(_handle_second, node))
+        middleware.append(partial(_handle_second, node, server))
     else:
         _wrap_first(server, node)
     setattr(server, _PARTS, node)
@@ -86,7 +90,7 @@ def _not_a_server(server: object) -> str:
 
 
 async def _run_hop(
-    node: Node, header: str, handle: Callable[[], Awaitable[Any]]
+    node: Node, server: Any, header: str, tool: Any, handle: Callable[[], Awaitable[Any]]
 ) -> tuple[Any, str | None]:
     """Handle a tool call as a hop; return its result, and what the answer has to say of the edge.
 
@@ -94,16 +98,34 @@ async def _run_hop(
     SDK says how the edge stands.
     """
     part = _take_edge(node, header)
-    hop, outer = part._hop, current_scope()
-    if outer is not None and node._opened()._parent is None:
+    part.name = f"{_TOOLS_CALL} {tool}"[:_NAME_MAX]
+    part.place = _place_of(server, tool) or part.place
+    hop, outer = part.hop, current_scope()
+    if outer is not None and node.get_open_scope().parent is None:
         with suppress(ScopeClosed):
             hop.held_by(outer)  # or a drain of that would not see it
+    with node.exchange.links.handlers.handling(hop):
+        return await _run_part(node, part, handle)
+
+
+def _place_of(server: Any, tool: Any) -> Callsite | None:
+    """Return the place of a tool's function; None for a low-level server, which has one handler for all tools."""
+    code = None
+    with suppress(AttributeError):
+        code = app_code(server._tool_manager.get_tool(tool).fn)  # noqa: SLF001 - no public way gives the function
+    return None if code is None else Callsite(code, 0)
+
+
+async def _run_part(
+    node: Node, part: Part, handle: Callable[[], Awaitable[Any]]
+) -> tuple[Any, str | None]:
+    hop = part.hop
     part.enter()
     result, failure = None, None
     try:
         result = await handle()
         if _is_failure(result):  # the SDK has made a result of what the tool has raised
-            hop._fail(ToolFailed())
+            hop.work_failed(ToolFailed())
     except BaseException as error:  # noqa: BLE001 - raised again below
         failure = error
     left = part.leave(failure)
@@ -113,7 +135,8 @@ async def _run_hop(
     finally:
         told = _answer(node, hop)
     if isinstance(left, CascadeCancelled):
-        raise _error(_CANCELLED, str(left), told) from None
+        text = str(left) if hop.is_cancelled else _CUT
+        raise _error(_CANCELLED, text, told) from None
     if isinstance(left, versions.Error) and told is not None:
         left.error.data = links.with_answer(left.error.data, told)
     if left is not None:
@@ -180,7 +203,7 @@ async def _serve(node: Node, method: str, params: Any) -> Any:
 # mcp 2.x.
 
 
-async def _handle_second(node: Node, ctx: Any, call_next: Any) -> Any:
+async def _handle_second(node: Node, server: Any, ctx: Any, call_next: Any) -> Any:
     """Handle a request before the SDK does; see the SDK's `ServerMiddleware`."""
     if ctx.request_id is None:
         return await call_next(ctx)
@@ -196,7 +219,8 @@ async def _handle_second(node: Node, ctx: Any, call_next: Any) -> Any:
     found = ctx.meta or {}
     meta = {key: value for key, value in found.items() if key != links.REQUEST_KEY}
     passed = replace(ctx, params=links.without_meta(ctx.params, links.REQUEST_KEY), meta=meta)
-    result, told = await _run_hop(node, header, lambda: call_next(passed))
+    tool = ctx.params.get("name")
+    result, told = await _run_hop(node, server, header, tool, lambda: call_next(passed))
     if told is not None and isinstance(result, dict):
         result = links.with_meta(result, links.RESPONSE_KEY, told)
     return result
@@ -229,7 +253,7 @@ def _wrap_first(server: Any, node: Node) -> None:
     run = low.run
 
     async def run_in_mesh(read: Any, write: Any, options: Any, *args: Any, **more: Any) -> Any:
-        _wrap_handler(low, node)
+        _wrap_handler(low, node, server)
         capabilities = options.capabilities
         offered = {**(capabilities.experimental or {}), links.REQUEST_KEY: _OFFER}
         capabilities = capabilities.model_copy(update={"experimental": offered})
@@ -243,7 +267,7 @@ def _wrap_first(server: Any, node: Node) -> None:
     low.run = run_in_mesh
 
 
-def _wrap_handler(low: Any, node: Node) -> None:
+def _wrap_handler(low: Any, node: Node, server: Any) -> None:
     """Put the hop around whatever handles tool calls, once."""
     handler = low.request_handlers.get(types.CallToolRequest)
     if handler is None or getattr(handler, _PARTS, None) is node:
@@ -256,7 +280,8 @@ def _wrap_handler(low: Any, node: Node) -> None:
         if header is None:
             return await handler(request)
         del extra[links.REQUEST_KEY]
-        result, told = await _run_hop(node, header, lambda: handler(request))
+        tool = request.params.name
+        result, told = await _run_hop(node, server, header, tool, lambda: handler(request))
         if told is not None:
             result.root.meta = {**(result.root.meta or {}), links.RESPONSE_KEY: told}
         return result
@@ -298,7 +323,7 @@ class _Sifted(ReadStream):
             except QuiesceError:
                 return False  # which the SDK refuses
             self._calls.add(call)
-            call._when_done(lambda: self._calls.discard(call))
+            call.call_when_done(lambda: self._calls.discard(call))
         return True
 
     async def _answer(self, message: Any) -> None:

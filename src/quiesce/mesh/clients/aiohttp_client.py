@@ -1,4 +1,4 @@
-"""aiohttp: a middleware for each request, because one call may send several, to where it is redirected."""
+"""aiohttp: adds a middleware to each call, because one call may follow redirects and so send several requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrap_aiohttp(module: ModuleType) -> Iterator[Patch]:
                 given = options.get("middlewares")
                 if given is None:
                     given = getattr(session, "_middlewares", None)
-                if given is None:  # before 3.12 there are none
+                if given is None:  # aiohttp before 3.12 does not have middlewares
                     _notice(hop, session, url)
                 else:
                     options["middlewares"] = (*given, _Middleware(hop, not_sent))
@@ -52,22 +52,24 @@ def wrap_aiohttp(module: ModuleType) -> Iterator[Patch]:
 
 
 def _notice(hop: Hop, session: Any, url: Any) -> None:
-    if peers_of(hop._mesh).find_url(str(session._build_url(url))) is not None:
+    whole = session._build_url(url)  # noqa: SLF001 - joins the session's base address; no public name does
+    if peers_of(hop.mesh_node).find_url(str(whole)) is not None:
         notice(hop, instead=". Update aiohttp to 3.12 or newer, and write node.instrument() once")
 
 
 class _Middleware:
-    """Sends one request after the other as messages of a hop."""
+    """An aiohttp middleware that sends each request as a message of a hop."""
 
     def __init__(self, hop: Hop, not_sent: tuple[type[BaseException], ...]) -> None:
         self._hop = hop
         self._not_sent = not_sent
 
     async def __call__(self, request: Any, handler: Any) -> Any:
-        """Send a request."""
+        """Send a request, with an edge if it goes to a known node."""
         headers, url = request.headers, request.url
         sending = None
-        if codec.REQUEST_HEADER not in headers:  # else whatever has put it there sees to its edge
+        # The code that has set the header itself resolves its edge.
+        if codec.REQUEST_HEADER not in headers:
             target = SendTarget(
                 request.method,
                 url.scheme,

@@ -1,4 +1,7 @@
-"""Functions of HTTP libraries that are wrapped while they have to be, also of libraries that are imported later."""
+"""Wraps functions of libraries for a while, also of libraries that are imported later.
+
+`instrumentation` uses this for HTTP clients, and `routes.installing` for task queues and uvloop.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ __all__: list[str] = []
 
 
 class Hooks:
-    """What is wrapped: by module, a function that wraps what it needs of it.
+    """A set of modules to wrap. Each comes with a function that yields the patches of the module.
 
-    A module is never imported for it. One that is not loaded is wrapped as soon as it is, by a finder that asks
-    the other finders, and has the loader they found tell when it is through.
+    This never imports a module. A module that is not loaded yet is wrapped as soon as it is: this object is an import
+    finder that asks the other finders, and replaces `exec_module` of the loader that they find.
     """
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], Iterable[Patch]]]) -> None:
@@ -30,7 +33,7 @@ class Hooks:
         self._is_on = False
 
     def fit(self, *, is_wanted: bool) -> None:
-        """Wrap what is loaded, and what will be; or restore everything as it was."""
+        """Wrap the modules, now or once they are loaded. If `is_wanted` is false, remove all patches."""
         if is_wanted and not self._is_on:
             self._install()
         elif self._is_on and not is_wanted:
@@ -41,7 +44,7 @@ class Hooks:
         sys.meta_path.insert(0, self)
         for name in self._wraps:
             module = sys.modules.get(name)
-            # One that is being imported has a loader that tells.
+            # A module that is being imported is wrapped by its loader, at the end of the import.
             if module is not None and not _is_initializing(module):
                 self._wrap(name, module)
 
@@ -59,16 +62,17 @@ class Hooks:
         made = self._patches[name] = []
         try:
             for patch in self._wraps[name](module):
-                made.append(patch)  # noqa: PERF402 - what is made before an error is kept, to be removed
-        except Exception:  # noqa: BLE001 - a version that differs: it must not fail the import
+                made.append(patch)  # noqa: PERF402 - patches made before an error are kept, to be removed
+        except Exception:  # noqa: BLE001 - an unknown version of a library must not fail its import
             logger.warning(
-                "this version of %s is not known: what it sends to peers may pass unnoticed",
+                "quiesce does not know this version of %s, so messages or work that leave by it may be missing from"
+                " verdicts. Use another version, or report it",
                 name,
                 exc_info=True,
             )
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return what other finders find, if it is to be wrapped; the import system asks."""
+        """Return the spec that other finders find for a module of this set. Called by the import system."""
         if name not in self._wraps:
             return None
         for finder in list(sys.meta_path):
@@ -82,7 +86,7 @@ class Hooks:
         return None
 
     def _listen(self, name: str, loader: Any) -> None:
-        """Watch a loader, to hear when it has loaded a module: each module has its own."""
+        """Wrap the module when its loader has loaded it. Each module has a loader of its own."""
         load = getattr(loader, "exec_module", None)
         if load is None:
             return
@@ -95,9 +99,11 @@ class Hooks:
 
         try:
             loader.exec_module = exec_module
-        except (AttributeError, TypeError):  # a loader of another kind, which takes no attributes
+        except (AttributeError, TypeError):  # the attributes of this loader cannot be set
             logger.warning(
-                "%s is loaded in a way that is not known: what it sends may pass unnoticed", name
+                "quiesce does not know the loader that imports %s, so messages or work that leave by it may be missing"
+                " from verdicts. Import the module before a node is opened",
+                name,
             )
 
 

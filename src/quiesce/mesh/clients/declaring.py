@@ -1,4 +1,7 @@
-"""Calls of an SDK that are no messages, or carry their edge in another way: what they send in a hop is accounted for."""
+"""Marks calls of an SDK whose requests are not messages of a hop, or carry their edge in another way.
+
+The adapters use this: a hop then neither records these requests as untracked nor adds an edge to them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__: list[str] = []
 
 
 def declared(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function, async or an async generator, whose requests are neither noticed nor messages."""
+    """Return an async function or async generator function whose requests are neither recorded nor messages."""
 
     @functools.wraps(call)
     def called(*args: Any, **options: Any) -> Any:
@@ -37,7 +40,7 @@ async def _awaited(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Events:
-    """What an async generator yields; an iterator of its own, so that each step is taken in the caller's context."""
+    """An iterator over an async generator that takes each step in the caller's context."""
 
     def __init__(self, events: Any) -> None:
         self._events = events

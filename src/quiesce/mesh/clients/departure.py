@@ -1,4 +1,7 @@
-"""Whether a request has left, as httpcore tells it; for httpx, httpx2, and programs that use httpcore itself."""
+"""Whether a request has left this process, from httpcore's trace; for httpx, httpx2 and direct users of httpcore.
+
+A request that has not left cannot have started work, so its edge is resolved as not sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ __all__: list[str] = []
 
 _LEAVES = ".send_request_headers.started"
 _LIBRARIES = frozenset(("httpcore", "httpcore2", "httpx", "httpx2"))
-# Raised before a byte of the request has left; of this attempt, if there were others.
+# Errors that are raised before a byte of the request has left, in the attempt that raises the error.
 _NOT_SENT = frozenset(
     (
         "ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError",
@@ -18,34 +21,34 @@ _NOT_SENT = frozenset(
 
 
 class Departure:
-    """Hears from httpcore whether a request has left, however often it is tried below."""
+    """A trace function of httpcore that records whether a request has left, in any of its attempts."""
 
-    __slots__ = ("_other", "is_heard", "is_left")
+    __slots__ = ("is_heard", "is_left", "other_trace")
 
     def __init__(self) -> None:
-        """Begin without any news."""
-        self._other: Any = None
+        """Start before the first step of a request."""
+        self.other_trace: Any = None
         self.is_heard: bool = False
         self.is_left: bool = False
 
     def listen(self, request: Any, *, is_sync: bool = False) -> None:
-        """Listen to a request that is about to be sent, perhaps not for the first time."""
+        """Set this trace on a request that is about to be sent, perhaps again."""
         other = request.extensions.get("trace")
-        self._other = other._other if isinstance(other, Departure) else other
+        self.other_trace = other.other_trace if isinstance(other, Departure) else other
         trace = self.hear_now if is_sync else self
         request.extensions = {**request.extensions, "trace": trace}
 
     async def __call__(self, name: str, info: dict[str, Any]) -> None:
-        """Hear one step of a request of an async client; also of a proxy that is asked for a connection."""
+        """Record one step of a request of an async client. A proxy's CONNECT request comes here, too."""
         self._hear(name, info)
-        if self._other is not None:
-            await self._other(name, info)
+        if self.other_trace is not None:
+            await self.other_trace(name, info)
 
     def hear_now(self, name: str, info: dict[str, Any]) -> None:
-        """Hear one step of a request of a sync client."""
+        """Record one step of a request of a sync client."""
         self._hear(name, info)
-        if self._other is not None:
-            self._other(name, info)
+        if self.other_trace is not None:
+            self.other_trace(name, info)
 
     def _hear(self, name: str, info: dict[str, Any]) -> None:
         self.is_heard = True
@@ -53,10 +56,10 @@ class Departure:
             self.is_left = True
 
     def is_prevented(self, error: BaseException | None, *, is_sure: bool = False) -> bool:
-        """Return whether an error says that not a byte has left.
+        """Return whether an error proves that not a byte of the request has left.
 
-        A transport that tries again raises what became of its last attempt. So none of them may have been heard
-        to leave; unless it is sure that there was only one.
+        A transport that retries raises the error of its last attempt only. So this also needs the trace of all attempts,
+        unless the caller is sure that there was one attempt (`is_sure`).
         """
         while error is not None and not _is_not_sent(error):
             error = error.__cause__

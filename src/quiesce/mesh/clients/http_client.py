@@ -1,4 +1,4 @@
-"""http.client: what urllib, urllib3, requests and all that stand on them send goes through its connections."""
+"""http.client: urllib, urllib3, requests and the SDKs on top of them send through its connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from quiesce.core.patches import Patch
+from quiesce.core.python_private import request_head, tunnel_of
 from quiesce.mesh.clients.sending import SendTarget, begin_request, hop_here, within
 from quiesce.mesh.protocol import codec
 
@@ -24,11 +25,11 @@ _UPGRADE = b"upgrade:"
 _HTTPS = 443
 
 _under_way: WeakKeyDictionary[Any, RequestEdge] = WeakKeyDictionary()
-"""By connection: the edge of the request that it waits for the answer to."""
+"""By connection, the edge of the request whose answer the connection waits for."""
 
 
 def wrap_http_client(module: ModuleType) -> Iterator[Patch]:
-    """Wrap where the head of a request leaves, where that of its answer is read, and where neither happens."""
+    """Wrap the methods that send the head of a request, read the head of the answer, and close the connection."""
     connection = module.HTTPConnection
     yield Patch(connection, "endheaders", _endheaders)
     yield Patch(connection, "getresponse", _getresponse)
@@ -61,21 +62,18 @@ def _endheaders(original: Any) -> Any:
 
 
 def _begin(hop: Hop, connection: Any) -> RequestEdge | None:
-    first, *lines = connection._buffer  # the head, as far as it is written
+    first, *lines = request_head(connection)  # the head, as far as it is written
     lines = [line.lower() for line in lines]
-    if any(
-        line.startswith(_HEADER) for line in lines
-    ):  # whatever has put it there sees to its edge
+    # The code that has set the header itself resolves its edge.
+    if any(line.startswith(_HEADER) for line in lines):
         return None
     is_upgrade = any(line.startswith(_UPGRADE) for line in lines)
     method, path = first.decode("latin-1").split(" ")[:2]
     if path.startswith("/"):
-        host, port = connection.host, connection.port
-        if connection._tunnel_host:
-            host, port = connection._tunnel_host, connection._tunnel_port
+        host, port = tunnel_of(connection) or (connection.host, connection.port)
         scheme = "https" if connection.default_port == _HTTPS else "http"
         return begin_request(hop, SendTarget(method, scheme, host, port, path, is_upgrade))
-    try:  # the whole address, for a proxy
+    try:  # a request to a proxy has the whole URL in place of the path
         parts = urlsplit(path)
         target = SendTarget(
             method, parts.scheme, parts.hostname or "", parts.port, parts.path, is_upgrade
@@ -86,7 +84,7 @@ def _begin(hop: Hop, connection: Any) -> RequestEdge | None:
 
 
 def _failed_to_connect(traceback: TracebackType | None, connection: Any) -> bool:
-    """Return whether an error was raised while the connection was made: not a byte has left then."""
+    """Return whether an error was raised while the connection was made, before a byte of the request left."""
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code.co_name == "connect" and frame.f_locals.get("self") is connection:
@@ -114,7 +112,7 @@ def _getresponse(original: Any) -> Any:
 def _close(original: Any) -> Any:
     def close(connection: Any, *args: Any, **options: Any) -> Any:
         sending = _under_way.pop(connection, None) if _under_way else None
-        if sending is not None:  # nothing will read its answer
+        if sending is not None:  # the answer will not be read
             sending.failed("in doubt")
         return original(connection, *args, **options)
 

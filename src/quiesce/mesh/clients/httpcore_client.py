@@ -1,4 +1,4 @@
-"""httpcore and httpcore2: what httpx, httpx2 and the SDKs on top of them send goes through their pools."""
+"""httpcore and httpcore2: httpx, httpx2 and the SDKs on top of them send through their connection pools."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _sync(original: Any) -> Any:
 
 
 class _Message:
-    """A request that carries an edge; only while it is sent, for a client may send it again, elsewhere."""
+    """A request that carries an edge while it is sent. A client may send the request object again, to another server."""
 
     __slots__ = ("_departure", "_given", "_request", "_sending")
 
@@ -89,9 +89,9 @@ class _Message:
 
     @classmethod
     def of(cls, hop: Hop, request: Any, *, is_sync: bool) -> _Message | None:
-        """Make a request a message, if it is one."""
+        """Add an edge to a request and return the message; None if the request does not go to a known node."""
         names = [name.lower() for name, _ in request.headers]
-        if _REQUEST in names:  # whatever has put it there sees to its edge
+        if _REQUEST in names:  # the code that has set the header itself resolves its edge
             return None
         url = request.url
         target = SendTarget(
@@ -106,10 +106,11 @@ class _Message:
         return None if sending is None else cls(request, sending, is_sync=is_sync)
 
     def failed(self, error: BaseException) -> None:
-        """Record that there is no answer."""
+        """Record that the request has failed without an answer."""
         self._request.headers, self._request.extensions = self._given
         departure = self._departure
-        is_connecting = departure.is_heard and not departure.is_left  # whatever has ended that
+        # No matter which error this is.
+        is_connecting = departure.is_heard and not departure.is_left
         is_prevented = is_connecting or departure.is_prevented(error, is_sure=True)
         self._sending.failed("not sent" if is_prevented else "in doubt")
 

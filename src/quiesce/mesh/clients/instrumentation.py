@@ -1,4 +1,4 @@
-"""When the clients of others are wrapped: while a node is open, or instrumented."""
+"""Wraps the HTTP clients of other libraries while a node is open or instrumented."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Instrumentation"]
 
 _lock = threading.RLock()  # nodes of several threads, each with an event loop
 _nodes: WeakSet[Node] = WeakSet()
-"""The open ones."""
+"""The open nodes."""
 _sockets = SocketHooks(_nodes)
 _hooks = Hooks(
     {
@@ -35,14 +35,14 @@ _hooks = Hooks(
 
 
 def node_opened(node: Node) -> None:
-    """Notice what plain clients send in hops of this node."""
+    """Start to record the requests that plain clients send in hops of this node."""
     with _lock:
         _nodes.add(node)
         _fit()
 
 
 def node_closed(node: Node) -> None:
-    """Stop noticing; the last node that is closed restores every library."""
+    """Stop to record requests for this node. The last node that closes restores every library."""
     with _lock:
         _nodes.discard(node)
         _fit()
@@ -53,18 +53,18 @@ def _fit() -> None:
 
 
 class Instrumentation:
-    """What `Node.instrument()` began; `undo()`, or the end of a `with` block, ends it.
+    """A handle that `Node.instrument()` returns. `undo()`, or the end of a `with` block, ends the instrumentation.
 
     ```python
     node = Node("planner", url="https://planner.example", peers=["https://billing.example"])
     node.instrument()
     ```
 
-    From then on, a request that httpx, httpx2, aiohttp, requests, urllib3 or urllib sends inside of a hop of the node
-    is a message of that hop, if it goes to one of the node's `peers`, to the node itself, or to a server that has
-    answered with a receipt before. No other server is sent anything of the mesh. Libraries that are imported later
-    are instrumented as well. A request in a thread is a message if the thread has the hop's context, as
-    `asyncio.to_thread` copies it.
+    From then on, requests of httpx, httpx2, aiohttp, requests, urllib3 and urllib can be messages. A request inside a
+    hop of the node is a message of that hop if it goes to one of the node's `peers`, to the node itself, or to a server
+    that has answered with a receipt before. Requests to other servers stay unchanged. Libraries that are imported later
+    are instrumented as well. A request in a thread is a message if the thread runs in the hop's context, which
+    `asyncio.to_thread` copies.
     """
 
     def __init__(self, node: Node) -> None:
@@ -74,7 +74,7 @@ class Instrumentation:
             _fit()
 
     def undo(self) -> None:
-        """Stop. Requests that are under way keep their edges. May be called again, and from any thread."""
+        """Stop. Requests under way keep their edges. Idempotent, and safe to call from any thread."""
         with _lock:
             node, self._node = self._node, None
             if node is None:
@@ -85,7 +85,7 @@ class Instrumentation:
             _fit()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this handle."""
         return self
 
     def __exit__(
@@ -94,5 +94,5 @@ class Instrumentation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Undo it."""
+        """Stop, as `undo()` does."""
         self.undo()

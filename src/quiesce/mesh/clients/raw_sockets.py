@@ -1,7 +1,7 @@
-"""Sockets that code in a hop connects to a peer by itself: what goes over them is noticed, not followed.
+"""Sockets that code in a hop connects to a peer directly. The hop records them as untracked, and does not follow them.
 
-A peer is known by a name, and a socket is connected to an address. So the addresses that names of peers were looked
-up as are remembered.
+A peer is configured by a host name, but a socket is connected to an IP address. So the results of host name lookups for
+peers are kept.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _ADDRESSES_MAX = 4096
-_ADDRESS_PARTS = 2  # of those of the internet: host, port, and perhaps more
+_ADDRESS_PARTS = 2  # an internet address has a host, a port, and perhaps more
 
 
 class SocketHooks:
-    """What is wrapped of sockets, while nodes are open."""
+    """The replacements of socket functions while nodes are open, and the known addresses of peers."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = nodes
         self._names: dict[str, set[str]] = {}
-        """By address: the names of peers that are there."""
+        """By IP address, the host names of the peers at that address."""
 
     def wrap(self, module: ModuleType) -> Iterator[Patch]:
-        """Wrap `socket`."""
-        yield Patch(module.socket, "connect", self._connecting)
-        yield Patch(module.socket, "connect_ex", self._connecting)
-        yield Patch(module, "getaddrinfo", self._looking_up)
+        """Wrap the functions of `socket` that connect and look up names."""
+        yield Patch(module.socket, "connect", self._connect)
+        yield Patch(module.socket, "connect_ex", self._connect)
+        yield Patch(module, "getaddrinfo", self._getaddrinfo)
 
     def wrap_uvloop(self, module: ModuleType) -> Iterator[Patch]:
         """Wrap uvloop, which connects without Python's sockets."""
-        yield Patch(module.Loop, "create_connection", self._creating)
+        yield Patch(module.Loop, "create_connection", self._create_connection)
 
-    def _connecting(self, original: Any) -> Any:
+    def _connect(self, original: Any) -> Any:
         def connect(sock: Any, address: Any) -> Any:
-            self._look(address)
+            self._notice_connection(address)
             return original(sock, address)
 
         return connect
 
-    def _creating(self, original: Any) -> Any:
+    def _create_connection(self, original: Any) -> Any:
         def create_connection(
             loop: Any, factory: Any, host: Any = None, port: Any = None, **options: Any
         ) -> Any:
-            self._look((host, port))
+            self._notice_connection((host, port))
             return original(loop, factory, host, port, **options)
 
         return create_connection
 
-    def _looking_up(self, original: Callable[..., Any]) -> Any:
+    def _getaddrinfo(self, original: Callable[..., Any]) -> Any:
         def getaddrinfo(host: Any, *args: Any, **options: Any) -> Any:
             found = original(host, *args, **options)
             name = host.decode("latin-1") if isinstance(host, bytes) else host
@@ -75,14 +75,14 @@ class SocketHooks:
             for entry in found:
                 self._names.setdefault(entry[4][0], set()).add(name)
 
-    def _look(self, address: Any) -> None:
+    def _notice_connection(self, address: Any) -> None:
         hop = hop_here()
         if hop is None or not isinstance(address, tuple) or len(address) < _ADDRESS_PARTS:
             return
         host, port = address[:2]
         if not isinstance(host, str) or not isinstance(port, int):
             return
-        peers, host = peers_of(hop._mesh), host.lower()
+        peers, host = peers_of(hop.mesh_node), host.lower()
         names = (host, *self._names.get(host, ()))
         if any(peers.at(name, port) for name in names) and not is_http_below():
             notice(hop, "raw socket")

@@ -1,13 +1,13 @@
-"""One request of a client that is not the node's own, inside of a hop, towards a node that is known.
+"""One request of a client other than the node's own, inside a hop, to a known node.
 
-If the hop's node was instrumented, the request carries an edge. If not, the hop records that it left untracked.
-What holds:
+If the hop's node is instrumented, the request carries an edge. If not, the hop records the request as untracked.
+These guarantees hold:
 
-1. Nothing here fails a request, and no edge leaves towards a server that does not take part.
-2. Edges are made in the thread of the hop's event loop. Another thread posts to it and waits, but never for
-   longer than `_WAIT_SECONDS`: the loop may be blocked by the very code that waits for that thread. A request
-   that got no edge in time is sent without one, and is untracked.
-3. Outside of hops this costs one look at a context variable.
+1. This module never makes a request fail, and never sends an edge to a server that does not take part in the mesh.
+2. Edges are made in the thread of the hop's event loop. Another thread posts to that loop and waits for at most
+   `_WAIT_SECONDS`, because the loop may be blocked by the code that waits for that thread. A request that does not get
+   an edge in time is sent without one, and the hop records it as untracked.
+3. Outside of hops, a request costs one read of a context variable.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from quiesce.core.callsites import Frame, line_of
+from quiesce.core.python_private import get_frame, running_loop
 from quiesce.core.tree import current, logger
 from quiesce.mesh.routes.following import called, handed
 from quiesce.mesh.runtime.hop import current_hop
@@ -43,7 +44,7 @@ _ERRORS, _REDIRECTS = 400, frozenset((301, 302, 303, 307, 308))
 HTTP = frozenset(
     ("aiohttp", "http", "httpcore", "httpcore2", "httpx", "httpx2", "requests", "urllib", "urllib3")
 )
-"""Packages that are HTTP clients, or parts of one."""
+"""Packages that are HTTP clients, or parts of HTTP clients."""
 _PLUMBING = HTTP | frozenset(
     ("aiohappyeyeballs", "anyio", "asyncio", "concurrent", "contextlib", "functools", "multiprocessing", "quiesce",
      "socket", "ssl", "threading", "trio", "uvloop")
@@ -51,16 +52,16 @@ _PLUMBING = HTTP | frozenset(
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
 
 within: ContextVar[Hop | object | None] = ContextVar("quiesce_within_client", default=None)
-"""The hop that a client around the running code sends for: that sees to edges, and its sockets are not raw ones."""
+"""The hop for which a client around the running code sends. That client makes the edges and owns the sockets."""
 EVERY_HOP = object()
-"""In the place of a hop in `within`: a task of the client sends for one hop after the other."""
+"""A value for `within` in place of a hop: the task of a client that sends for many hops in turn."""
 
 instrumented: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
-"""How often each node was told to instrument."""
+"""For each node, the number of its active instrumentations."""
 
 
 class SendTarget(NamedTuple):
-    """Where a request goes."""
+    """The method and the destination of a request."""
 
     method: str
     scheme: str
@@ -68,11 +69,11 @@ class SendTarget(NamedTuple):
     port: int | None
     path: str
     is_upgrade: bool = False
-    """Whether it asks for another protocol, like that of websockets: no answer to it can carry a receipt."""
+    """Whether the request upgrades to another protocol, like WebSocket. Its answer cannot carry a receipt."""
 
 
 def hop_here() -> Hop | None:
-    """Return the hop that the running code sends for, unless a client around it has seen to that."""
+    """Return the hop for which the running code sends; None if there is none or a client around the code handles it."""
     if current.get() is None and not called:
         return None
     hop, around = current_hop(), within.get()
@@ -90,7 +91,7 @@ def sending_for(hop: Hop | object | None) -> Iterator[None]:
 
 
 def outside_of_client(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an asynchronous callback that a client calls while it sends: what the callback sends is its own."""
+    """Return an async callback for a client, so that requests of the callback do not count as the client's."""
 
     async def calling(*args: Any, **options: Any) -> Any:
         with sending_for(None):
@@ -100,8 +101,11 @@ def outside_of_client(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
-    """Return the edge that a request has to carry, or None. A request that should have one, and cannot, is noticed."""
-    node = hop._mesh
+    """Return the edge for a request to carry; None if it carries none.
+
+    A request that should carry an edge, but cannot, is recorded as untracked.
+    """
+    node = hop.mesh_node
     to = peers_of(node).find(target.scheme, target.host, target.port, target.path)
     if to is None or not may_start_work(target.method, target.path):
         return None
@@ -116,7 +120,7 @@ def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
 
 
 class RequestEdge:
-    """An edge of a request, from whatever thread that is sent."""
+    """The edge that a request carries. The request may be sent from any thread."""
 
     __slots__ = ("_handing", "_hop", "header")
 
@@ -131,25 +135,25 @@ class RequestEdge:
         self._resolve(partial(self._handing.answered, header, is_error=is_error, status=status))
 
     def failed(self, how: Literal["not sent", "in doubt"]) -> None:
-        """Record that there was no answer."""
+        """Record that the request has failed without an answer."""
         handing = self._handing
         self._resolve(handing.not_sent if how == "not sent" else handing.in_doubt)
 
     def _resolve(self, step: Callable[[], None]) -> None:
-        # In time: whatever ends the hop is posted to the loop after this.
-        _in_loop(self._hop, partial(_tried, self._hop, step))
+        # This comes before the end of the hop, which is posted to the loop later.
+        _in_loop(self._hop, partial(_call_logged, self._hop, step))
 
 
 def notice(hop: Hop, route: str = "", instead: str = "") -> None:
-    """Record in a hop that something leaves it, and what to write instead."""
+    """Record in a hop that a message leaves it untracked, and what to write instead."""
     client, place = where()
     hop.untracked(route or f"plain {client}", f"{place}{instead}")
 
 
 def where() -> tuple[str, str]:
-    """Return the client that the running code was called through, and the place of the call."""
+    """Return the name of the client around the running code, and the place where the user's code calls the client."""
     client, package = "client", ""
-    frame, last = sys._getframe(1).f_back, _outermost()
+    frame, last = get_frame(1).f_back, _outermost()
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
         package = name.partition(".")[0]
@@ -160,15 +164,17 @@ def where() -> tuple[str, str]:
             return client, str(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
         frame = None if frame is last else frame.f_back
     hold = handed.hold if last is None else None
-    if hold is not None and hold._code is not None:  # the thread runs nothing of the user's
-        code = hold._code
-        return client, str(Frame(code.co_filename, line_of(code, hold._offset), code.co_qualname))
+    if hold is not None and hold.place_code is not None:  # the thread does not run user code
+        code = hold.place_code
+        return client, str(
+            Frame(code.co_filename, line_of(code, hold.place_offset), code.co_qualname)
+        )
     return client, f"a task or thread that {package or 'the interpreter'} started"
 
 
 def _outermost() -> FrameType | None:
-    """Return the outermost frame of the running task: beyond it is what runs the event loop."""
-    if asyncio._get_running_loop() is not None:
+    """Return the outermost frame of the running task. The frames around it run the event loop."""
+    if running_loop() is not None:
         task = asyncio.current_task()
         coroutine: Any = None if task is None else task.get_coro()
     elif "trio" in sys.modules and sys.modules["trio"].lowlevel.in_trio_task():
@@ -180,7 +186,7 @@ def _outermost() -> FrameType | None:
 
 def is_http_below() -> bool:
     """Return whether an HTTP client is among the callers of the running code."""
-    frame = sys._getframe(1).f_back
+    frame = get_frame(1).f_back
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in HTTP:
             return True
@@ -192,32 +198,33 @@ def is_http_below() -> bool:
 
 
 def _in_loop(hop: Hop, step: Callable[[], None]) -> None:
-    """Take a step in the thread of the hop's event loop, now or soon; not at all if that has ended."""
-    if hop._backend.here():
+    """Call a function in the thread of the hop's event loop, now or soon. If the loop has ended, do nothing."""
+    if hop.backend.here():
         step()
     else:
-        hop._backend.post(step)
+        hop.backend.post(step)
 
 
-def _tried(hop: Hop, step: Callable[[], None]) -> None:
+def _call_logged(hop: Hop, step: Callable[[], None]) -> None:
     try:
         step()
-    except Exception:  # noqa: BLE001 - of the journal, which the node says itself: the request goes on (1)
-        logger.warning("what %s sends could not be recorded", hop.name, exc_info=True)
+    except Exception:  # noqa: BLE001 - the journal failed, which the node logs: the request goes on (1)
+        text = "a request of %s could not be recorded: the verdict of its cascade may be unknown"
+        logger.warning(text, hop.name, exc_info=True)
 
 
 def _on_loop(hop: Hop, make: Callable[[], Handing]) -> Handing | None:
-    """Return what a function makes in the thread of the hop's event loop; None if it does not, or not in time."""
+    """Call a function in the thread of the hop's event loop, and return its result; None if it fails or is late."""
     errand = _Errand(make)
-    if hop._backend.here():
+    if hop.backend.here():
         errand.run()
-    elif not hop._backend.post(errand.run):
+    elif not hop.backend.post(errand.run):
         return None
     return errand.result()
 
 
 class _Errand:
-    """A call that another thread makes, and that is made in time or not at all."""
+    """A call in another thread that is made in time or not at all."""
 
     def __init__(self, make: Callable[[], Handing]) -> None:
         self._make = make
@@ -231,8 +238,9 @@ class _Errand:
             if not self._is_abandoned:
                 try:
                     self._made = self._make()
-                except Exception:  # noqa: BLE001 - the request is sent without it (1)
-                    logger.warning("a request could not be made a message", exc_info=True)
+                except Exception:  # noqa: BLE001 - the request is sent without an edge (1)
+                    text = "an edge could not be made for a request, which is sent without one"
+                    logger.warning(text, exc_info=True)
         self._done.set()
 
     def result(self) -> Handing | None:

@@ -1,10 +1,11 @@
-"""Requests of a node's own client outside of any hop, in a process that serves hops: whose work they are is unknown.
+"""Strays: requests that a node's own client sends outside of any hop, in a process that serves hops.
 
-A worker that takes its work from a queue sends so. The hop that its work came from may be over. So every hop that is
-open, and every later one, records the place as untracked, until the send is declared: `with quiesce.detached():`.
+quiesce cannot know to which cascade such a request belongs. A worker that takes jobs from a queue may send it, and the
+hop of the job may be over. So every open hop and every later hop records the place as untracked, until the user declares
+the send by `with quiesce.detached():`.
 
-A request that came without the header is not of any cascade. What it sends while it is served is not noticed; what its
-tasks send later is, as one of them may be a worker that it was the first to need.
+A request that arrives without the `Cascade` header does not belong to a cascade. While it is served, its sends are not
+strays. Later sends of its tasks are strays, because such a task may be a worker that serves other requests, too.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ _STRAYS_MAX = 64
 ROUTE = "sent outside of any hop"
 
 plain_request: ContextVar[list[bool]] = ContextVar("quiesce_plain_request", default=[])  # noqa: B039 - never changed
-"""Of a request that came without the header: not empty while it is served."""
+"""A list that is not empty while a request without the `Cascade` header is served."""
 
 
 def notice_stray(node: Node) -> None:
-    """Record that a client of a node sends outside of any hop, unless that is declared, or no hop was served."""
-    if not node._serves or is_detached.get() or plain_request.get():
+    """Record that a node's client sends outside of any hop, unless that is declared or the node has not served a hop."""
+    if not node.is_serving or is_detached.get() or plain_request.get():
         return
     _, place = where()
-    strays = node._strays
+    strays = node.stray_sendings
     if (ROUTE, place) in strays or len(strays) >= _STRAYS_MAX:
         return
     strays[ROUTE, place] = (ROUTE, place, "is untracked")
-    for hop in list(node._hops.values()):
+    for hop in list(node.running_hops.values()):
         hop.untracked(ROUTE, place)
     logger.warning(
-        "a client of node %r sends outside of any hop, at %s. No cascade waits for that, so from now on no verdict "
-        "that this node has a part in is green. Send it inside of `async with hop.working(...)` of the hop that it "
-        "belongs to; or, if it belongs to none, inside of `with quiesce.detached():`", node.name, place,
+        "a client of node %r sends outside of any hop, at %s. No cascade waits for that message, so the verdicts of all "
+        "cascades through this node are `unknown` from now on. Send the message inside `async with hop.working(...)` of "
+        "its hop or, if it does not belong to a hop, inside `with quiesce.detached():`", node.name, place,
     )  # fmt: skip

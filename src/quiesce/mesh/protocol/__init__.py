@@ -1,14 +1,14 @@
-"""What a node knows and decides: pure, without clock, socket, file or event loop.
+"""The protocol's logic: a node's knowledge and decisions, without clock, socket, file or event loop.
 
 In reading order; docs/reference/protocol.md describes the protocol for other implementations:
 
-- `receipt`: what became of an edge, with everything that was handed on from it.
-- `states`: the states of hops and edges, and the tables of their moves.
-- `facts`: what a detector writes, wants done, and answers.
-- `knowledge`: the tables of edges, how they age, and how they are restored.
-- `detector`: when has a cascade settled?
-- `horizon`: how long a message may be under way, and for how long a node remembers it.
+- `receipt`: the final result of an edge, including all work that was handed on from it.
+- `states`: the state tables of hops and edges.
+- `facts`: the detector's records, effects and answers.
+- `knowledge`: the tables of edges: how entries age, and how they are restored.
+- `detector`: decides when a cascade has settled.
+- `horizon`: how long a message may be under way, and how long a node remembers it.
 - `scheduler`: which receipts and questions go to which node, and when.
-- `engine`: detector, horizon and scheduler, put together.
-- `codec`: headers and JSON bodies, as they are on the wire.
+- `engine`: combines detector, horizon and scheduler.
+- `codec`: writes and parses the headers and JSON bodies.
 """

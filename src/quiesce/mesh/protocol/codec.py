@@ -1,8 +1,8 @@
 """The wire: two headers and two JSON bodies, version 00. docs/reference/protocol.md describes them for others.
 
-A parser takes anything and gives a value or raises `RemoteProtocolError`, which never quotes an edge's
-id. Everything has a limit. What a later version adds is ignored, what it changes is refused. Names and reasons that
-other agents give are shown to people: they have no control characters when they leave this module.
+A parser accepts any input, and returns a value or raises `RemoteProtocolError`, whose text never contains an
+edge's id. All sizes are limited. Additions of a later version are ignored, changes are refused. Names and reasons
+from other agents are shown to people, so this module removes their control characters.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ _COUNTS = {
 
 @dataclass(slots=True, unsafe_hash=True)  # as facts.py has it, and for its reason
 class Handed:
-    """What comes with a message: the edge that it is."""
+    """The edge of a message, as its header describes it."""
 
     cascade: bytes
     edge: bytes = field(repr=False)  # a secret
     parent: str
     begin_by: int
-    """Until when it may begin, in seconds since 1970; a copy that comes later is refused."""
+    """The time until which the message may begin, in seconds since 1970; a later copy is refused."""
     home: str | None = None
-    """The node that its receipt is to be posted to; None: whoever sent it asks for it."""
+    """The address to post the receipt to; None if the sender asks for the receipt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the answer to a message says."""
+    """The content of the header in the answer to a message."""
 
     answer: Answer
     must_ask: bool = False
-    """Whether the receiver posts no receipt, so that its sender has to ask for it."""
+    """Whether the receiver does not post the receipt, so that the sender has to ask for it."""
 
 
 def _refuse(what: str, why: str) -> NoReturn:
@@ -104,38 +104,38 @@ def _refuse(what: str, why: str) -> NoReturn:
 
 
 def request_header(handed: Handed) -> str:
-    """Write the header of a message.
+    """Return the header of a message.
 
     Raises:
-        LocalProtocolError: the address cannot be written there.
+        LocalProtocolError: the address cannot be expressed in a header.
     """
     text = f"00-{handed.cascade.hex()}-{handed.edge.hex()}-{handed.parent}-00;b={handed.begin_by:d}"
     return text if handed.home is None else f"{text};h={home(handed.home)}"
 
 
 def home(address: str) -> str:
-    """Check the address of a node, as others are told it.
+    """Check the address of a node, which headers contain, and return it.
 
     Raises:
-        LocalProtocolError: it cannot be written into a header.
+        LocalProtocolError: the address cannot be expressed in a header.
     """
     if not is_home(address):
-        message = f"not an address that fits into a header: {address!r}"
+        message = f"an address must be visible ASCII without comma and semicolon, not {address!r}"
         raise LocalProtocolError(message)
     return address
 
 
 def is_home(address: Any) -> bool:
-    """Return whether it has the form of a node's address."""
+    """Return whether a value has the form of a node's address."""
     is_short = isinstance(address, str) and len(address) <= HOME_MAX
     return is_short and _HOME.fullmatch(address) is not None
 
 
 def parse_request_header(text: str | bytes) -> Handed:
-    """Read the header of a message.
+    """Parse the header of a message.
 
     Raises:
-        RemoteProtocolError: it is not one.
+        RemoteProtocolError: the header is not valid.
     """
     if isinstance(text, bytes):
         text = text.decode("latin-1")
@@ -181,7 +181,7 @@ def _header(
 
 
 def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> str:
-    """Write the header of an answer to a message: how its edge stands."""
+    """Return the header of the answer to a message: the state of its edge."""
     receipt = answer.receipt
     if receipt is None:
         return f"00-{edge_mark(edge)};s={answer.kind.replace(' ', '-')}{';d=ask' * must_ask}"
@@ -193,17 +193,17 @@ def response_header(edge: bytes, answer: Answer, *, must_ask: bool = False) -> s
 
 
 def closed_header(edge: bytes, packed: bytes) -> str:
-    """Write the same for an edge that is closed, with its receipt, packed, of which there is one note."""
+    """Return the header of the answer for a closed edge, with its packed receipt, which has one note."""
     if len(packed) > _PACKED_ON_HEADER:
         return response_header(edge, Answer("closed", unpack(packed)))
     return f"00-{edge_mark(edge)};s=closed;r={packed.hex()}"
 
 
 def parse_response_header(text: str | bytes, edge: bytes) -> Answered:
-    """Read the header of the answer to a message.
+    """Parse the header of the answer to a message.
 
     Raises:
-        RemoteProtocolError: it is not one, or is about another edge.
+        RemoteProtocolError: the header is not valid, or is about another edge.
     """
     found, options = _header(RESPONSE_HEADER, text, _ANSWER)
     if found["mark"] != edge_mark(edge):
@@ -222,7 +222,7 @@ def parse_response_header(text: str | bytes, edge: bytes) -> Answered:
 
 
 def call_body(call: NodeCall) -> bytes:
-    """Write a call."""
+    """Return the body of a call."""
     receipts = [[edge.hex(), receipt_json(receipt)] for edge, receipt in call.receipts]
     asks = [[edge.hex(), cancel] for edge, cancel in call.asks]
     made: dict[str, Any] = {"v": VERSION, "receipts": receipts, "asks": asks}
@@ -238,10 +238,10 @@ def call_body(call: NodeCall) -> bytes:
 
 
 def parse_call(body: bytes, to: str = "") -> NodeCall:
-    """Read a call.
+    """Parse the body of a call.
 
     Raises:
-        RemoteProtocolError: it is not one.
+        RemoteProtocolError: the body is not valid.
     """
     found = versioned("call", body)
     receipts = _pairs(found, "receipts", _parse_receipt)
@@ -260,7 +260,7 @@ def _seen(found: dict[str, Any]) -> str:
 
 
 def reply_body(reply: NodeReply) -> bytes:
-    """Write the answer to a call; without what would make it too long, which is asked for again."""
+    """Return the body of the answer to a call. Answers beyond the size limit are left out; the caller asks again."""
     made: dict[str, Any] = {"v": VERSION, "taken": [edge.hex() for edge in reply.taken]}
     if reply.age is not None:
         made["age"] = reply.age
@@ -280,10 +280,10 @@ def reply_body(reply: NodeReply) -> bytes:
 
 
 def parse_reply(body: bytes) -> NodeReply:
-    """Read the answer to a call.
+    """Parse the answer to a call.
 
     Raises:
-        RemoteProtocolError: it is not one.
+        RemoteProtocolError: the body is not valid.
     """
     found = versioned("reply", body)
     taken = tuple(edge_of(one) for one in items(found, "taken"))
@@ -299,7 +299,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def dumps(value: object) -> bytes:
-    """Write JSON, small."""
+    """Return compact JSON."""
     return _encode(value).encode()
 
 
@@ -317,7 +317,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def versioned(what: str, body: bytes) -> dict[str, Any]:
-    """Read a body of this version."""
+    """Parse a body, and check its version."""
     found = _loads(what, body)
     if not isinstance(found, dict):
         _refuse(what, "not a JSON object")
@@ -327,7 +327,7 @@ def versioned(what: str, body: bytes) -> dict[str, Any]:
 
 
 def items(found: dict[str, Any], name: str) -> list[Any]:
-    """Read one of its lists."""
+    """Return a list of a body, and check its length."""
     value = found.get(name, [])
     if not isinstance(value, list) or len(value) > ITEMS_MAX:
         _refuse(name, f"not a list of at most {ITEMS_MAX}")
@@ -346,7 +346,7 @@ def _pairs(
 
 
 def edge_of(value: Any) -> bytes:
-    """Read the id of an edge."""
+    """Parse the id of an edge."""
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}", value):
         _refuse("edge", "not 24 hexadecimal digits")
     return bytes.fromhex(value)
@@ -384,7 +384,7 @@ def _answer(kind: Any) -> Answer:
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
-    """Write a receipt, for a body or a file."""
+    """Return a receipt as JSON values, for a body or a file."""
     made: dict[str, Any] = {"s": receipt.status}
     for letter, name in _COUNTS.items():
         if count := getattr(receipt, name):
@@ -400,7 +400,7 @@ def _note(note: Note) -> list[Any]:
 
 
 def _parse_receipt(found: Any) -> Receipt:
-    """Read a receipt that an agent has given: of a hop that it has run."""
+    """Parse an agent's receipt for a hop that the agent has run."""
     receipt = receipt_of(found)
     if receipt.status not in ENDS or not receipt.hops or not getattr(receipt, receipt.status, 1):
         _refuse("receipt", "not of a hop that was run, or it does not count itself")
@@ -414,10 +414,10 @@ def _harmless(note: Note) -> Note:
 
 
 def receipt_of(found: Any) -> Receipt:
-    """Read a receipt, of whatever status.
+    """Parse a receipt of any status.
 
     Raises:
-        RemoteProtocolError: it is not one.
+        RemoteProtocolError: the receipt is not valid.
     """
     if not isinstance(found, dict):
         _refuse("receipt", "not a JSON object")

@@ -1,23 +1,22 @@
-"""When has a cascade settled? States and transitions; no clock, no socket, no event loop.
+"""Decides when a cascade has settled: states and transitions, without clock, socket or event loop.
 
-A node's detector is told what happens, and answers with effects. What is to be written comes before what
-it allows: whoever carries the effects out makes every `Write` last before the first effect that is none.
-What holds:
+The node passes events to its detector, and the detector returns effects. The node must make all `Write` effects
+durable before it carries out any other effect. Invariants:
 
-1. The id of an edge is written before its bytes leave, by the sender; and before its handler runs, by
-   the receiver. A receiver runs an id once, ever.
+1. The sender writes the id of an edge before it sends the message. The receiver writes the id before the
+   handler runs. A receiver runs an id only once.
 2. A hop is closed when its own work has ended and every edge that was sent from it is closed. Only
-   then is there a receipt. A closed hop sends nothing.
-3. An edge is closed by its receiver's receipt; by its receiver's word, written before it was given,
-   that it never will run; by the sender's knowledge that not a byte left; or, never green, as opaque or
-   unknown. There are no counts of messages and no times in this.
-4. Whatever is said twice, late, or out of order changes nothing the second time.
-5. After a restart, what was running is lost: its process is dead, and it is on record what was sent
-   from it. Who keeps no journal says that it cannot know.
-6. Who keeps no journal would also run, after a restart, a copy of a message that comes late. So its
-   receipts say that they are volatile.
-7. Who has taken an edge does not say afterwards that it never will run, also not when its receipt was taken.
-   Whoever says so is another, at the same address, or has lost what it wrote: then it is unknown.
+   then does it have a receipt. A closed hop sends no messages.
+3. An edge is closed by one of these: the receiver's receipt; the receiver's statement, written first, that the
+   edge never will run; the sender's knowledge that no byte was sent; or, without a green verdict, as opaque or
+   unknown. No counts of messages and no times take part in this.
+4. A repeated, late or reordered statement changes nothing the second time.
+5. After a restart, work that was running is lost: its process is dead, and the journal has the edges that
+   were sent from it. A node without a journal answers that it cannot know.
+6. After a restart, a node without a journal would also run a late copy of a message. So its receipts say
+   that they are volatile.
+7. A receiver that has accepted an edge does not answer `never` afterwards, even when its receipt was delivered.
+   If an address answers so, it is another node, or it has lost its journal: then the edge is unknown.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from quiesce.mesh.protocol.receipt import (
     unpack,
 )
 from quiesce.mesh.protocol.states import (
-    EDGE_MOVES,
+    HOP_LIFE,
     NOTHING,
     EdgeRecord,
     EdgeState,
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _RUNNING, _OVER = HopState.RUNNING, HopState.OVER
+_OVER_AT_ONCE = HOP_LIFE.step(_RUNNING, _OVER)  # once for all: every request takes this step
 
 
 class Detector(Knowledge):
@@ -89,18 +89,18 @@ class Detector(Knowledge):
         """Start with nothing known.
 
         Args:
-            name: the node's, for people.
-            lasting: whether what is written is there after a restart.
+            name: the node's name, for people.
+            lasting: whether written records survive a restart.
         """
         super().__init__(name)
         self._alone = Alone(name)
         self._lasting = lasting
         self.is_volatile: bool = False  # whether its journal cannot be written now
-        self.boot: str = ""  # the run of the machine that it is in
+        self.boot: str = ""  # the id of the machine's present boot
         self.acts: list[Act] = []
 
     def take(self) -> list[Effect]:
-        """Return what is to be done, in this order."""
+        """Return the effects to carry out, in this order."""
         effects = [*map(Write, self.writes), *self.acts]
         self.writes.clear()
         self.acts.clear()
@@ -108,21 +108,23 @@ class Detector(Knowledge):
 
     # The receiving side.
 
-    def begin(self, edge: bytes, cascade: bytes, name: str = "") -> HopRecord:
-        """Begin a cascade; the edge is the root's, and is never sent."""
-        begun = Begun(edge, cascade, "", None, is_root=True, name=name)
+    def begin(
+        self, edge: bytes, cascade: bytes, name: str = "", at: float | None = None
+    ) -> HopRecord:
+        """Begin a cascade, at a time of day; the edge is the root's, and is never sent."""
+        begun = Begun(edge, cascade, "", None, is_root=True, name=name, at=at)
         self.writes.append(begun)
-        hop = self._hops[edge] = HopRecord(begun)
+        hop = self.hop_records[edge] = HopRecord(begun)
         return hop
 
     def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
-        """Take an edge that has arrived; to be run if the answer is `run`, and only then (1).
+        """Record an edge that has arrived. The caller runs it if, and only if, the answer is `run` (1).
 
-        Nothing else is to be done for it.
+        This makes no effects.
         """
-        hops = self._hops
-        is_new = edge not in hops and edge not in self._over
-        if is_new and edge not in self._long_over and edge not in self._frozen:
+        hops = self.hop_records
+        is_new = edge not in hops and edge not in self.over_receipts
+        if is_new and edge not in self.long_over_receipts and edge not in self.frozen_receipts:
             begun = Begun(edge, cascade, parent, reply)
             self.writes.append(begun)
             hops[edge] = HopRecord(begun)
@@ -130,26 +132,26 @@ class Detector(Knowledge):
         known = self._known(edge)
         assert known is not None  # noqa: S101 - it is in one of them
         if known is WORKING:
-            hops[edge].is_answered = True  # the first answer may be for one who has left
+            hops[edge].is_answered = True  # the first copy's sender may have left
         return known
 
     def refuse(self, edge: bytes) -> Answer:
-        """Take no edge that has arrived, now or later; unless it runs here already."""
+        """Refuse an edge that has arrived, now and later, unless it already runs here."""
         known = self._known(edge)
         if known is None:
             self._end(edge, None)
         return known or self._never()
 
     def withdraw(self, edge: bytes) -> None:
-        """Forget a hop that was to begin: its record could not be written, and it was not run."""
-        self._hops.pop(edge, None)
+        """Forget a new hop that did not run, because its record could not be written."""
+        self.hop_records.pop(edge, None)
         self._stays.pop(edge, None)
 
     def forget(self, edge: bytes) -> bool:
-        """Forget an edge that has just come to be over, and of which nobody was told; returns whether it was."""
-        if edge not in self._over:
+        """Forget an edge that has just ended, if no node was told of it; return whether it was forgotten."""
+        if edge not in self.over_receipts:
             return False
-        del self._over[edge]
+        del self.over_receipts[edge]
         self._stays.pop(edge, None)
         self.writes.append(Gone(edge))
         return True
@@ -161,19 +163,19 @@ class Detector(Knowledge):
         return NEVER if self._is_lasting() else NOT_NOW
 
     def _known(self, edge: bytes) -> Answer | None:
-        hop = self._hops.get(edge)
+        hop = self.hop_records.get(edge)
         if hop is not None:
             return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
-        for over in (self._over, self._long_over, self._frozen):
+        for over in (self.over_receipts, self.long_over_receipts, self.frozen_receipts):
             if edge in over:
                 packed = over[edge]
                 if packed == RAN:
-                    return UNKNOWN  # who has taken its receipt does not ask: this is another (7)
+                    return UNKNOWN  # the sender has the receipt and would not ask: another node asks (7)
                 return self._never() if packed is None else Answer("closed", unpack(packed))
         return None
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
-        """Return how an edge stands, for its sender; an edge that never came never will run (3)."""
+        """Answer a sender's query about an edge. If the edge never arrived, refuse it for good (3)."""
         known = self._known(edge)
         if known is None:
             if not self._is_lasting():
@@ -181,61 +183,65 @@ class Detector(Knowledge):
             self._end(edge, None)
             return NEVER
         if known is WORKING:
-            self._hops[edge].is_answered = True  # who was told does not ask again soon
+            self.hop_records[edge].is_answered = True  # the sender will not ask again soon
             if cancel:
-                self.cancel(self._hops[edge])
+                self.cancel(self.hop_records[edge])
         return known
 
     def hop(self, edge: bytes) -> HopRecord:
         """Return the hop of an edge that runs here."""
-        return self._hops[edge]
+        return self.hop_records[edge]
 
     def find(self, edge: bytes) -> HopRecord | None:
-        """Return the hop of an edge, if it has not ended, or its receipt was not taken."""
-        hop = self._hops.get(edge)
+        """Return the hop of an edge, if the hop has not ended or its receipt was not delivered; else None."""
+        hop = self.hop_records.get(edge)
         return None if hop is None or hop.receipt is not None else hop
 
     def find_root(self, edge: bytes) -> HopRecord | None:
-        """Return the root of a cascade that began here, if nobody was told of its end."""
-        return self._hops.get(edge)
+        """Return the root of a cascade that began here, if its verdict was not delivered; else None."""
+        return self.hop_records.get(edge)
 
     def roots(self) -> list[HopRecord]:
-        """Return the cascades that began here, and that nobody was told the end of."""
-        return [hop for hop in self._hops.values() if hop.is_root]
+        """Return the cascades started by this node whose verdict has not been delivered yet."""
+        return [hop for hop in self.hop_records.values() if hop.is_root]
 
     def knows(self, edge: bytes) -> bool:
-        """Return whether an edge ever came, or was asked for."""
+        """Return whether an edge has ever arrived or a sender has asked for it."""
         return self._known(edge) is not None
 
     def is_open(self, edge: bytes) -> bool:
-        """Return whether an edge that was sent from here is not closed."""
-        return edge in self._edges
+        """Return whether this node has sent an edge that is not closed yet."""
+        return edge in self.edge_records
 
     def open_edges(self) -> list[tuple[bytes, str]]:
-        """Return the edges that were sent from here, and are not closed, and whom they were sent to."""
-        return [(edge, found.to) for edge, found in self._edges.items()]
+        """Return the open edges that this node has sent, each with its receiver."""
+        return [(edge, found.to) for edge, found in self.edge_records.items()]
+
+    def count_handed_on(self) -> int:
+        """Return the number of open edges that this node has sent for cascades of other nodes."""
+        return sum(not found.hop.is_root for found in self.edge_records.values())
 
     def receiver(self, edge: bytes) -> str | None:
-        """Return whom an edge was sent to, if it is not closed."""
-        found = self._edges.get(edge)
+        """Return the receiver of an open edge that this node has sent; None if it is closed."""
+        found = self.edge_records.get(edge)
         return None if found is None else found.to
 
     def end(
         self, hop: HopRecord, status: Status, *, seconds: float | None = None, why: str = ""
     ) -> None:
-        """Record that the work of a hop has ended: nothing of it runs, and it sends nothing more (2)."""
+        """Record that a hop's own work has ended. It runs no code and sends no messages after this (2)."""
         if status not in ENDS:
-            message = f"a hop ends as one of {', '.join(ENDS)}, not {status!r}"
+            message = f"the status of an ended hop must be one of {', '.join(ENDS)}, not {status!r}"
             raise UsageError(message)
         hop.status, hop.seconds, hop.why = status, seconds, why
         if hop.edges:
-            hop.move("ends, with edges open")
+            hop.enter(HopState.WAITING)
             self.writes.append(Ended(hop.edge, status, seconds, why))
         else:
-            hop.move("ends")
             self._close(hop)
 
     def _close(self, hop: HopRecord) -> None:
+        hop.enter(HopState.CLOSED)
         volatile = not self._is_lasting() and not hop.is_root  # a root never arrives again (6)
         own = edge_note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
         receipt = hop.receipt = hop.tally.close(hop.status, own, volatile=volatile)
@@ -249,40 +255,40 @@ class Detector(Knowledge):
             self.acts.append(Post(hop.edge, hop.reply, receipt))
 
     def taken(self, edge: bytes) -> None:
-        """Record that the receipt of an edge was taken, for good; or that nobody waits for it.
+        """Record that the receipt of an edge was delivered, or that no node waits for it.
 
-        Of a root: that whoever waits for its cascade was told.
+        For a root: record that the verdict of the cascade was delivered.
         """
-        hop = self._hops.get(edge)
+        hop = self.hop_records.get(edge)
         if hop is not None and hop.state is HopState.CLOSED:
-            hop.move("receipt is taken")
-            del self._hops[edge]
+            hop.enter(_OVER)
+            del self.hop_records[edge]
             self._end(edge, RAN)
 
     def ride(self, edge: bytes) -> Answer:
-        """Return what the answer to an edge's message says; from then on, a receipt is posted.
+        """Return the content of the answer to a message. A receipt that is made later will be posted.
 
-        To be asked for every edge that runs, also if nobody is there to be answered. One that has its
-        receipt by then is not posted: if the answer is lost, the receipt is there for whoever asks.
+        Call this for every edge that runs, even if the sender has left. If the hop already has its receipt, the
+        answer carries the receipt and it is not posted. If the answer is lost, the sender asks for the receipt.
         """
-        hop = self._hops.get(edge)
+        hop = self.hop_records.get(edge)
         if hop is not None:
             hop.is_answered = True
             if hop.receipt is not None:
-                hop.move("receipt is on the answer")
-                del self._hops[edge]
-                self._over[edge] = pack(hop.receipt)
+                hop.enter(_OVER)
+                del self.hop_records[edge]
+                self.over_receipts[edge] = pack(hop.receipt)
                 return Answer("closed", hop.receipt)
         return self._known(edge) or self._never()
 
     def finish(self, hop: HopRecord, microseconds: int, why: str = "") -> bytes | None:
-        """Record that a hop is done whose answer is about to be sent: `end`, and `ride` on that answer.
+        """Record that a hop is done whose answer will be sent now: the same as `end()` and then `ride()`.
 
-        Return its receipt, packed. Most hops have handed nothing on, and then this takes a third of the time
-        of both; of any other hop nothing is known after this that was not before, and it gives None.
+        Return the packed receipt. Most hops have sent no message, and for them this takes a third of the time
+        of the two calls. For any other hop, do nothing and return None.
 
-        After a restart it is not posted either: whoever has sent the message was told nothing else, so he has
-        its answer, or is in doubt, and asks.
+        The receipt is not posted after a restart either. The sender has no other answer, so it has this one, or is
+        in doubt and asks.
         """
         is_alone = hop.state is _RUNNING and hop.tally is NOTHING and not hop.edges
         if (
@@ -293,14 +299,14 @@ class Detector(Knowledge):
             or not self._is_lasting()
         ):
             return None
-        edge, hop.state = hop.edge, _OVER  # by way of being closed
-        packed = self._over[edge] = self._alone.packed(edge, hop.parent, microseconds, why)
-        del self._hops[edge]
+        edge, hop.state = hop.edge, _OVER_AT_ONCE
+        packed = self.over_receipts[edge] = self._alone.packed(edge, hop.parent, microseconds, why)
+        del self.hop_records[edge]
         self.writes.append(Over(edge, packed))
         return packed
 
     def _add_unknown(self, hop: HopRecord) -> None:
-        """Count a message that nobody may have written down."""
+        """Add an unknown message to the receipt, because the journal may lack messages that the hop has sent."""
         why = "its agent may have sent messages that its journal does not have"
         made = edge_note(hop.edge, hop.parent, self.name, "unknown", None, why)
         receipt = not_run("unknown", made, volatile=False)
@@ -310,7 +316,7 @@ class Detector(Knowledge):
     # The sending side.
 
     def send(self, hop: HopRecord, edge: bytes, to: str, by: float = 0) -> None:
-        """Record that an edge is about to be sent from a hop (1).
+        """Record that a hop will send an edge now (1).
 
         Raises:
             UsageError: the hop has ended.
@@ -319,15 +325,15 @@ class Detector(Knowledge):
             message = "the hop has ended, so no verdict would wait for what it sends now: send before its work has ended"
             raise UsageError(message)
         self.writes.append(Sent(hop.edge, edge, to, int(by)))
-        self._edges[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
+        self.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
 
     def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
-        """Record what became of the sending; no byte of it leaves any more."""
-        found = self._edges.get(edge)
+        """Record the outcome of a sending. No more bytes of the message are sent after this."""
+        found = self.edge_records.get(edge)
         if found is None or found.state is not EdgeState.SENDING:
-            return  # its receipt was faster than its answer
-        if EDGE_MOVES[found.state, how] is EdgeState.OPEN:
-            found.state = EdgeState.OPEN
+            return  # the receipt came before the answer
+        if how in {"is taken", "is in doubt"}:
+            found.enter(EdgeState.OPEN)
             if how == "is taken":
                 self._is_taken(edge, found)
             self.acts.append(
@@ -335,48 +341,48 @@ class Detector(Knowledge):
             )
         elif how == "is opaque":
             why = why or "it takes no part in the mesh, or a proxy drops the Cascade headers"
-            self._close_edge(edge, found, how, "opaque", why)
+            self._close_edge(edge, found, "opaque", why)
         elif how == "is untracked":
-            self._close_edge(edge, found, how, "untracked", why)
+            self._close_edge(edge, found, "untracked", why)
         else:
             status: Status = "unsent" if how == "is not sent" else "refused"
-            self._close_edge(edge, found, how, status, "", volatile=how == "is refused, for now")
+            self._close_edge(edge, found, status, "", volatile=how == "is refused, for now")
 
     def receive(self, edge: bytes, receipt: Receipt) -> None:
-        """Take a receipt; one for an edge that is not open here changes nothing (4)."""
-        found = self._edges.get(edge)
+        """Record a receipt; ignore one for an edge that is not open here (4)."""
+        found = self.edge_records.get(edge)
         if found is not None:
-            self._closed(edge, found, "has a receipt", receipt)
+            self._closed(edge, found, receipt)
 
     def told(self, edge: bytes, answer: Answer) -> None:
-        """Take the answer of an edge's receiver to the question how it stands."""
-        found = self._edges.get(edge)
+        """Record the receiver's answer to a question about an edge."""
+        found = self.edge_records.get(edge)
         if found is None:
             return
         if answer.receipt is not None:
-            self._closed(edge, found, "has a receipt", answer.receipt)
+            self._closed(edge, found, answer.receipt)
         elif answer.kind == "working":
             self._is_taken(edge, found)
-        elif answer.kind == "never" and found.is_taken:  # nobody says so who has taken it (7)
+        elif answer.kind == "never" and found.is_taken:  # the same receiver would not (7)
             why = (
                 "its agent took it, and does not know it now: another node has the address, the journal is gone,"
                 " or a proxy drops the Cascade headers"
             )
-            self._close_edge(edge, found, "is not known there", "unknown", why)
+            self._close_edge(edge, found, "unknown", why)
         elif answer.kind == "never":
             status: Status = "cancelled" if found.hop.is_cancelled else "undelivered"
-            self._close_edge(edge, found, "never will run", status, "it never arrived")
-        elif answer.kind in {"not now", "unknown"}:  # said of this life of its process alone (6)
+            self._close_edge(edge, found, status, "it never arrived")
+        elif answer.kind in {"not now", "unknown"}:  # may change at a restart (6)
             why = (
                 "its agent does not know it: the agent has no journal, or a journal that is younger than the message, or"
                 " remembers messages for less time than they may take; or another node took its receipt, or has the"
                 " same address"
             )
-            self._close_edge(edge, found, "is not known there", "unknown", why)
+            self._close_edge(edge, found, "unknown", why)
 
     def follows(self, edge: bytes) -> Iterator[tuple[bytes, str]]:
-        """Return the open edges that follow from one that came or was sent, as far as they are known, and where to."""
-        hop, sent = self._hops.get(edge), self._edges.get(edge)
+        """Yield the known open edges that follow from an edge, each with its receiver."""
+        hop, sent = self.hop_records.get(edge), self.edge_records.get(edge)
         if hop is not None:
             for one, found in hop.edges.items():
                 yield one, found.to
@@ -385,61 +391,59 @@ class Detector(Knowledge):
             yield from sent.below
 
     def learn(self, edge: bytes, to: str, below: tuple[tuple[bytes, str], ...]) -> None:
-        """Take the word of an edge's receiver on what follows from it."""
-        found = self._edges.get(edge)
+        """Record the receiver's statement about the edges that follow from an edge."""
+        found = self.edge_records.get(edge)
         if found is not None and found.to == to:
             found.below = below
 
     def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         if not found.is_taken:
             found.is_taken = True
-            self.writes.append(Taken(edge))  # also the next process is not to believe `never` (7)
+            self.writes.append(Taken(edge))  # the next process must not believe `never` (7)
 
     def begin_by(self, edge: bytes) -> float | None:
-        """Return until when an edge that was sent from here may begin; None if it is closed."""
-        found = self._edges.get(edge)
+        """Return the time until which an edge of this node may begin; None if the edge is closed."""
+        found = self.edge_records.get(edge)
         return None if found is None else found.by
 
     def give_up(self, edge: bytes, why: str) -> None:
-        """Record that the receiver of an edge was not heard of for too long."""
-        found = self._edges.get(edge)
+        """Record that the receiver of an edge has not answered for too long."""
+        found = self.edge_records.get(edge)
         if found is not None:
             end = "; it may not have been told to end" if found.hop.is_cancelled else ""
-            self._close_edge(edge, found, "is given up", "unknown", why + end)
+            self._close_edge(edge, found, "unknown", why + end)
 
     def _close_edge(
         self,
         edge: bytes,
         found: EdgeRecord,
-        event: str,
         status: Status,
         why: str,
         *,
         volatile: bool = False,
     ) -> None:
         made = edge_note(edge, edge_mark(found.hop.edge), found.to, status, None, why)
-        self._closed(edge, found, event, not_run(status, made, volatile=volatile))
+        self._closed(edge, found, not_run(status, made, volatile=volatile))
 
-    def _closed(self, edge: bytes, found: EdgeRecord, event: str, receipt: Receipt) -> None:
+    def _closed(self, edge: bytes, found: EdgeRecord, receipt: Receipt) -> None:
         hop, watched = found.hop, found.state is EdgeState.OPEN
-        found.state = EDGE_MOVES[found.state, event]
-        del self._edges[edge], hop.edges[edge]
+        found.enter(EdgeState.CLOSED)
+        del self.edge_records[edge], hop.edges[edge]
         self.writes.append(EdgeClosed(edge, receipt))
         if watched:
             self.acts.append(Unwatch(edge))
         hop.add(receipt)
         if not hop.edges and hop.state is HopState.WAITING:
-            hop.move("last edge is closed")
             self._close(hop)
 
     # Cancelling.
 
     def cancel(self, hop: HopRecord) -> None:
-        """Cancel a hop, and all that was handed on from it; it settles as it would anyway."""
+        """Cancel a hop and all work that was handed on from it. The hop still ends in the usual way."""
         if hop.is_cancelled or hop.receipt is not None:
             return
         hop.is_cancelled = True
-        self.writes.append(Cancelled(hop.edge))  # the next process is to go on with it
+        self.writes.append(Cancelled(hop.edge))  # the next process goes on with it
         if hop.state is HopState.RUNNING:
             self.acts.append(Stop(hop.edge))
         for edge, found in hop.edges.items():
@@ -450,24 +454,23 @@ class Detector(Knowledge):
 
     @property
     def has_all(self) -> bool:
-        """Whether its journal has all that the process before has done."""
+        """Whether the journal has everything that the earlier process has done."""
         return self.born is None or self.born.boot in {"", self.boot}
 
     def restore(self, records: Iterable[Record]) -> None:
-        """Take up what a process before this one has written; it is known to be dead (5)."""
+        """Restore the records of an earlier process, which is known to be dead (5)."""
         for record in records:
             self._replay(record)
-        for hop in list(self._hops.values()):
+        for hop in list(self.hop_records.values()):
             if hop.state is HopState.RUNNING:
                 if not self.has_all:
                     self._add_unknown(hop)
                 self.end(hop, "lost", why="its process stopped before it was done")
             elif hop.state is HopState.WAITING and not hop.edges:
-                hop.move("last edge is closed")
                 self._close(hop)
             elif hop.receipt is not None:
                 self._tell(hop, hop.receipt)
-        for edge, found in self._edges.items():
+        for edge, found in self.edge_records.items():
             if found.state is EdgeState.SENDING:
-                found.state = EDGE_MOVES[found.state, "is in doubt"]
+                found.enter(EdgeState.OPEN)
             self.acts.append(Watch(edge, found.to, in_doubt=True, cancel=found.hop.is_cancelled))

@@ -1,8 +1,8 @@
-"""A node without its sockets, its clock and its files: detector and courier, put together.
+"""A node without its sockets, its clock and its files: combines detector, horizon and courier.
 
-Whoever drives it gives the time, and keeps this order: what `take_writes` gives is made to last before
-anything else is done with what the engine has answered. A handler runs, a message leaves, a call is made
-or answered, a verdict is told: all of it after the writes.
+The node passes the time to the engine, and keeps this order: it makes the records of `take_writes` durable
+before it acts on any result of the engine. So it runs a handler, sends a message, makes or answers a call, and
+delivers a verdict only after the writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEEN_MAX = 10_000  # addresses
 
 
 class Engine:
-    """What a node knows, and what it is about to say to others."""
+    """The knowledge of a node, and the calls that it has to make to other nodes."""
 
     def __init__(
         self,
@@ -46,36 +46,36 @@ class Engine:
         detector: type[Detector] = Detector,
         horizon: type[Horizon] = Horizon,
     ) -> None:
-        """Begin with nothing, or with what `restore` is given first; then `open` it."""
+        """Begin without knowledge. The node calls `restore` with its journal's records, then `open`."""
         self.detector: Detector = detector(name, lasting=lasting)
         self.horizon: Horizon = horizon(self.detector, keep, wall)
-        # By address, what nodes have said of their journals, and when; and where several have answered.
+        # By address: the last statement of a node about its journal; and the addresses where several nodes answer.
         self._seen: dict[str, tuple[str, float]] = {}
         self._shared: set[str] = set()
         self._courier = Courier(patience, jitter, self.detector.give_up)
         self.may_call: Callable[[str], bool] = lambda _: True
-        """Whether a node may be called whose address another has told."""
-        self._ended: set[bytes] = set()  # edges of other nodes that were told to end in their place
+        """Whether this node may call an address that another node has reported."""
+        self._ended: set[bytes] = set()  # edges cancelled in the place of other nodes
         self.news: list[Stop | Settle] = []
         self.is_stirred: bool = False
 
     def take_stir(self) -> bool:
-        """Return whether `next_at` may be another than when this was asked before."""
+        """Return whether `next_at` may have changed since the last call."""
         stirred, self.is_stirred = self.is_stirred, False
         return stirred
 
     def take_writes(self) -> list[Record]:
-        """Return what has to last before anything else is done."""
+        """Return the records to make durable before any other action."""
         detector = self.detector
         writes, detector.writes = detector.writes, []
         return writes
 
     def take_news(self) -> list[Stop | Settle]:
-        """Return which hops are to stop, and which cascades have settled."""
+        """Return the hops to stop and the cascades that have settled."""
         news, self.news = self.news, []
         return news
 
-    def _absorb(self, now: float) -> None:
+    def absorb_news(self, now: float) -> None:
         acts, self.detector.acts = self.detector.acts, []
         courier = self._courier
         for act in acts:
@@ -98,18 +98,18 @@ class Engine:
     def resume(self, now: float) -> None:
         """Do what the detector wants done, after it was restored, and remember as long as was promised."""
         self.horizon.open(now)
-        self._absorb(now)
+        self.absorb_news(now)
 
     # Hops.
 
     def begin(self, edge: bytes, cascade: bytes, now: float, name: str = "") -> HopRecord:
-        """Begin a cascade."""
-        hop = self.detector.begin(edge, cascade, name)
-        self._absorb(now)
+        """Begin a cascade; return its root."""
+        hop = self.detector.begin(edge, cascade, name, self.horizon.wall())
+        self.absorb_news(now)
         return hop
 
     def arrive(self, handed: Handed, reply: str | None) -> Answer:
-        """Take a message that may begin; its handler is run if the answer is `run`."""
+        """Record a message that may begin. The caller runs its handler if the answer is `run`."""
         answer = self.detector.arrive(handed.edge, handed.cascade, handed.parent, reply)
         if answer is RUN:
             self.horizon.arrived(handed)
@@ -117,15 +117,15 @@ class Engine:
         return self.horizon.refusal(handed, answer)
 
     def refuse(self, handed: Handed, now: float) -> Answer:
-        """Take no message that has arrived; unless it runs here already."""
+        """Refuse a message that has arrived, unless it already runs here."""
         answer = self.detector.refuse(handed.edge)
-        self._absorb(now)
+        self.absorb_news(now)
         return self.horizon.refusal(handed, answer)
 
     def ride(self, edge: bytes, now: float) -> Answer:
-        """Return what the answer to an edge's message says of it."""
+        """Return the content of the answer to a message."""
         answer = self.detector.ride(edge)
-        self._absorb(now)
+        self.absorb_news(now)
         return answer
 
     def end(
@@ -137,34 +137,34 @@ class Engine:
         seconds: float | None = None,
         why: str = "",
     ) -> None:
-        """Record that the work of a hop has ended."""
+        """Record that a hop's own work has ended."""
         self.detector.end(hop, status, seconds=seconds, why=why)
         if self.detector.acts:
-            self._absorb(now)
+            self.absorb_news(now)
 
     def told(self, edge: bytes, now: float) -> None:
-        """Record that the waiting task was told that its cascade has settled."""
+        """Record that the verdict of a cascade was delivered."""
         self.detector.taken(edge)
-        self._absorb(now)
+        self.absorb_news(now)
 
     def cancel(self, hop: HopRecord, now: float) -> None:
-        """Cancel a hop, and all that was handed on from it."""
+        """Cancel a hop and all work that was handed on from it."""
         self.detector.cancel(hop)
-        self._absorb(now)
+        self.absorb_news(now)
 
     # Edges.
 
     def send(self, hop: HopRecord, edge: bytes, to: str, now: float) -> int:
-        """Record that an edge is about to be sent; returns until when it may begin."""
+        """Record that an edge will be sent now; return the time until which it may begin."""
         by = self.horizon.begin_by()
         self.detector.send(hop, edge, to, by)
-        self._absorb(now)
+        self.absorb_news(now)
         return int(by)
 
     def sent(self, edge: bytes, how: Sending, now: float) -> None:
-        """Record what became of the sending."""
+        """Record the outcome of a sending."""
         self.detector.sent(edge, how)
-        self._absorb(now)
+        self.absorb_news(now)
 
     def leave(
         self,
@@ -175,52 +175,52 @@ class Engine:
         now: float,
         how: Sending = "is untracked",
     ) -> None:
-        """Record work that left a hop by a way that nobody follows: an edge that is closed at once."""
+        """Record work that left a hop by a way that is not tracked, as an edge that is closed at once."""
         self.detector.send(hop, edge, route)
         self.detector.sent(edge, how, why)
-        self._absorb(now)
+        self.absorb_news(now)
 
     def answered(
         self, edge: bytes, answer: Answer, how: Sending, now: float, *, uses: int = 1
     ) -> None:
-        """Take the answer to a message, which was sent so many times."""
+        """Record the answer to a message that was sent `uses` times."""
         if answer.receipt is not None:
             self.detector.receive(edge, answer.receipt)
         self.detector.sent(edge, self.horizon.outcome(edge, how, uses=uses))
-        self._absorb(now)
+        self.absorb_news(now)
 
     # Calls from node to node.
 
     @property
     def unposted(self) -> int:
-        """How many receipts are to be posted, and nobody has taken so far."""
+        """The number of receipts that were not delivered yet."""
         return self._courier.unposted
 
     def unposted_to(self) -> Iterable[str]:
-        """Return the addresses that these receipts are for."""
+        """Return the addresses of the undelivered receipts."""
         return self._courier.unposted_to()
 
     def next_at(self) -> float:
-        """Return when `due` has something to give."""
+        """Return the next time at which `due` returns calls."""
         return min(self._courier.next_at(), self.horizon.age_at)
 
     def due(self, now: float) -> list[NodeCall]:
-        """Return the calls that are to be made now; and forget what is old, if it is time."""
+        """Return the calls to make now. Also forget old edges, if it is time."""
         self.horizon.age(now)
         calls = self._courier.due(now)
-        self._absorb(now)
+        self.absorb_news(now)
         return calls
 
     def asking(self, call: NodeCall) -> NodeCall:
-        """Return a call as it is sent."""
+        """Return a call with the fields that are added when it is sent."""
         return self.horizon.asking(replace(call, seen=self._seen.get(call.to, ("",))[0]))
 
     def replied(self, call: NodeCall, reply: NodeReply, now: float) -> None:
-        """Take the answer to a call."""
+        """Record the answer to a call."""
         self.is_stirred = True
         reply = self._believed(call.to, reply, now)
         self._courier.replied(call, reply, now)
-        posted, asked = dict(call.receipts), dict(call.asks)  # it has no say about others
+        posted, asked = dict(call.receipts), dict(call.asks)  # ignore answers about other edges
         for edge in reply.taken:
             if edge in posted:
                 self.detector.taken(edge)
@@ -231,15 +231,15 @@ class Engine:
             else:
                 self._passed(edge, answer)
         self._learn(call.to, replace(reply, answers=answers))
-        self._absorb(now)
+        self.absorb_news(now)
 
-    def failed(self, call: NodeCall, now: float, why: str = "") -> None:
-        """Record that a call was not answered; and why, if that will not pass by itself.
+    def failed(self, call: NodeCall, now: float, why: str = "", said: str = "") -> None:
+        """Record a failed call: `why` is a reason that will not pass by itself, `said` the failure for people.
 
-        What follows from an edge that was to be told to end is told so by this node, as far as it is known.
+        If the call had to cancel an edge, this node cancels the known edges below it in the receiver's place.
         """
         self.is_stirred = True
-        self._courier.failed(call, now, why)
+        self._courier.failed(call, now, why, said)
         ending = (edge for edge, is_to_end in call.asks if is_to_end)
         below = (one for edge in ending for one in self.detector.follows(edge))
         for edge, to in islice(below, ITEMS_MAX):
@@ -247,7 +247,7 @@ class Engine:
                 self._courier.watch(Watch(edge, to, cancel=True), now)
 
     def _passed(self, edge: bytes, answer: Answer) -> None:
-        """Record that the receiver of another node's edge was told to end, in the place of that node."""
+        """Record that this node has cancelled another node's edge, in the place of that node."""
         self._courier.unwatch(edge)
         if answer.kind in {"working", "closed", "never"}:
             if len(self._ended) >= _SEEN_MAX:
@@ -255,7 +255,7 @@ class Engine:
             self._ended.add(edge)
 
     def _learn(self, to: str, reply: NodeReply) -> None:
-        """Remember what follows from edges that are worked on: its sender may die, and they may have to end."""
+        """Remember the edges below running edges: if their sender dies, this node may have to cancel them."""
         below: dict[bytes, list[tuple[bytes, str]]] = {}
         for edge, one, address in reply.below:
             below.setdefault(edge, []).append((one, address))
@@ -264,7 +264,7 @@ class Engine:
                 self.detector.learn(edge, to, tuple(below.get(edge, ())))
 
     def passed(self, edge: bytes) -> tuple[set[str], set[str]]:
-        """Return who was told to end what follows from an edge, by this node, and who was not."""
+        """Return the agents below an edge that this node has told to end, and those that it has not."""
         told: set[str] = set()
         others: set[str] = set()
         for one, to in self.detector.follows(edge):
@@ -272,16 +272,16 @@ class Engine:
         return told, others
 
     def trouble(self, edge: bytes) -> str:
-        """Return what is wrong at the address to which an edge's receipt is posted, if that is known; else empty."""
+        """Return the known problem with the address of an edge's receipt; empty if there is none."""
         return self._courier.trouble(edge)
 
     def contact(self, to: str | None, now: float, *, is_node: bool = False) -> None:
-        """Record that an agent is there, or even its node: what failed is tried again soon."""
+        """Record a sign of life from an agent or its node, so that failed calls to it are repeated soon."""
         if to is not None and self._courier.contact(to, now, is_node=is_node):
             self.is_stirred = True
 
     def post_now(self, now: float) -> None:
-        """Post the receipts that wait for their next retry: the node is about to be closed."""
+        """Make the receipts that wait for a retry due now, because the node is closing."""
         self._courier.post_now(now)
 
     def called(self, call: NodeCall, now: float) -> NodeReply:
@@ -292,7 +292,7 @@ class Engine:
         answers = tuple(
             (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks
         )
-        self._absorb(now)
+        self.absorb_news(now)
         born = self.detector.born
         age = None if born is None else max(0.0, self.horizon.wall() - born.at)
         open_edges = (
@@ -303,20 +303,20 @@ class Engine:
         return self.horizon.answering(call, reply)
 
     def heard(self, to: str, reply: NodeReply, now: float) -> None:
-        """Take answers to questions that were asked without the courier."""
+        """Record the answers to questions that were sent without the courier."""
         reply = self._believed(to, reply, now)
         for edge, answer in reply.answers:
             self.detector.told(edge, answer)
         self._learn(to, reply)
-        self._absorb(now)
+        self.absorb_news(now)
 
     def _believed(self, to: str, reply: NodeReply, now: float) -> NodeReply:
-        """Return an answer as far as its node can know it; of several at one address, none can."""
+        """Return the reliable part of an answer. If several nodes share an address, no answer is reliable."""
         if reply.seen:
             before, at = self._seen.get(to, ("", now))
             is_other = reply.seen.partition(".")[0] != before.partition(".")[0]
             if before and is_other and reply.age is not None and reply.age > now - at:
-                self._shared.add(to)  # its journal was there when another one answered
+                self._shared.add(to)  # two journals existed at the same time
             if to not in self._seen and len(self._seen) >= _SEEN_MAX:
                 self._seen.clear()
                 self._shared.clear()

@@ -1,7 +1,7 @@
-"""What a detector writes, what it wants done, and what it answers: plain facts, nothing else.
+"""The detector's records, effects and answers, as plain data classes.
 
-Nobody changes one. They are not frozen all the same: several are made for every message, and a frozen
-one takes four times as long to make.
+No code changes an object after it is made. The classes are not frozen, because several objects are made for each
+message, and making a frozen one takes four times as long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-# What is written.
+# Records, which the node writes.
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -27,18 +27,20 @@ class Begun:
     reply: str | None
     is_root: bool = False
     name: str = ""
-    """The cascade's, of a root."""
+    """The name of the cascade, if this is a root."""
+    at: float | None = None
+    """When a root began, in seconds since 1970; None for other hops, and in older journals."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Sent:
-    """An edge is about to be sent from a hop."""
+    """A hop will send an edge now."""
 
     hop: bytes
     edge: bytes
     to: str
     by: int = 0
-    """Until when it may begin; 0: that is not known."""
+    """The time until which the edge may begin; 0 if unknown."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -50,44 +52,44 @@ class Taken:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Keep:
-    """For how many seconds it was promised, from now on, to remember what came."""
+    """The node promises to remember arrived edges for this many seconds from now on."""
 
     seconds: float
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Born:
-    """A journal begins: whose it is, and since when it has had all that its node did."""
+    """A journal begins. It has everything that its node has done since this time."""
 
     node: str
     at: float
     """In seconds since 1970."""
     key: str = field(repr=False)
-    """A secret of the node, in hexadecimal digits: what it has told of its journal is signed with it."""
+    """A secret of the node, in hexadecimal digits. It signs the node's statements about its journal."""
     boot: str = ""
-    """While which run of the machine it has all that its process did; empty: whatever happens."""
+    """The boot of the machine during which the journal is complete; empty if it is complete after any failure."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Counted:
-    """How many records were written until now, this one left out; in place of those that are gone."""
+    """The number of records written before this one, including removed records."""
 
     records: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Aged:
-    """What was over for long is forgotten, and all else that is over is so for long from now on."""
+    """A forgetting: old ended edges are dropped, and all other ended edges count as old from now on."""
 
     at: float
     """In seconds since 1970."""
     rotates: bool = True
-    """False: it happened before all that is in the file."""
+    """False if the forgetting happened before all other records in the file."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Stay:
-    """Copies of a message may come until this time, which is later than is usual."""
+    """Copies of a message may come until this time, which is later than usual."""
 
     edge: bytes
     by: int
@@ -95,14 +97,14 @@ class Stay:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Gone:
-    """Nothing is known of an edge that came: the app has turned its message away, as many others from there."""
+    """An arrived edge is forgotten, because the app has refused its message, as many others of its caller."""
 
     edge: bytes
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class EdgeClosed:
-    """An edge that was sent is closed."""
+    """A sent edge is closed."""
 
     edge: bytes
     receipt: Receipt
@@ -110,7 +112,7 @@ class EdgeClosed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Tallied:
-    """What the edges of a hop that are closed come to; in place of their records."""
+    """The sum of the closed edges of a hop, in place of their records."""
 
     edge: bytes
     receipt: Receipt
@@ -128,14 +130,14 @@ class Ended:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Cancelled:
-    """A hop was told to end, with all that was handed on from it."""
+    """A hop was cancelled, with all work that was handed on from it."""
 
     edge: bytes
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Closed:
-    """A hop has its receipt, which is packed."""
+    """A hop is closed and has its receipt, in packed form."""
 
     edge: bytes
     packed: bytes
@@ -143,16 +145,16 @@ class Closed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Over:
-    """An edge never runs here, or not again.
+    """An edge will not run here, or not again.
 
-    With its receipt, packed, if it was run and that may still be asked for; `RAN`, if the receipt was taken; None, if
-    it was never run.
+    It has the packed receipt if the edge was run and a sender may still ask for the receipt; `RAN` if the receipt
+    was delivered; None if the edge was never run.
     """
 
     edge: bytes
     packed: bytes | None = None
     is_long: bool = False
-    """Whether it is so for long, and forgotten the next time."""
+    """Whether the edge is old, so that the next forgetting drops it."""
 
 
 RAN = b""
@@ -162,19 +164,19 @@ Told = EdgeClosed | Tallied | Ended | Cancelled | Closed
 Record = Begun | Sent | Taken | Over | Gone | Told | Keep | Born | Counted | Aged | Stay
 
 
-# What is to be done.
+# Effects, which the node carries out.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Write:
-    """Keep a record, so that it is there after a restart, before what comes next is done."""
+    """Make a record durable before carrying out the next effect."""
 
     record: Record
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Post:
-    """Send a receipt to whoever has sent the edge, until it is taken."""
+    """Send a receipt to the sender of the edge, until the sender has confirmed it."""
 
     edge: bytes
     to: str
@@ -183,26 +185,26 @@ class Post:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Watch:
-    """Ask the receiver of an edge how it stands, from time to time, until it is closed."""
+    """Ask the receiver for the state of an edge from time to time, until the edge is closed."""
 
     edge: bytes
     to: str
     in_doubt: bool = False
-    """Whether it is not known that the edge has arrived."""
+    """Whether the edge may not have arrived."""
     cancel: bool = False
-    """Whether to ask at once, and to ask it to end."""
+    """Whether to ask at once, with the request to end the work."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unwatch:
-    """Ask no more: the edge is closed."""
+    """Stop asking for an edge, because it is closed."""
 
     edge: bytes
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Stop:
-    """Cancel the work of a hop; it says when it has ended, as ever."""
+    """Cancel the work of a hop. The hop reports its end in the usual way."""
 
     edge: bytes
 
@@ -220,16 +222,17 @@ Act = Post | Watch | Unwatch | Stop | Settle
 Effect = Write | Act
 
 
-# What a receiver answers when an edge arrives, or is asked for.
+# Answers of a receiver, when an edge arrives or a sender asks for it.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Answer:
-    """How an edge stands with its receiver.
+    """The state of an edge at its receiver.
 
-    `run`: it has just begun. `working`: it has begun, and has not closed. `closed`: see the receipt.
-    `never`: it does not run, and never will. `not now`: it does not run, but a copy might after a
-    restart, for there is no journal. `unknown`: the receiver knows nothing of it, and keeps no journal.
+    `run`: the edge has just begun. `working`: it has begun but is not closed. `closed`: it has a receipt.
+    `never`: it does not run, and never will. `not now`: it does not run, but a copy may run after a
+    restart, because the receiver has no journal. `unknown`: the receiver does not know the edge, and has
+    no journal.
     """
 
     kind: Literal["run", "working", "closed", "never", "not now", "unknown"]

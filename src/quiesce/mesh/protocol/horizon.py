@@ -1,18 +1,18 @@
-"""How long a message may be under way, and for how long a node remembers that it came.
+"""How long a message may be under way, and how long a node remembers it. The answer `never` depends on this.
 
-`never` rests on this. By the sender's clock, a message may begin for `keep` seconds after it was sent; a receiver
-takes it until five minutes after that time, by its own clock. So a receiver that has run an edge, or has said of
-one that it never will run, has to know that for as long as a copy may come. What holds:
+A message may begin until `keep` seconds after its sending, by the sender's clock. A receiver accepts it until five
+minutes after that time, by the receiver's clock. So a receiver that has run an edge, or has answered `never`, must
+remember the edge for as long as a copy may come. Rules:
 
 1. A receiver remembers ids for the longest `keep` that it has promised, and for twice `DRIFT_SECONDS` more. The
-   time of the last forgetting is in the journal, so that it goes on where the process before it has stopped.
-2. A message whose time is further ahead than that (its sender's clock is ahead, or its `keep` is longer) is taken,
-   and its id is remembered until that time. One whose time is further ahead than `AHEAD_SECONDS` is refused.
-3. A message whose time is over is refused, whatever the reason: it may be a copy of one that ran and was forgotten.
-4. A receiver says `never` to a question only if the message cannot come for longer than it is remembered. The
-   question says what the time is at the sender, and its `keep`: no clocks are compared over more than one call.
-5. A sender believes `never` only until the message's time is over, by its own clock, and only from a journal that
-   was there when the message was sent: a younger one may have replaced one that knew the message.
+   journal has the time of the last forgetting, so that the next process continues from it.
+2. If a message's time is later than that (its sender's clock is ahead, or its `keep` is longer), the receiver
+   accepts it, and remembers its id until that time. Beyond `AHEAD_SECONDS`, the receiver refuses it.
+3. A message whose time is over is refused in every case: it may be a copy of a message that ran and was forgotten.
+4. A receiver answers `never` to a question only if it remembers the edge longer than the message can take. The
+   question contains the sender's time and its `keep`, so clocks are compared within one call only.
+5. A sender believes `never` only until the message's time is over, by the sender's clock, and only from a journal
+   that existed when the message was sent. A younger journal may have replaced one that knew the message.
 """
 
 from __future__ import annotations
@@ -36,55 +36,55 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 DRIFT_SECONDS = 300.0
-"""By how much the clocks of two machines may differ, without anything being remembered for longer."""
+"""The difference between the clocks of two machines that needs no longer memory."""
 
 KEEP_SECONDS = 3600.0
-"""How long messages may be under way, of senders that do not say it when they ask."""
+"""How long messages of a sender may be under way, if its question does not say so."""
 
 AHEAD_SECONDS = 86_400.0
-"""How much further ahead the time of a message may be."""
+"""How much later than usual the time of a message may be."""
 
 
 class Horizon:
-    """The times of one node: pure, the clocks are given.
+    """The time rules of one node. It has no clock of its own.
 
     Args:
-        detector: what the node knows.
-        keep: how many seconds its messages may be under way.
-        wall: gives the time of day, in seconds since 1970.
+        detector: the knowledge of the node.
+        keep: how many seconds the node's messages may be under way.
+        wall: returns the time of day, in seconds since 1970.
     """
 
     def __init__(self, detector: Detector, keep: float, wall: Callable[[], float]) -> None:
-        """Promise nothing yet: `open` does."""
+        """Make no promise yet; `open` does."""
         self._detector = detector
         self.keep: float = keep
         self.wall: Callable[[], float] = wall
         self.promised: float = keep
-        """For how long what came is remembered: also by a promise of the process before."""
+        """How many seconds arrived edges are remembered, including promises of earlier processes."""
         self.age_at: float = math.inf
-        """When ids are forgotten the next time, by the clock that `open` and `age` are given."""
-        self._ages = 0  # times that this process has forgotten anything
+        """The time of the next forgetting, by the clock of the argument of `open` and `age`."""
+        self._ages = 0  # number of forgettings in this process
 
-    # What is forgotten, and when (1).
+    # Forgetting (1).
 
     def open(self, now: float) -> None:
-        """Promise to remember, and go on with forgetting, after what the process before wrote was restored."""
+        """Promise to remember edges, and continue the forgetting. Call this after the records were restored."""
         detector, wall = self._detector, self.wall()
         self.promised = max(detector.keep, self.keep)
         detector.promise(self.promised)
-        if detector.aged_at is None:  # nothing was ever forgotten, as there was nothing
+        if detector.aged_at is None:  # a new node, which has not forgotten anything yet
             detector.age(wall)
         since = max(0.0, wall - (detector.aged_at or wall))
         self.age_at = now + max(0.0, self.period() - since)
 
     def period(self) -> float:
-        """Return after how many seconds an id may be forgotten, at the earliest."""
+        """Return the number of seconds for which an id is remembered at least."""
         return self.promised + 2 * DRIFT_SECONDS
 
     def age(self, now: float) -> None:
-        """Forget what is over for long, if it is time.
+        """Forget old edges, if it is time.
 
-        After the second time, all that is remembered came to this process, and its own promise is enough.
+        After the second time, all remembered edges have arrived in this process, so its own promise is enough.
         """
         if now >= self.age_at:
             self._detector.age(self.wall())
@@ -94,10 +94,10 @@ class Horizon:
                 self._detector.promise(self.promised)
             self.age_at = now + self.period()
 
-    # Messages that come.
+    # Arriving messages.
 
     def objection(self, handed: Handed) -> str | None:
-        """Return why a message must not begin, because of its time; None if it may."""
+        """Return why the time of a message forbids it to begin; None if it may begin."""
         ahead = handed.begin_by - self.wall()
         if ahead < -DRIFT_SECONDS:  # (3)
             return (
@@ -112,7 +112,7 @@ class Horizon:
         return None
 
     def arrived(self, handed: Handed) -> None:
-        """Remember a message that begins for longer, if its copies may come for longer (2)."""
+        """Remember a message for longer than usual, if its copies may come later than usual (2)."""
         if handed.begin_by > self.wall() + self.keep + DRIFT_SECONDS:
             self._detector.stay(handed.edge, handed.begin_by)
 
@@ -120,15 +120,15 @@ class Horizon:
         return handed.begin_by > self.wall() + self.keep + DRIFT_SECONDS
 
     def refusal(self, handed: Handed, answer: Answer) -> Answer:
-        """Return what is answered to a message that does not run here."""
+        """Return the answer to a refused message."""
         if answer.kind == "never" and self._is_early(handed):
-            return NOT_NOW  # it would be forgotten before its copies are too late
+            return NOT_NOW  # the node would forget it before the last copy can come
         return answer
 
-    # Messages that are sent.
+    # Sent messages.
 
     def begin_by(self) -> float:
-        """Return until when a message that is sent now may begin; its header has the whole seconds."""
+        """Return the time until which a message sent now may begin. The header has its whole seconds."""
         return float(self.wall() + self.keep)
 
     def _is_old(self, edge: bytes) -> bool:
@@ -136,23 +136,23 @@ class Horizon:
         return begin_by is not None and int(begin_by) < self.wall()
 
     def outcome(self, edge: bytes, how: Sending, *, uses: int = 1) -> Sending:
-        """Return what the answer to a message says of its sending, as far as its receiver can know that."""
+        """Return the reliable outcome of a sending, given the outcome that the answer claims."""
         if how == "is refused" and self._is_old(edge):
-            return "is in doubt"  # it may have run, and that be forgotten (5)
+            return "is in doubt"  # the receiver may have run and forgotten it (5)
         if how == "is refused, for now" and uses > 1:
-            return "is in doubt"  # a copy before this one may have been taken
+            return "is in doubt"  # the receiver may have accepted an earlier copy
         return how
 
     # Questions.
 
     def asking(self, call: NodeCall) -> NodeCall:
-        """Return a call as it is sent (4); also messages of the process before this one may be under way."""
+        """Return a call with this node's time and `keep` (4). Messages of an earlier process also count."""
         return NodeCall(
             call.to, call.receipts, call.asks, call.wait, self.promised, self.wall(), call.seen
         )
 
     def answering(self, call: NodeCall, reply: NodeReply) -> NodeReply:
-        """Return the answer to a call as it is sent (4)."""
+        """Return the answer to a call, restricted by rule 4."""
         keep = KEEP_SECONDS if call.keep is None else call.keep
         spare = 0.0 if call.now is None else self.wall() + DRIFT_SECONDS - call.now
         if keep <= self.keep + spare:
@@ -161,7 +161,7 @@ class Horizon:
         return replace(reply, answers=tuple(told))
 
     def believed(self, reply: NodeReply) -> NodeReply:
-        """Return an answer as far as its node can know it (5)."""
+        """Return the part of an answer that this node may believe (5)."""
         answers = tuple(
             (edge, UNKNOWN if one == NEVER and not self._is_known(edge, reply.age) else one)
             for edge, one in reply.answers
@@ -171,7 +171,7 @@ class Horizon:
     def _is_known(self, edge: bytes, age: float | None) -> bool:
         begin_by = self._detector.begin_by(edge)
         if begin_by is None:
-            return True  # it is closed: nothing depends on it
+            return True  # the edge is closed, so the answer does not matter
         now = self.wall()
         sent = begin_by - (self.promised if isinstance(begin_by, int) else self.keep)  # or later
         return int(begin_by) >= now and (age is None or now - sent <= age)

@@ -1,7 +1,7 @@
-"""What became of an edge: its receipt, which is final, and counts all that was handed on from it.
+"""The receipt of an edge: the final result, which counts all work that was handed on from the edge.
 
-An *edge* is one message that was handed to one agent. Its id is a secret between the two: whoever
-knows it may end it. People, logs and other agents are shown its *mark*, from which it cannot be had.
+An *edge* is one message from one agent to another. Its id is a secret of the two, because the id is enough
+to cancel the edge. People, logs and other agents see only its *mark*, from which the id cannot be computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 __all__ = ["Note", "Receipt"]
 
 NAME_MAX, WHY_MAX = 200, 500
-COUNT_MAX = 2**53 - 1  # what every JSON parser keeps exactly; more are as many
+COUNT_MAX = 2**53 - 1  # every JSON parser keeps this exactly; a larger count becomes this
 NOTES_MAX = 64
 """How many notes a receipt carries; the counts are exact beyond it."""
 
@@ -32,12 +32,12 @@ _new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as lon
 
 
 ASSUMES = "assumes "
-"""What the reason of a hop that is *done* begins with, if it is something that the hop assumes."""
+"""The beginning of the reason of a *done* hop, if the reason is an assumption."""
 
 
 @lru_cache(maxsize=1024)  # an edge is named several times in a row
 def edge_mark(edge: bytes) -> str:
-    """Return the name of an edge that everybody may see."""
+    """Return the public name of an edge."""
     digest = _new_digest()
     digest.update(edge)
     return digest.hexdigest()
@@ -45,49 +45,49 @@ def edge_mark(edge: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One edge of a cascade, as people see it."""
+    """One edge of a cascade, described for people."""
 
     mark: str
     parent: str
-    """The mark of the edge from whose work it was sent; empty for those of the root."""
+    """The mark of the edge whose hop has sent this one; empty for edges of the root."""
     name: str
-    """The agent that ran it; if it is not known to have run, the one it was sent to."""
+    """The agent that ran the edge, or that it was sent to if it is not known to have run."""
     status: Status
     seconds: float | None = None
-    """How long the agent itself was at work on it."""
+    """How long the agent's own work on the edge took."""
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The final fact about an edge: it has ended, and so has all that was handed on from it.
+    """The final result of an edge. The edge has ended, and so has all work that was handed on from it.
 
-    `lost`, `opaque` and `unknown` are what a verdict is made of. A refused edge, and one that could
-    not be sent at all, is none of these: whoever sent it was told.
+    The verdict depends on `lost`, `opaque` and `unknown`. Edges that were refused or could not be sent do
+    not count there, because their sender got an error.
     """
 
     status: Status
     hops: int = 1
-    """The edges that were run, this one included."""
+    """The edges that were run, this one included; in a verdict that is not final, also those that are still open."""
     failed: int = 0
     cancelled: int = 0
     lost: int = 0
     """Edges whose agent stopped before it was done."""
     opaque: int = 0
-    """Edges to agents that take no part: nobody knows when they have ended."""
+    """Edges to agents that take no part, so their end is not known."""
     unknown: int = 0
-    """Edges whose agent has not been heard of, or cannot tell."""
+    """Edges whose agent has not answered or does not know."""
     volatile: int = 0
-    """Edges to agents without a journal: a copy of the message that comes after a restart would run."""
+    """Edges to agents without a journal, where a late copy of the message would run after a restart."""
     untracked: int = 0
-    """Work that left its hop by a way that nobody follows, like a thread: it may still run."""
+    """Work that left its hop by a way that is not tracked, like a thread; it may still run."""
     undelivered: int = 0
-    """Edges that never reached their agent, and never will run: their sender's call failed. No work was lost."""
+    """Edges that never reached their agent. Their sender's call failed, so no work was lost."""
     notes: tuple[Note, ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is known to have ended by itself."""
+        """Whether all work is known to have ended by itself."""
         return not (self.lost or self.opaque or self.unknown or self.volatile or self.untracked)
 
 
@@ -106,7 +106,7 @@ class _Receipt:
 def edge_note(
     edge: bytes, parent: str, name: str, status: Status, seconds: float | None, why: str
 ) -> Note:
-    """Make the note of an edge."""
+    """Return the note of an edge."""
     made: Any = _Note()
     made.mark = edge_mark(edge)
     made.parent = parent
@@ -119,7 +119,7 @@ def edge_note(
 
 
 def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
-    """Make the receipt of an edge whose agent gives none."""
+    """Return a receipt for an edge whose agent does not make one."""
     return Receipt(
         status,
         hops=0,
@@ -155,7 +155,7 @@ class Tally:
         self.notes: tuple[Note, ...] = ()
 
     def add(self, receipt: Receipt) -> None:
-        """Count what a child's receipt says."""
+        """Add a child's receipt to the sums."""
         self.hops += receipt.hops
         self.failed += receipt.failed
         self.cancelled += receipt.cancelled
@@ -175,20 +175,20 @@ class Tally:
             self.notes = foremost((*self.notes, *notes))
 
     def _bound(self) -> None:
-        """Count no further than can be told: somebody has said that there were so many, and one more is to come."""
+        """Limit all counts to `COUNT_MAX`: another agent may have reported a number close to it."""
         for name in self.__slots__:
             if name != "notes":
                 setattr(self, name, min(getattr(self, name), COUNT_MAX - 1))
 
     def sum(self) -> Receipt:
-        """Return all of it as one receipt, of the status of no hop."""
+        """Return the sums as one receipt, without a hop's own status."""
         return Receipt(
             "done", self.hops, self.failed, self.cancelled, self.lost, self.opaque, self.unknown,
             self.volatile, self.untracked, self.undelivered, self.notes,
         )  # fmt: skip
 
     def close(self, status: Status, own: Note, *, volatile: bool) -> Receipt:
-        """Make the receipt of the hop itself."""
+        """Return the receipt of the hop itself."""
         made: Any = _Receipt()
         made.status = status
         made.hops = self.hops + 1
@@ -206,7 +206,7 @@ class Tally:
 
 
 def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
-    """Leave out what is over the limit, from the end: first what went well, then what is assumed to have."""
+    """Return at most `most` notes: drop successful ones first, then successful ones with an assumption."""
     if len(notes) <= most:
         return notes
     kept = list(notes)
@@ -219,16 +219,17 @@ def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]
     return tuple(kept[:most])
 
 
-# As text, and as little as can be kept of a receipt that somebody may still ask for.
+# The packed form: a short text, for receipts that a sender may still ask for.
 
 
 _last: tuple[Receipt | None, bytes] = (None, b"")
 
 
 def pack(receipt: Receipt) -> bytes:
-    """Write it as JSON, as `wire.receipt_json` has it; by hand, for every request has one or two.
+    """Return a receipt as compact JSON, equal to `codec.receipt_json`.
 
-    It is small, for a table that may have a million of them.
+    The text is made by hand for speed, because every request has one or two receipts. It is compact, because
+    a table may have a million of them.
     """
     global _last  # noqa: PLW0603 - the same is written into the journal, onto the answer, and kept
     known, written = _last
@@ -268,22 +269,22 @@ def _note_text(note: Note) -> str:
 
 
 class Alone:
-    """Writes the receipts of hops that are done, and have handed nothing on, as `pack` would.
+    """Makes packed receipts of done hops that have sent no messages, equal to those of `pack`.
 
-    Most are, and nobody here needs the receipt itself then.
+    Most hops are of this kind, and the node does not need the receipt object then.
     """
 
     def __init__(self, name: str) -> None:
         self._rest = f',{quoted(name[:NAME_MAX])},"done",'
 
     def packed(self, edge: bytes, parent: str, microseconds: int, why: str = "") -> bytes:
-        """Write the receipt of an edge; times are written as whole numbers, which takes a fifth."""
+        """Return the packed receipt of an edge. Times are whole numbers, which take a fifth of the time to write."""
         notes = f'["{edge_mark(edge)}",{quoted(parent)}{self._rest}{microseconds}e-6,{quoted(why[:WHY_MAX])}]'
         return f'{{"s":"done","n":1,"notes":[{notes}]}}'.encode()
 
 
 def unpack(packed: bytes) -> Receipt:
-    """Make it what it was."""
+    """Return the receipt of a packed text."""
     found = json.loads(packed)
     hops, failed, cancelled, lost, opaque, unknown = map(found.get, "nfclou", [0] * 6)
     volatile, untracked, undelivered = map(found.get, "vxd", [0] * 3)

@@ -1,15 +1,15 @@
-"""Which receipts and questions are to be sent to whom, and when; time is given, nothing is sent here.
+"""Decides which receipts and questions go to which node, and when. It has no clock, and sends nothing.
 
-A receipt is sent until it is taken. An edge is asked for until it is closed: soon if it is in doubt
-whether it arrived, else seldom, for its receiver sends the receipt by itself. What is due to one node
-goes out in one call. What failed is tried again later each time; soon, as soon as the node is heard of. A
-node that did not answer for too long is given up.
+A receipt is sent until its receiver has confirmed it. An edge is asked for until it is closed: soon if it may not
+have arrived, otherwise seldom, because its receiver posts the receipt. Everything that is due to one node
+goes out in one call. After each failure the next try waits longer. If the node shows a sign of life, the next
+try comes soon. A node that has not answered for too long is given up.
 
-Where something else answers than a node, that is tried again seldom, and not sooner if a message was answered
-there: but not given up sooner either, for the node may be on its way.
+If something other than a node answers at an address, the next tries are seldom, even if a message was answered
+there. But the address is not given up earlier, because the node may be starting.
 
-There may be a million edges to ask for, and hardly any is ever asked for. So an edge has no time of its
-own: those that are to be asked for at about the same time are a round, and have one for all of them.
+There may be a million edges to ask for, but almost all are closed before that. So an edge does not have its own
+time: edges that are due at about the same time form a round, which has one time.
 """
 
 from __future__ import annotations
@@ -31,39 +31,46 @@ __all__ = ["Patience"]
 
 T = TypeVar("T")
 
-_TEXTS_MAX = 4_000_000  # bytes, in a call: less than a node takes
-_EARLY = 1 / 32  # how much earlier than told an edge may be asked for, to be so with others
+_TEXTS_MAX = 4_000_000  # bytes of texts in a call, below a node's limit
+_EARLY = 1 / 32  # an edge may join a round that is earlier by this share of its wait
 
 
 @dataclass(frozen=True)
 class Patience:
     """How often to try, and for how long.
 
-    None of this decides whether a cascade is found to be settled: it decides how soon, and when to
-    say that it cannot be known.
+    These times do not decide whether a cascade has settled. They decide how soon a node learns of it, and
+    when it gives up and answers `unknown`.
     """
 
     retry_first: float = 0.2
-    """Seconds until a call that failed is made again; doubled each time."""
+    """Seconds until a failed call is repeated; doubled after each failure."""
     retry_most: float = 30.0
     ask_in_doubt: float = 1.0
-    """Seconds until an edge is asked for of which it is not known that it arrived."""
+    """Seconds until the node asks for an edge that may not have arrived."""
     ask_every: float = 30.0
     """Seconds between questions about an edge that is known to have arrived."""
     give_up: float = 600.0
-    """Seconds without a word of a node, until what it was sent is `unknown`."""
+    """Seconds without an answer of a node, until the edges to it are `unknown`.
+
+    A question is sent after half of this time at the latest, whatever the other times are.
+    """
     batch_max: int = 500
-    """How many receipts and questions go into one call."""
+    """The largest number of receipts and questions in one call."""
 
     def __post_init__(self) -> None:
-        """Refuse what are no times: they would be found out when something fails, and later.
+        """Refuse invalid times now, because they would only show at a later failure.
 
-        Without a pause between calls, a node that is not there would be called without end.
+        Without a pause between calls, the node would call an unreachable node in an endless loop.
         """
         for name in ("retry_first", "retry_most", "ask_in_doubt", "ask_every"):
             arguments.seconds(name, getattr(self, name), some=True)
         arguments.seconds("give_up", self.give_up)
         arguments.size("batch_max", self.batch_max)
+
+    def ask_after(self, seconds: float) -> float:
+        """Return after how many seconds to ask: at most half of `give_up`."""
+        return min(seconds, max(self.give_up / 2, self.retry_first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +80,50 @@ class NodeCall:
     to: str
     receipts: tuple[tuple[bytes, Receipt], ...]
     asks: tuple[tuple[bytes, bool], ...]
-    """Edges that are asked for, each with whether it is to end."""
+    """Edges to ask for, each with whether to cancel it."""
     wait: float = 0.0
     keep: float | None = None
-    """How many seconds messages of the caller may be under way; None: it does not say."""
+    """How many seconds messages of the caller may be under way; None if the caller does not say."""
     now: float | None = None
-    """The time of day at the caller; None: it does not say."""
+    """The time of day at the caller; None if the caller does not say."""
     seen: str = ""
-    """What the node has said of its journal the last time, as it was; empty: nothing."""
+    """The node's last statement about its journal, unchanged; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReply:
-    """What a node answers to a call."""
+    """A node's answer to a call."""
 
     taken: tuple[bytes, ...]
     answers: tuple[tuple[bytes, Answer], ...]
     age: float | None = None
-    """For how many seconds its journal has had all that it did; None: it does not say."""
+    """For how many seconds its journal has been complete; None if the node does not say."""
     seen: str = ""
-    """How far its journal has come: nothing for others, but to be said with the next call."""
+    """A statement about its journal, opaque to the caller, who returns it with the next call."""
     below: tuple[tuple[bytes, bytes, str], ...] = ()
-    """Of edges that were asked for, and are worked on: each open edge that follows from one, and where it was sent."""
+    """For running edges of the question: the open edges below them, each with its receiver."""
 
 
 class _Round(Generic[T]):
-    """Errands that are due at one time, after as many failures; by edge, in order."""
+    """Errands that are due at the same time, after the same number of failures; by edge, in order."""
 
-    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out", "to", "why")
+    __slots__ = ("at", "attempts", "errands", "heard", "hurried", "is_out", "said", "to", "why")
 
     def __init__(
-        self, at: float, heard: float, attempts: int, to: str | None = None, why: str = ""
+        self,
+        at: float,
+        heard: float,
+        attempts: int,
+        to: str | None = None,
+        why: str = "",
+        said: str = "",
     ) -> None:
         self.at = at
         self.heard = heard
         self.attempts = attempts
-        self.to = to  # the node that all of them are for, if that is known to have failed
-        self.why = why  # what is wrong there, if it is not just that nobody answers
+        self.to = to  # the node of all errands, if a call to it has failed
+        self.why = why  # a lasting problem at that address; empty if it only does not answer
+        self.said = said  # how the last call failed, for people
         self.errands: dict[bytes, T] = {}
         self.is_out = False
         self.hurried: _Round[T] | None = None
@@ -126,7 +140,7 @@ class _Errands(Generic[T]):
         self._heap: list[tuple[float, int, _Round[T]]] = []
         self._count = 0
         self.failing: dict[str, dict[_Round[T], None]] = {}
-        """Rounds that wait because a call has failed, by whom it was to."""
+        """Rounds that wait after a failed call, by the called node."""
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -135,7 +149,7 @@ class _Errands(Generic[T]):
         return (into.errands[edge] for edge, into in self._rounds.items())
 
     def find(self, edge: bytes) -> _Round[T] | None:
-        """Return the round that an edge's errand is in."""
+        """Return the round of an edge's errand."""
         return self._rounds.get(edge)
 
     def remove(self, edge: bytes) -> None:
@@ -145,7 +159,7 @@ class _Errands(Generic[T]):
             del found.errands[edge]
 
     def put(self, edge: bytes, errand: T, into: _Round[T]) -> None:
-        """Set the errand of an edge, in place of the one before."""
+        """Set the errand of an edge, in place of an earlier one."""
         found = self._rounds.get(edge)
         if found is not None:
             del found.errands[edge]
@@ -153,7 +167,7 @@ class _Errands(Generic[T]):
         into.errands[edge] = errand
 
     def add(self, edge: bytes, errand: T, wait: float, now: float) -> None:
-        """Set an errand of an edge for later, with others of that time."""
+        """Set the errand of an edge for later, in a round with others of about that time."""
         into = self._joined.get(wait)
         if into is None or into.is_out or now + wait - into.at > wait * _EARLY:
             into = self._joined[wait] = self.new(now + wait, now, 0)
@@ -161,16 +175,16 @@ class _Errands(Generic[T]):
         self.put(edge, errand, into)
 
     def hurry(self, edge: bytes, errand: T, before: _Round[T], now: float) -> None:
-        """Set the errand of an edge to be due now, with others of its round that are to hurry."""
+        """Make the errand of an edge due now, together with other hurried errands of its round."""
         into = before.hurried
         if into is None or into.is_out:
             into = before.hurried = self.new(now, before.heard, before.attempts)
         self.put(edge, errand, into)
 
     def hasten(self, to: str, at: float, *, is_node: bool = True) -> bool:
-        """Set what failed for a node to be due at a time, at the latest; return whether anything is earlier.
+        """Make the failed errands of a node due at `at` or earlier; return whether any is now due earlier.
 
-        It has failed all the same: so nobody has more time than before, to be heard of.
+        The failures still count, so this does not extend the time until the node is given up.
         """
         found = False
         for before in self.failing.pop(to, ()):
@@ -191,13 +205,13 @@ class _Errands(Generic[T]):
         return self._begin(_Round(at, heard, attempts))
 
     def turn(self, to: str, first: float, last: float) -> float | None:
-        """Return when what has failed for a node is tried again anyway, if that is within these times."""
+        """Return when the failed errands of a node are due, if that is between these times; else None."""
         times = (waiting.at for waiting in self.failing.get(to, ()))
         return min((at for at in times if first <= at <= last), default=None)
 
-    def again(self, to: str, at: float, before: _Round[T], why: str) -> _Round[T]:
-        """Begin a round of what has failed."""
-        made = self._begin(_Round(at, before.heard, before.attempts + 1, to, why))
+    def again(self, to: str, at: float, before: _Round[T], why: str, said: str = "") -> _Round[T]:
+        """Begin a round of failed errands."""
+        made = self._begin(_Round(at, before.heard, before.attempts + 1, to, why, said))
         self._fail(to, made)
         return made
 
@@ -207,7 +221,7 @@ class _Errands(Generic[T]):
         return made
 
     def _pop(self) -> _Round[T]:
-        """Send the first round: no errand joins it any longer."""
+        """Remove and return the first round. No errand can join it any more."""
         _, _, first = heapq.heappop(self._heap)
         first.is_out = True
         if first.to is not None and first in (waiting := self.failing.get(first.to, {})):
@@ -217,7 +231,7 @@ class _Errands(Generic[T]):
         return first
 
     def next_at(self) -> float:
-        """Return when a round is due; never, if there is none."""
+        """Return the time of the first round; infinity without rounds."""
         heap = self._heap
         while heap:
             at, _, first = heap[0]
@@ -227,7 +241,7 @@ class _Errands(Generic[T]):
         return math.inf
 
     def due(self, now: float) -> Iterator[_Round[T]]:
-        """Return the rounds that are due; each is out then."""
+        """Yield the due rounds, which then count as sent."""
         while self.next_at() <= now:
             yield self._pop()
 
@@ -235,11 +249,11 @@ class _Errands(Generic[T]):
 def _batches(
     receipts: list[tuple[bytes, Receipt]], most: int
 ) -> Iterator[tuple[tuple[bytes, Receipt], ...]]:
-    """Return so many at a time, and not more than a body may have."""
+    """Yield batches of errands that fit into one call."""
     some: list[tuple[bytes, Receipt]] = []
     size = 0
     for one in receipts:
-        # At most: JSON has six characters for some.
+        # The longest case: JSON writes some characters as six.
         texts = sum(120 + 6 * (len(note.name) + len(note.why)) for note in one[1].notes)
         if some and (len(some) == most or size + texts > _TEXTS_MAX):
             yield tuple(some)
@@ -256,18 +270,18 @@ class Courier:
     def __init__(
         self, patience: Patience, jitter: Callable[[], float], give_up: Callable[[bytes, str], None]
     ) -> None:
-        """Start with nothing to do.
+        """Start without errands.
 
         Args:
-            patience: how often, and for how long.
-            jitter: gives numbers from 0 to 1, so that nodes do not all call at once.
-            give_up: is told of an edge whose receiver is not heard of, and why.
+            patience: how often to try, and for how long.
+            jitter: returns random numbers from 0 to 1, so that nodes do not all call at the same time.
+            give_up: called with an edge and the reason when its receiver is given up.
         """
         self._patience = patience
         self._jitter = jitter
         self._give_up = give_up
         self._posts: _Errands[Post] = _Errands()
-        self._asks: _Errands[str] = _Errands()  # whom
+        self._asks: _Errands[str] = _Errands()  # each is the receiver to ask
         self._ending: set[bytes] = set()
         self._part = 1.0
 
@@ -284,34 +298,34 @@ class Courier:
         if before is None or not watch.cancel:
             patience = self._patience
             wait = patience.ask_in_doubt if watch.in_doubt else patience.ask_every
-            asks.add(edge, watch.to, 0.0 if watch.cancel else wait, now)
-        elif not before.is_out:  # else whoever takes the answer sees to it
+            asks.add(edge, watch.to, 0.0 if watch.cancel else patience.ask_after(wait), now)
+        elif not before.is_out:  # otherwise the answer to the sent question handles it
             asks.hurry(edge, watch.to, before, now)
 
     @property
     def unposted(self) -> int:
-        """How many receipts nobody has taken so far."""
+        """The number of undelivered receipts."""
         return len(self._posts)
 
     def unposted_to(self) -> Iterable[str]:
-        """Return the addresses of the nodes that have not taken a receipt so far."""
+        """Return the addresses of the undelivered receipts."""
         return dict.fromkeys(post.to for post in self._posts)
 
     def unwatch(self, edge: bytes) -> None:
-        """Ask for an edge no more."""
+        """Stop asking for an edge."""
         self._asks.remove(edge)
         self._ending.discard(edge)
 
     def next_at(self) -> float:
-        """Return when something is due; never, if nothing is to be done."""
+        """Return the next time at which a call is due; infinity without errands."""
         return min(self._posts.next_at(), self._asks.next_at())
 
     def due(self, now: float) -> list[NodeCall]:
-        """Return the calls to be made now; each is answered by `replied` or `failed`."""
+        """Return the calls to make now. The caller reports each result by `replied` or `failed`."""
         receipts: dict[str, list[tuple[bytes, Receipt]]] = {}
         asks: dict[str, list[tuple[bytes, bool]]] = {}
         for posting in self._posts.due(now):
-            if self._is_hopeless(posting, now):  # it is kept for whoever asks
+            if self._is_hopeless(posting, now):  # its sender may still ask
                 for edge in list(posting.errands):
                     self._posts.remove(edge)
             for edge, post in posting.errands.items():
@@ -320,10 +334,7 @@ class Courier:
             if self._is_hopeless(asking, now):
                 for edge, to in list(asking.errands.items()):
                     self.unwatch(edge)
-                    self._give_up(
-                        edge,
-                        asking.why or f"{to} has not answered for {self._patience.give_up:g} s",
-                    )
+                    self._give_up(edge, asking.why or self._silence(to, asking.said))
             for edge, to in asking.errands.items():
                 asks.setdefault(to, []).append((edge, edge in self._ending))
         return [
@@ -342,27 +353,34 @@ class Courier:
         for first in range(place, len(asks), most):
             yield NodeCall(to, (), tuple(asks[first : first + most]))
 
+    def _silence(self, to: str, said: str) -> str:
+        """Return in words how long a node has not answered, and how the last call failed, if known."""
+        seconds = f"{self._patience.give_up:g} s"
+        if not said:
+            return f"{to} has not answered for {seconds}"
+        return f"{to} has not said for {seconds} how the message stands: {said}"
+
     def _is_hopeless(self, tried: _Round[T], now: float) -> bool:
-        return tried.attempts > 0 and now - tried.heard >= self._patience.give_up
+        return tried.attempts > 0 and now >= tried.heard + self._patience.give_up
 
     def contact(self, to: str, now: float, *, is_node: bool = False) -> bool:
-        """Record that an agent is there: what failed is tried again soon; tells whether that is earlier."""
-        at = now + self._patience.retry_first  # not at once: it may say a lot, and answer nothing
+        """Record a sign of life from an agent: repeat failed calls soon. Return whether any is now earlier."""
+        at = now + self._patience.retry_first  # not at once, because signs of life may be frequent
         found = to in self._posts.failing and self._posts.hasten(to, at, is_node=is_node)
         return (to in self._asks.failing and self._asks.hasten(to, at, is_node=is_node)) or found
 
     def post_now(self, now: float) -> None:
-        """Set every receipt whose call has failed to be posted at once: the node is about to be closed."""
+        """Make all receipts that wait after a failed call due now, because the node is closing."""
         for to in list(self._posts.failing):
             self._posts.hasten(to, now)
 
     def trouble(self, edge: bytes) -> str:
-        """Return what is wrong at the address to which an edge's receipt is posted; empty if nothing is known to be."""
+        """Return the known problem with the address of an edge's receipt; empty if there is none."""
         found = self._posts.find(edge)
         return "" if found is None else found.why
 
     def replied(self, call: NodeCall, reply: NodeReply, now: float) -> None:
-        """Record that a call was answered: what it did not settle is asked again in time."""
+        """Record the answer to a call. Edges that it did not close are asked for again later."""
         self._posts.hasten(call.to, now)
         self._asks.hasten(call.to, now)
         self._part = 0.5 + 0.5 * self._jitter()
@@ -374,24 +392,31 @@ class Courier:
             elif posting is not None:
                 self._posts.add(edge, posting.errands[edge], patience.retry_first, now)
         told = {edge for edge, _ in reply.answers}
-        # It has not answered for all of them: so it is not heard of, as far as the others go.
+        # For the edges that the answer leaves out, the call counts as failed.
         self._again(
             self._asks, (edge for edge, _ in call.asks if edge not in told), call.to, "", now
         )
         for edge, is_told in call.asks:
             if edge in told and self._asks.find(edge) is not None:
-                # Asked to end while the question was under way: that is still to be told.
+                # The edge was cancelled while the question was under way: ask again with the request to end.
                 is_late = edge in self._ending and not is_told
-                self._asks.add(edge, call.to, 0.0 if is_late else patience.ask_every, now)
+                every = patience.ask_after(patience.ask_every)
+                self._asks.add(edge, call.to, 0.0 if is_late else every, now)
 
-    def failed(self, call: NodeCall, now: float, why: str = "") -> None:
-        """Record that a call was not answered; and why, if that will not pass by itself."""
-        self._part = 0.5 + 0.5 * self._jitter()  # one for all of it, so that it stays one call
+    def failed(self, call: NodeCall, now: float, why: str = "", said: str = "") -> None:
+        """Record a failed call: `why` is a reason that will not pass by itself, `said` the failure for people."""
+        self._part = 0.5 + 0.5 * self._jitter()  # the same for all, to stay one call
         self._again(self._posts, (edge for edge, _ in call.receipts), call.to, why, now)
-        self._again(self._asks, (edge for edge, _ in call.asks), call.to, why, now)
+        self._again(self._asks, (edge for edge, _ in call.asks), call.to, why, now, said)
 
     def _again(
-        self, errands: _Errands[T], edges: Iterable[bytes], to: str, why: str, now: float
+        self,
+        errands: _Errands[T],
+        edges: Iterable[bytes],
+        to: str,
+        why: str,
+        now: float,
+        said: str = "",
     ) -> None:
         patience = self._patience
         later: dict[_Round[T], _Round[T]] = {}
@@ -403,5 +428,6 @@ class Courier:
                 wait = math.inf if why else patience.retry_first * 2.0 ** min(before.attempts, 30)
                 wait = min(patience.retry_most, wait)
                 at = errands.turn(to, now + wait * 0.5, now + wait) or now + wait * self._part
-                later[before] = errands.again(to, at, before, why)
+                at = min(at, max(now, before.heard + patience.give_up))  # give up in time
+                later[before] = errands.again(to, at, before, why, said)
             errands.put(edge, before.errands[edge], later[before])

@@ -1,13 +1,14 @@
-"""The states of a hop and of an edge, and how they move: the tables from which the documentation draws them.
+"""The state tables of an edge, of a hop, and of the work of a hop.
 
-A hop is the receiving side of an edge; the sending side is the edge itself. The detector moves both.
+A hop is the receiving side of an edge; `EdgeState` is the state of the sending side. The detector changes both. The
+work of a hop runs in its agent: `mesh/runtime/hop.py` changes its state, and notifies the detector of its end.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from quiesce.core.life import Life, State
 from quiesce.mesh.protocol.receipt import Tally
 
 if TYPE_CHECKING:
@@ -17,87 +18,95 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-class _State(Enum):
-    """A state: there is one of each, so its identity is hash enough, and much faster than its name's."""
+class HopState(State):
+    """The state of the receiving side of an edge. When it is `OVER`, the detector keeps only the receipt."""
 
-    if not TYPE_CHECKING:
-        __hash__ = object.__hash__
-
-
-class HopState(_State):
-    """Where the receiving side of an edge stands; `ABSENT` and `OVER` are never a hop's own."""
-
-    ABSENT = "absent"
     RUNNING = "running"
     WAITING = "waiting"
     CLOSED = "closed"
     OVER = "over"
 
 
-class EdgeState(_State):
-    """Where the sending side of an edge stands."""
+class WorkState(State):
+    """The state of the work of a hop, in the process that does it."""
+
+    RUNNING = "running"
+    ENDING = "ending"
+    LEFT = "left"
+    ENDED = "ended"
+
+
+class EdgeState(State):
+    """The state of the sending side of an edge."""
 
     SENDING = "sending"
     OPEN = "open"
     CLOSED = "closed"
 
 
-HOP_MOVES: dict[tuple[HopState, str], HopState] = {
-    (HopState.ABSENT, "arrives"): HopState.RUNNING,
-    (HopState.ABSENT, "is refused"): HopState.OVER,
-    (HopState.ABSENT, "is asked for"): HopState.OVER,
-    (HopState.RUNNING, "ends, with edges open"): HopState.WAITING,
-    (HopState.RUNNING, "ends"): HopState.CLOSED,
-    (HopState.WAITING, "last edge is closed"): HopState.CLOSED,
-    (HopState.CLOSED, "receipt is taken"): HopState.OVER,
-    (HopState.CLOSED, "receipt is on the answer"): HopState.OVER,
-    (HopState.CLOSED, "nobody takes its receipt"): HopState.OVER,
-}
-EDGE_MOVES: dict[tuple[EdgeState, str], EdgeState] = {
-    (EdgeState.SENDING, "is taken"): EdgeState.OPEN,
-    (EdgeState.SENDING, "is in doubt"): EdgeState.OPEN,
-    (EdgeState.SENDING, "is refused"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is refused, for now"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is not sent"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is opaque"): EdgeState.CLOSED,
-    (EdgeState.SENDING, "is untracked"): EdgeState.CLOSED,
-    **{
-        (state, event): EdgeState.CLOSED
-        for event in ("has a receipt", "never will run", "is not known there", "is given up")
-        for state in (EdgeState.SENDING, EdgeState.OPEN)
+HOP_LIFE: Life[HopState] = Life(
+    "a hop",
+    {
+        # Waiting: for its edges. Running to over: the answer carries the receipt.
+        HopState.RUNNING: (HopState.WAITING, HopState.CLOSED, HopState.OVER),
+        HopState.WAITING: (HopState.CLOSED,),
+        HopState.CLOSED: (HopState.OVER,),
+        HopState.OVER: (),
     },
-}
+)
+WORK_LIFE: Life[WorkState] = Life(
+    "the work of a hop",
+    {
+        WorkState.RUNNING: (WorkState.ENDING, WorkState.ENDED),
+        # Left: only closers run, which wait for the close of the node or of a scope below the hop.
+        WorkState.ENDING: (WorkState.LEFT, WorkState.ENDED),
+        WorkState.LEFT: (WorkState.ENDING, WorkState.ENDED),
+        WorkState.ENDED: (),
+    },
+)
+EDGE_LIFE: Life[EdgeState] = Life(
+    "an edge",
+    {
+        EdgeState.SENDING: (EdgeState.OPEN, EdgeState.CLOSED),
+        EdgeState.OPEN: (EdgeState.CLOSED,),
+        EdgeState.CLOSED: (),
+    },
+)
 
 Sending = Literal[
     "is taken", "is in doubt", "is refused", "is refused, for now", "is not sent", "is opaque", "is untracked"
 ]  # fmt: skip
 
-_RUNNING = HopState.RUNNING  # Python takes long to find a member of an enumeration
-NOTHING = Tally()  # of a hop that no edge of is closed: most hops send none
+_RUNNING = HopState.RUNNING  # a plain global is quicker than an attribute of an enum
+NOTHING = Tally()  # the sum of a hop without closed edges; most hops send no messages
 
 
 class EdgeRecord:
-    """An edge that was sent from here, and is not closed."""
+    """An open edge that this node has sent."""
 
     __slots__ = ("below", "by", "error_status", "hop", "is_taken", "state", "to")
 
     def __init__(self, hop: HopRecord, to: str, by: float = 0) -> None:
         self.hop: HopRecord = hop
         self.to: str = to
-        self.by: float = by  # exactly, if this process has sent it; else in whole seconds, an `int`
+        self.by: float = by  # exact, or an `int` after a restart
         self.state: EdgeState = EdgeState.SENDING
         self.is_taken: bool = False
         self.error_status: int = (
-            0  # of an answer that does not say whether it is taken; not kept in the journal
+            0  # status of an error that leaves the message in doubt; not in the journal
         )
-        self.below: tuple[tuple[bytes, str], ...] = ()  # what follows from it, and to whom
+        self.below: tuple[tuple[bytes, str], ...] = ()  # the edges below it, with their receivers
+
+    def enter(self, state: EdgeState) -> None:
+        """Enter the next state; `EDGE_LIFE` lists the allowed steps."""
+        self.state = EDGE_LIFE.step(self.state, state)
 
 
 class HopRecord:
-    """The receiving side of an edge, or the root of a cascade, which nobody has sent."""
+    """The receiving side of an edge, or the root of a cascade, which was not sent."""
 
     __slots__ = (
-        "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "name", "parent", "receipt", "reply",
+        "at", "cascade", "edge", "edges", "is_answered", "is_cancelled", "is_root", "name", "parent", "receipt", "reply",
         "seconds", "state", "status", "tally", "why",
     )  # fmt: skip
 
@@ -108,6 +117,7 @@ class HopRecord:
         self.reply: str | None = begun.reply
         self.is_root: bool = begun.is_root
         self.name: str = begun.name
+        self.at: float | None = begun.at
         self.state: HopState = _RUNNING
         self.status: Status = "done"
         self.seconds: float | None = None
@@ -119,11 +129,11 @@ class HopRecord:
         self.receipt: Receipt | None = None
 
     def add(self, receipt: Receipt) -> None:
-        """Count the receipt of an edge that was sent from it."""
+        """Add the receipt of an edge that the hop has sent."""
         if self.tally is NOTHING:
             self.tally = Tally()
         self.tally.add(receipt)
 
-    def move(self, event: str) -> None:
-        """Go to the next state."""
-        self.state = HOP_MOVES[self.state, event]
+    def enter(self, state: HopState) -> None:
+        """Enter the next state; `HOP_LIFE` lists the allowed steps."""
+        self.state = HOP_LIFE.step(self.state, state)

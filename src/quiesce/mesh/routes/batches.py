@@ -1,18 +1,20 @@
-"""Batches: whether a worker collects what it takes from a queue before it works on it.
+"""Batches: whether a worker collects several items from a queue before it works on them.
 
-A worker that asks for another item has done the one before, or has put it aside, or something that it made of it. It
-is taken to collect if its code still reads the variable to which the item was assigned (but not a copy of one), if the
-item goes straight into something that is being made (`[await q.get() for _ in range(3)]`), or if a container in its reach
-has grown since it took the item, and all of these hold:
+When a worker asks for another item, it has finished the previous item or has put that item (or a result of it) aside.
+The worker is assumed to collect a batch in three cases:
 
-1. Its code also empties that container, or puts another in its place, again and again. A container that is only
-   ever filled is a record of what was done; one that certain things are taken out of is a register of what goes on.
-2. Its code, or what it calls, uses an attribute of that name, if the container is one. Other code may fill it, too.
-3. Its code still reads the container. A variable that is about to be set anew is of the batch before.
-4. There is something other than tasks and futures in it. Those are followed by themselves.
+- Its code still reads the variable to which the item was assigned. A copy of that variable does not count.
+- The item goes straight into a comprehension: `[await q.get() for _ in range(3)]`.
+- A container within the worker's reach has grown since the worker took the item, and all of these hold:
+    1. The worker's code repeatedly empties or replaces the container. A container that is only ever filled is a
+       log of finished work. A container from which single entries are removed is a register of work in progress.
+    2. If the container is an attribute, the worker's code (or a function that this code calls) uses that attribute.
+       Otherwise other code may have filled the container.
+    3. The worker's code still reads the container. A variable that is about to be reassigned holds the previous batch.
+    4. The container holds something other than tasks and futures. A hop follows tasks and futures separately.
 
-In reach are the variables of the functions that run in the worker, the attributes of the objects in these, and the
-attributes of such attributes, unless they are a library's.
+A worker's reach is the variables of the functions that run in the worker, the attributes of those objects, and the
+attributes of those attributes. Objects of libraries are left out.
 """
 
 from __future__ import annotations
@@ -47,16 +49,15 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 FRAMES_MAX = 6
-_LOOKED_AT = 64  # parts of one container
+_PARTS_MAX = 64  # parts of one container that are examined
 _CONTAINERS_MAX = 256
-_METHODS: list[
-    tuple[type, frozenset[str], frozenset[str]]
-] = [  # what empties each, and what takes one thing out
+# For each kind of container: the methods that empty it, and the methods that remove one given part.
+_METHODS: list[tuple[type, frozenset[str], frozenset[str]]] = [
     (dict, frozenset({"clear", "popitem"}), frozenset({"pop"})),
     (set, frozenset({"clear", "pop"}), frozenset({"discard", "remove"})),
     (object, frozenset({"clear", "pop", "popleft"}), frozenset({"remove"})),
 ]
-# Another variable may have the same number or constant: identity says nothing.
+# Unrelated variables can hold the same object of these types, so identity does not show that an item was assigned.
 _INTERNED = (
     int, str, bytes, float, complex, tuple, frozenset, type, FunctionType, BuiltinFunctionType, ModuleType, Enum,
     NoneType, EllipsisType,
@@ -68,7 +69,7 @@ _NOT_LOOKED_INTO = HOUSEKEEPERS | {"builtins", "collections", "typing", "pydanti
 
 
 class ContainerPlace(NamedTuple):
-    """A container, and where the worker has it."""
+    """A container within a worker's reach, and the variable or attribute that holds it."""
 
     container: Any
     name: str
@@ -88,26 +89,26 @@ def reach(frame: FrameType | None, root: FrameType | None) -> list[FrameType]:
 
 
 def sizes(frames: list[FrameType]) -> Sizes:
-    """Return how much is in each container within reach."""
+    """Return the size of each container within reach, by the container's id."""
     return {
         id(place.container): (place.container, _size(place.container)) for place in _places(frames)
     }
 
 
 class Variables(NamedTuple):
-    """Which variables of a taker have an item by its take, and which have its value by chance."""
+    """The variables of a taker that were assigned an item, and the variables that had the same value before."""
 
     assigned: frozenset[tuple[CodeType, str]] | None
-    """Those to which the item was assigned; None if its identity says enough."""
+    """The variables to which the item was assigned; None if the item's identity is enough to find them."""
     before: frozenset[tuple[CodeType, str]]
-    """Those that had its value before, and that the code still reads."""
+    """The variables that had the same value before the take, and that the code still reads."""
 
 
 UNKNOWN = Variables(None, frozenset())
 
 
 def variables(frames: list[FrameType], item: object) -> Variables:
-    """Return to which variables a taker assigns an item that it takes now."""
+    """Return the variables to which a taker assigns the item that it takes now."""
     assigned = {
         (frame.f_code, name)
         for frame in frames
@@ -126,9 +127,9 @@ def variables(frames: list[FrameType], item: object) -> Variables:
 
 
 def reads_item_later(frames: list[FrameType], item: object, known: Variables) -> bool:
-    """Return whether the worker's code still reads a variable that has the item by its take.
+    """Return whether the worker's code still reads a variable to which it assigned the item.
 
-    A copy of one does not count: `last = job` is a record of what was done.
+    A copy of such a variable does not count: `last = job` only remembers a finished item.
     """
     return any(
         value is item
@@ -142,14 +143,14 @@ def reads_item_later(frames: list[FrameType], item: object, known: Variables) ->
 
 
 def makes_comprehension(frames: list[FrameType], item: object) -> bool:
-    """Return whether the worker's code makes a list, a set or a dictionary of what it takes.
+    """Return whether the worker's code is evaluating a comprehension that will contain the item.
 
-    If a variable has one with the item in it, that is made already.
+    If a variable already holds a list, set or dictionary with the item, the comprehension is finished.
     """
-    variables = [value for frame in frames for value in frame.f_locals.values()]
+    values = [value for frame in frames for value in frame.f_locals.values()]
     is_made = any(
         any(part is item for part in _parts(value))
-        for value in variables
+        for value in values
         if issubclass(type(value), list | set | dict)
     )
     return (
@@ -160,7 +161,10 @@ def makes_comprehension(frames: list[FrameType], item: object) -> bool:
 
 
 def is_collecting(frames: list[FrameType], before: Sizes, items: list[object]) -> bool:
-    """Return whether the worker has put something aside since its containers had these sizes; not an item itself."""
+    """Return whether a container of the worker has grown into a batch since `before`.
+
+    An item that is a container itself does not count.
+    """
     return any(
         all(place.container is not item for item in items)
         and _size(place.container) > before.get(id(place.container), (None, 0))[1]
@@ -201,14 +205,14 @@ def _attributes(value: Any, depth: int) -> Iterator[ContainerPlace]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object itself has, without a call of its code: it may be a proxy."""
+    """Return an object's own attributes without running its code: the object may be a proxy."""
     found: dict[str, Any] = {}
     for each in type(value).__mro__:
         for name, slot in vars(each).items():
             if type(slot) is MemberDescriptorType:
                 with suppress(AttributeError):
                     found[name] = slot.__get__(value)
-    with suppress(Exception):  # where `__dict__` is something of its own
+    with suppress(Exception):  # a class may define `__dict__` as anything
         found |= object.__getattribute__(value, "__dict__")
     return found
 
@@ -222,9 +226,9 @@ def _size(container: Any) -> int:
 def _parts(container: Any) -> list[Any]:
     try:
         return list(
-            islice(container.values() if isinstance(container, dict) else container, _LOOKED_AT)
+            islice(container.values() if isinstance(container, dict) else container, _PARTS_MAX)
         )
-    except RuntimeError:  # another thread changes it
+    except RuntimeError:  # another thread has changed the container meanwhile
         return []
 
 
@@ -236,9 +240,9 @@ def _only_tasks(container: Any) -> bool:
 
 
 def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
-    """Return whether the worker's code fills a container, and empties it or gives it away, again and again.
+    """Return whether the worker's code repeatedly fills a container and empties it or passes it on.
 
-    A container that other code takes certain things out of is a register of what goes on.
+    A container from which other code removes single entries is a register of work in progress, not a batch.
     """
     name, owner = place.name, place.owner
     kind = type(place.container)
@@ -247,7 +251,7 @@ def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
     own = [frame.f_code for frame in frames]
     if isinstance(owner, type):
         if not _may_use(name, frames):
-            return False  # its objects have other users, and those have filled it
+            return False  # other users of the object have filled the container
         codes = [code for code in _methods(owner) if code.co_name not in _ENDS]
     elif name in owner.f_locals:
         own = [owner.f_code]
@@ -265,7 +269,7 @@ def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
     taken_out = any(
         bytecode_flow.is_register(code, name, register, by_key=by_key) for code in codes
     )
-    if by_key and groups:  # each of which is a batch, and is taken out as a whole
+    if by_key and groups:  # each group is a batch, and is removed as a whole
         return taken_out or any(
             bytecode_flow.is_emptied(code, name, emptying, in_loop=False) for code in codes
         )
@@ -275,7 +279,7 @@ def _is_batch(place: ContainerPlace, frames: list[FrameType]) -> bool:
 
 
 def _may_use(name: str, frames: list[FrameType]) -> bool:
-    """Return whether the code of a worker, or what it calls by name, has an attribute of this name."""
+    """Return whether a worker's code, or a function that it calls by name, uses an attribute of this name."""
     known: dict[str, list[CodeType]] = {}
     for kind in {kind: None for frame in frames for kind in _kinds(frame)}:
         for code in _methods(kind):
@@ -296,7 +300,7 @@ def _may_use(name: str, frames: list[FrameType]) -> bool:
 
 
 def _kinds(frame: FrameType) -> Iterator[type]:
-    """Return the classes of a function's variables, and of what is in their attributes."""
+    """Yield the classes of a function's variables, and the classes of their attributes."""
     for value in frame.f_locals.values():
         for one in (value, *attributes_of(value).values()):
             kind = type(one)

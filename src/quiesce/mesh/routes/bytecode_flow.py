@@ -1,6 +1,7 @@
-"""What the code of a function does next: whether it comes back to a place, reads a variable, empties a container.
+"""What the code of a function does next: whether it returns to a place, reads a variable, or empties a container.
 
-These answers come from the function's bytecode, without running it, and are remembered.
+`batches`, `events` and their neighbours use this to decide whether a worker is done with an item. The answers come from
+the function's bytecode, which is not run. Each answer is cached.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_NO_INTERRUPT = "JUMP_BACKWARD_NO_INTERRUPT"
-_WAITING = frozenset({"YIELD_VALUE", "RESUME", _NO_INTERRUPT})
-_NOT_ON = frozenset((
-    "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", _NO_INTERRUPT,
+NO_INTERRUPT = "JUMP_BACKWARD_NO_INTERRUPT"
+_WAITING = frozenset({"YIELD_VALUE", "RESUME", NO_INTERRUPT})
+_NO_FALL_THROUGH = frozenset((
+    "JUMP_BACKWARD", "JUMP_FORWARD", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE", NO_INTERRUPT,
 ))  # fmt: skip
 _VARIABLES = ("FAST", "DEREF", "CLOSURE", "NAME", "GLOBAL", "ATTR")
-_EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
-_LOOKS = frozenset({
+EXPECTED = frozenset({"Empty", "EndOfStream", "QueueEmpty", "TimeoutError", "WouldBlock"})
+LOOKS = frozenset({
     None, "all", "any", "cancelled", "done", "empty", "full", "is_set", "isinstance", "len", "locked", "max", "min",
     "monotonic", "qsize", "suppress", "time", "timeout", "wait", "wait_for",
 })  # fmt: skip
 _DECIDING = frozenset({
-    "CACHE", "CALL", "COMPARE_OP", "COPY", "LOAD_CONST", "PRECALL", "TO_BOOL", "UNARY_NOT",
+    "CACHE", "CALL", "COMPARE_OP", "COPY", "LOAD_CONST", "LOAD_SMALL_INT", "NOT_TAKEN", "PRECALL", "TO_BOOL",
+    "UNARY_NOT",
 })  # fmt: skip
-_HANDLER = 8  # instructions at its beginning that are looked at
+_HANDLER = 8  # instructions at the start of an exception handler that are examined
 _AWAITED = 5  # instructions at most between an argument and the `await` of its call
 _FILLING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
 _ADDING = 3  # instructions at most between an addition and the name that is set
@@ -42,7 +44,7 @@ _DELETING = 4  # instructions at most between a container and the removal of a p
 
 
 class Flow:
-    """The instructions of a function, and which may come after which."""
+    """The instructions of a function, and which instruction may follow which."""
 
     def __init__(self, code: CodeType) -> None:
         """Read the bytecode."""
@@ -55,11 +57,11 @@ class Flow:
         ]
 
     def place(self, offset: int) -> int:
-        """Return the index of the instruction at an offset, which may be in the cache behind it."""
+        """Return the index of the instruction at an offset, or of the one whose inline cache holds the offset."""
         return max(bisect_right(self._offsets, offset) - 1, 0)
 
     def begin(self, offset: int) -> int:
-        """Return the index of the instruction at which code waits, or calls: of an `await`, the one that sends."""
+        """Return the index of the instruction at which code waits or calls; for an `await`, that is its `SEND`."""
         place = self.place(offset)
         at = place
         while at < len(self.steps) and self.steps[at].opname in _WAITING:
@@ -69,7 +71,7 @@ class Flow:
         return place
 
     def twins(self, place: int) -> list[int]:
-        """Return the other instructions of the same code: Python writes the condition of a `while` down twice."""
+        """Return the other instructions of the same source text: Python compiles the condition of a `while` twice."""
         one = self.steps[place]
         if one.positions is None or one.positions.col_offset is None:
             return []
@@ -80,14 +82,14 @@ class Flow:
         ]
 
     def after(self, place: int, *, raising: bool | None) -> Iterator[int]:
-        """Yield the instructions that may be next.
+        """Yield the instructions that may follow.
 
         Args:
             place: The instruction.
-            raising: Whether it may raise. None: only what is raised in the ordinary course of things, like `QueueEmpty`.
+            raising: Whether the instruction may raise. None: it may raise only expected errors, like `QueueEmpty`.
         """
         one = self.steps[place]
-        if one.opname not in _NOT_ON and place + 1 < len(self.steps):
+        if one.opname not in _NO_FALL_THROUGH and place + 1 < len(self.steps):
             yield place + 1
         if one.opcode in _JUMPS and not self._is_of_await(one):
             yield self.place(one.argval)
@@ -96,39 +98,59 @@ class Flow:
                 if start <= one.offset < end and (raising or self._is_expected(target)):
                     yield target
 
+    def handlers(self, place: int) -> list[int]:
+        """Return the handler of what an instruction raises, if the function has one."""
+        offset = self.steps[place].offset
+        return [target for start, end, target in self._handlers if start <= offset < end]
+
+    def begin_of_with(self, handler: int) -> int | None:
+        """Return the last instruction of the expression of the `with` block that a handler belongs to."""
+        first = min((start for start, _, target in self._handlers if target == handler), default=0)
+        for at in range(self.place(first), 0, -1):
+            one = self.steps[at]
+            if one.opname in {"BEFORE_ASYNC_WITH", "BEFORE_WITH"}:
+                return at - 1
+            if one.opname == "LOAD_SPECIAL" and "exit" in one.argrepr:
+                return at - 2  # the one between copies it
+        return None
+
     def _is_of_await(self, one: dis.Instruction) -> bool:
-        """Return whether an instruction goes on with what is awaited; since 3.13 handlers jump like that, too."""
-        return one.opname == _NO_INTERRUPT and self.steps[self.place(one.argval)].opname == "SEND"
+        """Return whether an instruction resumes an `await`. Since Python 3.13, handlers use the same jump."""
+        return one.opname == NO_INTERRUPT and self.steps[self.place(one.argval)].opname == "SEND"
 
     def _is_expected(self, handler: int) -> bool:
-        """Return whether a handler is for the end of a queue or of a time."""
+        """Return whether a handler catches an empty or ended queue, or a timeout."""
         first = self.steps[handler : handler + _HANDLER]
-        return any(one.argval in _EXPECTED for one in first if isinstance(one.argval, str))
+        return any(one.argval in EXPECTED for one in first if isinstance(one.argval, str))
 
 
 @lru_cache(maxsize=1024)
-def _flow(code: CodeType) -> Flow:
+def flow_of(code: CodeType) -> Flow:
+    """Return the instructions of a function."""
     return Flow(code)
 
 
 @lru_cache(maxsize=4096)
 def is_in_loop(code: CodeType, offset: int) -> bool:
-    """Return whether the code comes back to an instruction, also by way of an exception."""
+    """Return whether the code can return to an instruction, also after an exception."""
     return bool(_loop(code, offset))
 
 
 @lru_cache(maxsize=4096)
-def only_looks(code: CodeType, offset: int) -> bool:
-    """Return whether the loop around a wait only looks whether to wait on: `while not free: await condition.wait()`."""
-    steps = _flow(code).steps
+def only_looks(code: CodeType, offset: int, also: str = "") -> bool:
+    """Return whether the loop around a wait only checks a condition: `while not free: await condition.wait()`.
+
+    `also` is the name of one more function that the loop may call.
+    """
+    steps = flow_of(code).steps
     found = _loop(code, offset)
     awaits = [at for at in found if steps[at].opname == "GET_AWAITABLE" and steps[at].arg == 0]
-    called = {_called(steps, at) for at in found}
-    return bool(found) and len(awaits) <= 1 and called <= _LOOKS
+    called = {called_at(steps, at) for at in found}
+    return bool(found) and len(awaits) <= 1 and called <= LOOKS | {also}
 
 
-def _called(steps: list[dis.Instruction], place: int) -> object:
-    """Return the name of the function that the code is about to call; None if an instruction does not load one."""
+def called_at(steps: list[dis.Instruction], place: int) -> object:
+    """Return the name of the function that an instruction loads for a call; None if it does not load one."""
     one = steps[place]
     if one.opname == "PUSH_NULL":
         place += -1 if sys.version_info >= (3, 13) else 1
@@ -140,8 +162,8 @@ def _called(steps: list[dis.Instruction], place: int) -> object:
 
 
 def _loop(code: CodeType, offset: int) -> set[int]:
-    """Return the instructions by way of which the code comes back to one."""
-    flow = _flow(code)
+    """Return the instructions on the paths from an instruction back to itself."""
+    flow = flow_of(code)
     begin = flow.begin(offset)
     found: set[int] = set()
     for one in (begin, *flow.twins(begin)):
@@ -163,8 +185,8 @@ def _loop(code: CodeType, offset: int) -> set[int]:
 
 @lru_cache(maxsize=4096)
 def comes_to(code: CodeType, offset: int, other: int) -> bool:
-    """Return whether the code may come from an instruction to another, also by way of an exception."""
-    flow = _flow(code)
+    """Return whether the code can get from one instruction to another, also after an exception."""
+    flow = flow_of(code)
     goal = flow.begin(other)
     ends = (goal, *flow.twins(goal))
     seen: set[int] = set()
@@ -179,7 +201,7 @@ def comes_to(code: CodeType, offset: int, other: int) -> bool:
 
 
 def _uses(step: dis.Instruction) -> list[tuple[Use, Any]]:
-    """Return what an instruction does to variables: since 3.13, one may do two things."""
+    """Return the variables that an instruction loads and stores. Since Python 3.13, one instruction may do both."""
     if not any(kind in step.opname for kind in _VARIABLES):
         return []
     names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -190,13 +212,13 @@ def _uses(step: dis.Instruction) -> list[tuple[Use, Any]]:
 
 @lru_cache(maxsize=4096)
 def reads_local_later(code: CodeType, offset: int, name: str) -> bool:
-    """Return whether the code may read a local variable after an instruction, before it sets it anew.
+    """Return whether the code may read a local variable after an instruction, before it assigns the variable again.
 
-    What it does if something fails does not count: `except Exception: log(item)` reads it in every loop.
+    Reads in handlers of unexpected errors do not count: `except Exception: log(item)` would match every loop.
     """
     if name in code.co_cellvars or name in code.co_freevars:
-        return True  # other functions read it, too
-    flow = _flow(code)
+        return True  # other functions may read the variable
+    flow = flow_of(code)
     begin = flow.begin(offset)
     seen = {begin}
     ahead = list(flow.after(begin, raising=None))
@@ -215,15 +237,16 @@ def reads_local_later(code: CodeType, offset: int, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: bool) -> bool:
-    """Return whether the code takes things out of the container of a name, or puts another in its place.
+    """Return whether the code empties the container of a name, or replaces it by another.
 
     Args:
         code: The function.
-        name: A variable or an attribute.
-        methods: What takes things out of a container of that kind, like `clear`.
-        in_loop: Whether the function is the worker's own: what it does again and again counts, and what it gives away.
+        name: The variable or attribute that holds the container.
+        methods: The methods that empty a container of that kind, like `clear`.
+        in_loop: Whether the function is the worker's own. Then only what it does in a loop counts, and passing the
+            container on counts as well.
     """
-    steps = _flow(code).steps
+    steps = flow_of(code).steps
     found = [
         step.offset
         for place, step in enumerate(steps)
@@ -251,8 +274,8 @@ def is_emptied(code: CodeType, name: str, methods: frozenset[str], *, in_loop: b
 
 @lru_cache(maxsize=4096)
 def is_register(code: CodeType, name: str, methods: frozenset[str], *, by_key: bool) -> bool:
-    """Return whether the code takes a certain thing out of the container of a name; with `by_key`, by its key."""
-    steps = _flow(code).steps
+    """Return whether the code removes a single entry from the container of a name; with `by_key`, by its key."""
+    steps = flow_of(code).steps
     return any(
         of == name
         and use == "LOAD"
@@ -263,7 +286,7 @@ def is_register(code: CodeType, name: str, methods: frozenset[str], *, by_key: b
 
 
 def _is_own(code: CodeType, steps: list[dis.Instruction], place: int) -> bool:
-    """Return whether an attribute is that of `self`, and not one of the same name of another object."""
+    """Return whether an attribute belongs to `self`, and not to another object."""
     if "ATTR" not in steps[place].opname or not code.co_argcount:
         return True
     return place > 0 and ("LOAD", code.co_varnames[0]) in _uses(steps[place - 1])[-1:]
@@ -274,13 +297,13 @@ def _is_called(steps: list[dis.Instruction], place: int, methods: frozenset[str]
 
 
 def _is_added_to(steps: list[dis.Instruction], place: int) -> bool:
-    """Return whether a name is set to what it was, and something added: `found += more`."""
+    """Return whether a name is assigned its old value plus something: `found += more`."""
     before = steps[max(place - _ADDING, 0) : place]
     return any(one.opname == "BINARY_OP" and one.argrepr == "+=" for one in before)
 
 
 def _is_given_away(steps: list[dis.Instruction], place: int) -> bool:
-    """Return whether a function returns or yields a value, or awaits a call that gets it."""
+    """Return whether a function returns or yields a value, or awaits a call with it as an argument."""
     if _is_called(steps, place, _FILLING):  # `seen.append(await queue.get())`
         return False
     after = [one.opname for one in steps[place + 1 : place + 1 + _AWAITED]]
@@ -299,8 +322,8 @@ def _is_cut(steps: list[dis.Instruction], place: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_decided(code: CodeType, offset: int) -> bool:
-    """Return whether the code decides by what a call returns: by a jump, or by how often it runs a loop."""
-    flow = _flow(code)
+    """Return whether the code branches on the result of a call, or loops over it."""
+    flow = flow_of(code)
     for step in flow.steps[flow.place(offset) + 1 :]:
         if "_JUMP_" in step.opname or step.opname == "GET_ITER":
             return True
@@ -311,24 +334,24 @@ def is_decided(code: CodeType, offset: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_copy(code: CodeType, name: str) -> bool:
-    """Return whether a variable is only ever set to what another one has, or to a constant."""
+    """Return whether a variable is only ever assigned the value of another variable, or a constant."""
     found: list[bool] = []
     is_loaded = False
-    for step in _flow(code).steps:
+    for step in flow_of(code).steps:
         uses = _uses(step)
         for use, of in uses:
             if use == "STORE" and of == name:
                 found.append(is_loaded)
             is_loaded = use == "LOAD"
         if not uses:
-            is_loaded = step.opname == "LOAD_CONST"
+            is_loaded = step.opname in {"LOAD_CONST", "LOAD_SMALL_INT"}
     return bool(found) and all(found)
 
 
 @lru_cache(maxsize=4096)
 def goes_into_comprehension(code: CodeType, offset: int) -> bool:
-    """Return whether the value of an instruction goes into a list, a set or a dictionary that is being made."""
-    flow = _flow(code)
+    """Return whether the value of an instruction becomes an element of a comprehension."""
+    flow = flow_of(code)
     for step in flow.steps[flow.begin(offset) + 1 :]:
         if step.opname in {"LIST_APPEND", "SET_ADD", "MAP_ADD"}:
             return True
@@ -340,7 +363,7 @@ def goes_into_comprehension(code: CodeType, offset: int) -> bool:
 @lru_cache(maxsize=4096)
 def assigned_next(code: CodeType, offset: int) -> frozenset[str]:
     """Return the variables to which the value of an instruction, or each of its parts, is assigned."""
-    flow = _flow(code)
+    flow = flow_of(code)
     found: set[str] = set()
     for step in flow.steps[flow.begin(offset) + 1 :]:
         uses = _uses(step) if "ATTR" not in step.opname else []
@@ -355,8 +378,8 @@ def assigned_next(code: CodeType, offset: int) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def called_on(code: CodeType, method: str) -> tuple[tuple[str, ...], ...]:
-    """Return the names of what a method is called on in the code: `("jobs",)`, `("self", "jobs")`."""
-    steps = _flow(code).steps
+    """Return the objects on which the code calls a method, as names: `("jobs",)`, `("self", "jobs")`."""
+    steps = flow_of(code).steps
     found = []
     for place, step in enumerate(steps):
         if step.argval == method and place:
@@ -371,7 +394,7 @@ def called_on(code: CodeType, method: str) -> tuple[tuple[str, ...], ...]:
 
 
 def is_called_on(frame: FrameType, method: str, thing: object) -> bool:
-    """Return whether the code of a frame calls a method of a thing."""
+    """Return whether the code of a frame calls a method on an object."""
     for first, *rest in filter(None, called_on(frame.f_code, method)):
         found: Any = frame.f_locals.get(first, frame.f_globals.get(first))
         for name in rest:

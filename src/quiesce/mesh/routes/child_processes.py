@@ -1,14 +1,17 @@
-"""Child processes: one that a handler leaves running holds the hop until it has exited."""
+"""Child processes: a child that a handler leaves running holds the hop until the child has exited.
+
+The replacements cover `subprocess`, `multiprocessing`, event loops that start children themselves, and forks by `os`.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from functools import partial
-from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import libraries
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import current
 from quiesce.mesh.routes.following import (
     Followed,
@@ -28,70 +31,98 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_INTERPRETERS = ("bash", "node", "perl", "pypy", "python", "ruby", "sh")
+_WORKER = "anyio.to_process"
+"""The program of a worker process of anyio: its calls are awaited, and it lives on for others."""
+
 
 def by_popen(init: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for `subprocess.Popen.__init__`."""
+    """Return the replacement of `subprocess.Popen.__init__`."""
 
     def started(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         if current.get() is not None:
-            follow(self.pid, calling_frame(), _program(self.args), self)
+            target, name = _program(self.args)
+            follow(self.pid, calling_frame(), target, self, name)
 
     return started
 
 
 def by_loop(start: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """Return what stands in for `subprocess_exec` and `subprocess_shell` of a loop with a way of its own."""
+    """Return the replacement of `subprocess_exec` and `subprocess_shell` of a loop that does not use `Popen`."""
 
     async def started(factory: Any, *args: Any, **options: Any) -> Any:
         frame = calling_frame()
         transport, protocol = await start(factory, *args, **options)
-        follow(transport.get_pid(), frame, _program(args), transport)
+        target, name = _program(args)
+        follow(transport.get_pid(), frame, target, transport, name)
         return transport, protocol
 
     return started
 
 
 def by_process(start: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for `multiprocessing.Process.start`."""
+    """Return the replacement of `multiprocessing.Process.start`."""
 
     def started(self: Any) -> None:
         if current.get() is None:
             start(self)
             return
-        target = target_of(self._target or self.run)  # of which the start keeps nothing
+        target = target_of(self._target or self.run)  # `start` drops the target
         start(self)
-        # Pools start processes for all calls: the frame is theirs then, and it is the calls that are followed.
-        frame = libraries.frame_behind_call(_getframe(1), "start")
+        # A pool starts processes for all its calls. Then the frame is the pool's, and only the calls are followed.
+        frame = libraries.frame_behind_call(get_frame(1), "start")
         follow(self.pid, frame, target, self, self.name)
 
     return started
 
 
 def by_fork(fork: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for functions of `os` that start a process: the number that they return is followed."""
+    """Return the replacement of a function of `os` that starts a process and returns its id."""
 
     def forked(*args: Any, **options: Any) -> Any:
         made = fork(*args, **options)
         number = made[0] if isinstance(made, tuple) else made
         if number and current.get() is not None:
-            follow(number, libraries.frame_behind_call(_getframe(1), fork.__name__), None)
+            follow(number, libraries.frame_behind_call(get_frame(1), fork.__name__), None)
         return made
 
     return forked
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        after_in_child=partial(current.set, None)
-    )  # a child works for no hop of its parent
+    # A child does not work for a hop of its parent.
+    os.register_at_fork(after_in_child=partial(current.set, None))
 
 
-def _program(args: Any) -> str | None:
-    """Return the name of the program that a child runs, by which `Node(services=…)` declares it."""
-    first = args if isinstance(args, str | bytes | os.PathLike) else next(iter(args), "")
-    words = os.fsdecode(first).split(maxsplit=1)
-    return os.path.basename(words[0]) if words else None  # noqa: PTH119 - of a command line
+def _program(args: Any) -> tuple[str | None, str | None]:
+    """Return the names by which `Node(services=…)` declares what a child runs; the first is the one that is suggested.
+
+    Of an interpreter, that is its script or its module: `python` would declare every child. The second is the program.
+    """
+    given = [args] if isinstance(args, str | bytes | os.PathLike) else args
+    words: list[str] = [os.fsdecode(one) for one in given]
+    words = words[0].split() if len(words) == 1 else words
+    if not words:
+        return None, None
+    name = os.path.basename(words[0])  # noqa: PTH119 - of a command line
+    script = _script(words) if name.startswith(_INTERPRETERS) else None
+    return script or name, name
+
+
+def _script(words: list[str]) -> str | None:
+    """Return what an interpreter runs, if that has a name."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, None)
+        if word in {"-c", "-e"}:
+            return None
+        if word in {"-W", "-X"}:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return os.path.basename(word)  # noqa: PTH119 - as above
+    return None
 
 
 def follow(
@@ -99,25 +130,30 @@ def follow(
     frame: FrameType | None,
     target: str | None,
     child: object = None,
-    *names: str,
+    *names: str | None,
 ) -> None:
-    """Hold the running code's hop until a child has exited."""
+    """Hold the running code's hop until the child process with this id has exited."""
     hop = hop_now()
-    if hop is None or number is None or is_declared(hop, frame, target, *names):
+    if (
+        hop is None
+        or number is None
+        or target == _WORKER
+        or is_declared(hop, frame, target, *names)
+    ):
         return
     try:
         exit_fd = open_exit_fd(number)
     except ProcessLookupError:
-        return  # it has exited, and was waited for
+        return  # the child has exited, and other code has waited for it
     except OSError:
         hop.untracked("process", f"{number} started at {frame_place(frame)}")
         return
     name = str(number) if target is None else f"{number} ({target})"
     hold = Followed(hop, "process", name, frame, child, target=target)
-    if hop._backend.here():
+    if hop.backend.here():
         _watch(hop, number, exit_fd, hold)
     else:
-        hop._backend.post(_watch, hop, number, exit_fd, hold)
+        hop.backend.post(_watch, hop, number, exit_fd, hold)
 
 
 def _watch(hop: Hop, pid: int, exit_fd: int | None, hold: Followed) -> None:
@@ -132,4 +168,4 @@ def _watch(hop: Hop, pid: int, exit_fd: int | None, hold: Followed) -> None:
                 os.close(exit_fd)
         hold.release()
 
-    stops.append(watch_exit(hop._backend, pid, exit_fd, exited))
+    stops.append(watch_exit(hop.backend, pid, exit_fd, exited))

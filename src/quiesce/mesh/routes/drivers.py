@@ -1,7 +1,7 @@
-"""Drivers: the tasks that begin cascades. A driver is not a worker of the hops of its own cascades.
+"""Drivers: the tasks that begin cascades. A driver is not a worker for the hops of its own cascades.
 
-A test, or a script, may run the agents in its own process. It waits for an event that a handler sets, and then for the
-verdict: if the hop waited for that task, the task would wait for itself.
+A test or a script may run the agents in its own process. Its task waits for an event that a handler sets, and then for
+the verdict. If the hop took that task for a worker and waited for it, the task would wait for itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ _cascades: WeakKeyDictionary[Any, WeakSet[Cascade]] = WeakKeyDictionary()
 
 
 def begins(cascade: Cascade) -> None:
-    """Record that the running task begins a cascade."""
+    """Record that the running task or thread begins a cascade."""
     key = running_taker()
     if key is not None:
         _cascades.setdefault(key, WeakSet()).add(cascade)
 
 
 def is_driver(key: Any, hop: Hop) -> bool:
-    """Return whether a task has begun the cascade of a hop."""
+    """Return whether a task or thread has begun the cascade of a hop."""
     mine = _cascades.get(key) if _cascades and key is not None else None
     return mine is not None and any(one.id == hop.cascade for one in mine)
+
+
+def has_begun(key: Any) -> bool:
+    """Return whether a task or thread has begun any cascade."""
+    return key in _cascades

@@ -1,8 +1,9 @@
-"""Early sets: a hop sets an event, or notifies a condition, that nobody waits for, and that no worker has waited for.
+"""Early sets: a hop sets an event, or notifies a condition, for which no worker has waited yet.
 
-It may be a flag. But a worker may come later, find it set, and do the job of the hop. If a worker comes while the hop is
-open, it works for the hop. If none has come when the hop ends, the hop records what it assumes. An event that is gone by
-then was the hop's own, and one that other code has waited for is a signal: they say nothing of a worker.
+The event may be a mere flag. But a worker may come later, find the event set, and do the job of the hop. A worker that
+comes while the hop is open works for the hop. If no worker has come when the hop ends, the hop records the assumption
+that there is none. Two kinds of event need no assumption: an event that no longer exists was the hop's own, and an event
+for which other code has waited is a signal.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _EVENTS_MAX = 64  # of one hop
 
 
 class EarlySet:
-    """An event that hops have set before a worker has waited for it."""
+    """An event that hops have set before a worker has waited for the event."""
 
-    __slots__ = ("hops", "kind", "told")
+    __slots__ = ("assumption", "hops", "kind")
 
     def __init__(self, kind: str) -> None:
         self.kind: str = kind
-        self.hops: dict[Hop, Callsite] = {}  # those that are open, and where each has set it
-        self.told: str = ""  # what the last of them that has ended has assumed
+        self.hops: dict[Hop, Callsite] = {}  # open hops, and where each has set the event
+        self.assumption: str = ""  # the assumption of the hop that ended last
 
 
 _of_events: dict[int, EarlySet] = {}
@@ -48,17 +49,16 @@ of_hops: WeakKeyDictionary[Hop, set[int]] = WeakKeyDictionary()
 
 
 def note(event: Any, kind_of: Callable[[Any], str], frame: FrameType | None) -> None:
-    """Record that the running code sets an event that no worker has waited for, if that is the code of a hop."""
+    """Record that the running code, if it works for a hop, sets an event for which no worker has waited."""
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
         frame = frame.f_back
-    if frame is None or is_housekeeper(
-        frame
-    ):  # first: a client of HTTP sets three for each request
+    # Check this first for speed: an HTTP client sets three events for each request.
+    if frame is None or is_housekeeper(frame):
         return
     hop = hop_behind(current.get())
     waits = getattr(getattr(event, "_cond", event), "_waiters", None)
     if hop is None or (waits and id(event) not in waits_once.of_events):
-        return  # what waits now is a library's
+        return  # only code of a library waits for the event
     if is_declared_service(hop, frame):
         return
     if waits:
@@ -76,31 +76,35 @@ def note(event: Any, kind_of: Callable[[Any], str], frame: FrameType | None) -> 
 
 
 def is_signal(event: Any) -> None:
-    """Forget who has set an event: what waits for it is not a worker."""
+    """Forget which hops have set an event: the code that waits for the event is not a worker."""
     with lock:
         _of_events.pop(id(event), None)
 
 
 def found_by_worker(event: Any) -> dict[Hop, Callsite]:
-    """Return the hops that have set an event which a worker finds set, and that are open, each with the place.
+    """Return the open hops that have set an event, and where each did. A worker has just found the event set.
 
-    A hop that has ended before cannot be held any more: the log says so.
+    A hop that has ended already cannot be held again. The log warns about it.
     """
     with lock:
         early = _of_events.get(id(event))
         if early is None:
             return {}
-        told, early.told = early.told, ""
+        assumption, early.assumption = early.assumption, ""
         found = {hop: place for hop, place in early.hops.items() if hop_behind(hop) is not None}
-    if told:
-        logger.warning("a worker has found an event set by a hop that had ended, which %s", told)
+    if assumption:
+        logger.warning(
+            "a worker has found an event set by a hop that had ended, which %s. The"
+            " verdict does not cover what this worker does now",
+            assumption,
+        )
     return found
 
 
 def is_held(event: Any, hop: Hop) -> None:
-    """Record that a worker works for a hop that has set an event early; after what holds the hop has reached its loop."""
-    if not hop._backend.here():
-        hop._backend.post(is_held, event, hop)
+    """Record that a worker works for a hop that set an event early. Runs in the hop's loop, after the worker's hold."""
+    if not hop.backend.here():
+        hop.backend.post(is_held, event, hop)
         return
     with lock:
         early = _of_events.get(id(event))
@@ -109,14 +113,14 @@ def is_held(event: Any, hop: Hop) -> None:
 
 
 def tell_end(hop: Hop) -> None:
-    """Record in a hop that ends which events it has set that no worker has found."""
+    """Record the assumptions of an ending hop about the events that it set and that no worker has found."""
     with lock:
         for number in of_hops.pop(hop, ()):
             early = _of_events.get(number)
             place = None if early is None else early.hops.pop(hop, None)
             if early is not None and place is not None:
-                early.told = (
+                early.assumption = (
                     f"assumes that no worker has something to do for {early.kind}, set at {describe(*place)} before a"
                     " worker had waited for it"
                 )
-                hop.assume(early.told)
+                hop.assume(early.assumption)

@@ -1,14 +1,14 @@
-"""Threads: what a handler gives to an executor or to a thread of its own is the hop's work.
+"""Threads: a call that a handler gives to an executor, and a thread that it starts, are the hop's work.
 
-A hop waits for calls in executors, and for threads that the interpreter would wait for as well. It does not wait
-for daemon threads, which often live as long as the process: if one is alive when the hop ends, it is untracked.
-In a thread that works for a hop, the hop is the current one.
+A hop waits for calls in executors, and for threads that the interpreter waits for at exit. It does not wait for daemon
+threads, which often live as long as the process: a daemon thread that is alive when the hop ends is recorded as
+untracked. In a thread that works for a hop, the hop is the current scope.
 """
 
 from __future__ import annotations
 
+import threading
 from functools import partial
-from sys import _getframe
 from threading import Timer as ThreadTimer
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -16,7 +16,9 @@ from weakref import WeakKeyDictionary
 from quiesce.core import libraries
 from quiesce.core.callsites import thread_chain
 from quiesce.core.hold import Hold
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import current
+from quiesce.mesh.routes.bystanders import threads_of_hops
 from quiesce.mesh.routes.call_futures import Call
 from quiesce.mesh.routes.following import (
     Followed,
@@ -45,15 +47,15 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _timers: WeakKeyDictionary[ThreadTimer, Callable[[], None]] = WeakKeyDictionary()
-"""Timers of hops that are not due, each with what to call when it is cancelled."""
+"""Timers of hops that are not due, each with the function to call when the timer is cancelled."""
 
 
 class _Daemon(Hold):
-    """A daemon thread of a hop. Nothing waits for it; the report of a drain names it while it is alive."""
+    """A daemon thread of a hop. The hop does not wait for the thread; a drain report names it while it is alive."""
 
     __slots__ = ("_thread",)
 
-    _fate: ClassVar[Fate] = "stuck"
+    fate: ClassVar[Fate] = "stuck"
 
     def __init__(
         self, hop: Hop, name: str, frame: FrameType | None, thread: Thread, line: str
@@ -63,12 +65,12 @@ class _Daemon(Hold):
         super().__init__(hop, "daemon thread", name, details, *place)
         self._thread = thread
 
-    def _chain(self) -> list[Frame]:
+    def list_frames(self) -> list[Frame]:
         return thread_chain(self._thread.ident)
 
 
 def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `submit` of an executor of threads."""
+    """Return the replacement of `ThreadPoolExecutor.submit`."""
 
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
@@ -77,13 +79,17 @@ def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
 
         def call() -> Any:
             token = current.set(current.get() if hop is None else node)
-            handed.hold = holds[0] if holds else None
+            handed.hold = held = holds[0] if holds else None
+            if held is not None:
+                held.runs_in = threading.current_thread()  # the report has its stack
             result = None
             try:
                 result = fn(*args, **options)
                 return result
             finally:
                 call_returns(result)
+                if held is not None:
+                    held.runs_in = None
                 handed.hold = None
                 current.reset(token)
 
@@ -95,7 +101,7 @@ def by_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_process_executor(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `submit` of an executor of processes."""
+    """Return the replacement of `ProcessPoolExecutor.submit`."""
 
     def submitted(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
         hop = hop_now()
@@ -115,9 +121,10 @@ def _followed(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Submit a call, add its hold to a list before, and release that when the call has ended, or was never begun.
+    """Submit a call and hold the hop until the call has ended or was refused.
 
-    What the pool itself starts for it, its threads and processes, is the pool's and not the hop's.
+    The hold is added to `holds` before the call is submitted. Threads and processes that the pool starts are not work of
+    the hop.
     """
     frame, target = calling_frame(), target_of(fn)
     is_work = not is_declared_service(hop, frame, target, function_name(fn))
@@ -139,14 +146,14 @@ def _followed(
 
 
 def by_callback(add: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `Future.add_done_callback` of `concurrent.futures`."""
+    """Return the replacement of `Future.add_done_callback` of `concurrent.futures`."""
 
     def added(self: Any, fn: Any) -> Any:
         hop = hop_now()
         if hop is None:
             return add(self, fn)
         # Asyncio adds callbacks that wake its own futures.
-        frame = libraries.frame_behind_call(_getframe(1), "add_done_callback")
+        frame = libraries.frame_behind_call(get_frame(1), "add_done_callback")
         if is_declared(hop, frame, target_of(fn), function_name(fn)):
             return add(self, fn)
         return add(self, Later(fn, hop, "callback", frame))
@@ -155,26 +162,27 @@ def by_callback(add: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `Thread.start`."""
+    """Return the replacement of `Thread.start`."""
 
     def started(self: Any) -> None:
         hop = hop_now()
         if hop is None:
             start(self)
             return
-        # Pools start threads for all calls; it is the calls that are followed.
-        frame = libraries.frame_behind_call(_getframe(1), "start")
+        # A pool starts threads for all its calls. Only the calls are followed.
+        frame = libraries.frame_behind_call(get_frame(1), "start")
         fn = getattr(self, "_target", None) or getattr(self, "function", None) or self.run
         name, target = function_name(fn), target_of(fn)
         if is_declared(hop, frame, target, name, self.name):
             start(self)
             return
         run, node = self.run, current.get()
+        threads_of_hops.add(self)
         if self.daemon:
             line = declaration_of(target)
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
-            threads = hop._mesh._threads
+            threads = hop.mesh_node.hop_threads
             held: Hold = _Daemon(hop, name, frame, self, line)
             threads[self] = held
             ended: Callable[[], object] = partial(_daemon_ended, hop, threads, self)
@@ -192,7 +200,7 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             handed.hold = held
             try:
                 run()
-            except SystemExit:  # a way to end a thread
+            except SystemExit:  # an ordinary way to end a thread
                 raise
             except BaseException as error:
                 failed(error)
@@ -212,7 +220,7 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_timer_cancel(cancel: Callable[[ThreadTimer], None]) -> Callable[[ThreadTimer], None]:
-    """Return what stands in for `threading.Timer.cancel`."""
+    """Return the replacement of `threading.Timer.cancel`."""
 
     def cancelling(self: ThreadTimer) -> None:
         put_off = _timers.pop(self, None)
@@ -224,13 +232,13 @@ def by_timer_cancel(cancel: Callable[[ThreadTimer], None]) -> Callable[[ThreadTi
 
 
 def _due(timer: ThreadTimer, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call the function of a timer, which cannot be cancelled any more."""
+    """Call the function of a timer that is due. The timer cannot be cancelled any more."""
     _timers.pop(timer, None)
     return function(*args, **options)
 
 
 def _put_off(hop: Hop, hold: Followed | None, name: str) -> None:
-    """Record in a hop that the running code cancels its timer: as `timers.Timer.cancel` does."""
+    """Record in a hop that the running code cancels one of its timers, as `timers.Timer.cancel` does."""
     other = hop_now()
     if other is None and hold is not None:
         hold.cut()
@@ -240,12 +248,12 @@ def _put_off(hop: Hop, hold: Followed | None, name: str) -> None:
 
 
 def _daemon_ended(hop: Hop, threads: dict[Thread, Hold], thread: Thread) -> None:
-    """Record that a daemon thread has ended; from that thread."""
+    """Record that a daemon thread has ended. Runs in that thread."""
     threads.pop(thread, None)
     hop.tracked(thread)
 
 
 def _fail_daemon(hop: Hop, error: BaseException) -> None:
-    """Record that a daemon thread failed, for which the hop does not wait: at once, or the hop could end before."""
-    hop._fail(error)
-    hop._backend.post(hop._fail_unheard, error, hop)
+    """Record that a daemon thread failed: at once, because the hop does not wait for the thread and may end first."""
+    hop.work_failed(error)
+    hop.backend.post(hop.note_failed_unheard, error, hop)

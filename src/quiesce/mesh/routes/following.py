@@ -1,20 +1,24 @@
-"""What a hop holds of work that runs elsewhere: in a thread, in a process, on a timer, in a queue.
+"""The hold that keeps a hop open for work elsewhere: in a thread, in a process, on a timer, in a queue.
 
-Other threads may ask for it: the hop's tables are changed in its event loop, in the order of the calls. A thread
-that works for a hop is held by it until its last call, so what it starts is held before it lets go.
+Any thread may make or release such a hold. The hop's tables change only in the hop's event loop, in the order of the
+calls. The hop holds a thread that works for it until the thread's last call. So the hop holds whatever the thread starts
+before it releases the thread.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextvars import Context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quiesce.core import callsites, libraries
 from quiesce.core.current import is_detached
 from quiesce.core.hold import Fate, Hold
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import ScopeState, current
+from quiesce.mesh.protocol.states import WorkState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _CLOSED = ScopeState.CLOSED
+_ENDED = WorkState.ENDED
 
 
 class HandedCall(threading.local):
@@ -38,14 +43,18 @@ class HandedCall(threading.local):
 handed: HandedCall = HandedCall()
 
 called: dict[int, tuple[Thread, Callable[[Thread], None]]] = {}
-"""Threads that hops have given something to do while they were at work, by their ids, with what joins each to these hops.
+"""By thread id, the busy threads to which hops have given a job, each with the function that joins it to these hops.
 
-That has to be called in the thread itself: no other can set its scope.
+The thread itself has to call the function: only a thread can set its own scope.
 """
 
 
+enters: list[Callable[[Any], None]] = []
+"""Functions to call with an event loop, other than the hop's own, in which code begins to work for a hop."""
+
+
 def hop_now() -> Hop | None:
-    """Return the hop that the running code works for, if that has not ended."""
+    """Return the hop that the running code works for; None if there is none or it has ended."""
     hop = hop_behind(current.get())
     if hop is None and called:
         join_callers()
@@ -54,26 +63,28 @@ def hop_now() -> Hop | None:
 
 
 def join_callers() -> None:
-    """Start the work of the running thread for the hops that have called it."""
+    """Start the running thread's work for the hops that have called it."""
     found = None if is_detached.get() else called.get(get_ident())
-    if found is not None and found[0].is_alive():  # else another thread has its id by now
+    if found is not None and found[0].is_alive():  # otherwise a newer thread has the same id
         found[1](found[0])
 
 
 def hop_behind(node: TreeNode | None) -> Hop | None:
-    """Return the hop that work in a scope is for, if that has not ended."""
+    """Return the hop for which a scope works; None if there is none or it has ended."""
     if node is None:
         return None
-    hop: Any = node._errand
-    return None if hop is None or hop._state is _CLOSED or hop._ended else hop
+    hop: Any = node.hop_served
+    return None if hop is None or hop.phase is _CLOSED or hop.work_state is _ENDED else hop
 
 
 class Followed(Hold):
-    """Work for a hop that runs elsewhere. A drain that cannot end it reports it as stuck."""
+    """A hold for work that runs outside of the hop's own tasks. A drain that cannot end the work reports it as stuck."""
 
     __slots__ = ("_declared_as", "_key", "hop", "thing")
 
-    _fate: ClassVar[Fate] = "stuck"
+    fate: ClassVar[Fate] = "stuck"
+    place_offset: int
+    place_code: CodeType | None
 
     def __init__(
         self,
@@ -86,75 +97,80 @@ class Followed(Hold):
         *,
         target: str | None = None,
     ) -> None:
-        """Hold it, from any thread; `target` is the name by which `Node(services=…)` declares what runs."""
-        code, offset = _started(hop) if frame is None else (frame.f_code, frame.f_lasti)
+        """Hold the hop, from any thread; `target` is the name by which `Node(services=…)` declares the work."""
+        code, offset = _task_start(hop) if frame is None else (frame.f_code, frame.f_lasti)
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self.hop: Hop = hop
-        """The hop that it is work for; it may be held by another scope after the hop was closed."""
+        """The hop that the work is for. After the hop has closed, another scope may hold the work."""
         self._key: object = self
         self._declared_as: str | None = _advised(target)
         self.thing: object = thing
-        if hop._backend.here():
-            hop._insert(self, self)
+        if hop.backend.here():
+            hop.insert_hold(self, self)
         else:
-            hop._backend.post(hop._insert, self, self)
+            hop.backend.post(hop.insert_hold, self, self)
 
     @property
     def released(self) -> bool:
-        """Whether it has ended."""
-        return self._key not in self._node._holds
+        """Whether the work has ended."""
+        return self._key not in self.owner_node.holds
+
+    def list_frames(self) -> list[callsites.Frame]:
+        """Return the frames that the thread is in, if the work is a thread."""
+        thread = self.thing
+        return callsites.thread_chain(thread.ident) if isinstance(thread, threading.Thread) else []
 
     def worked_on_by(self, task: object) -> None:
-        """Record the task that works on it, which may then start more for the hop while that is drained."""
-        holds = self._node._holds
+        """Record the task that does the work. The task may then start more work while the hop is drained."""
+        holds = self.owner_node.holds
         if task is not None and task not in holds and self._key in holds:
             holds[task] = holds.pop(self._key)
             self._key = task
 
-    def _stop(self, *, force: bool = False) -> None:
-        if self._on_stop is not None and not self.released:
-            self._node._job_cancelled(self, service=False)  # it will not be done
-        super()._stop(force=force)
+    def request_stop(self, *, force: bool = False) -> None:
+        if self.stop_call is not None and not self.released:
+            self.owner_node.note_cancelled(self, service=False)  # the work will not be done
+        super().request_stop(force=force)
 
     def place_as(self, other: Followed) -> None:
-        """Record that it was started where another was."""
-        self._code, self._offset = other._code, other._offset
+        """Record that this work was started at the place where `other` was started."""
+        self.place_code, self.place_offset = other.place_code, other.place_offset
         self._declared_as = self._declared_as or other._declared_as
 
     def fail(self, error: BaseException) -> None:
-        """Record that it failed, before it is released. It may be called from any thread."""
-        if not self._node._backend.here():
-            self._node._backend.post(self.fail, error)
+        """Record that the work failed, before the hold is released. May be called from any thread."""
+        if not self.owner_node.backend.here():
+            self.owner_node.backend.post(self.fail, error)
         elif not self.released:
-            self.hop._fail_unheard(error, self)
+            self.hop.note_failed_unheard(error, self)
 
     def cut(self) -> None:
-        """Record that the running code cancels it, unless that works for the hop. It may be called from any thread."""
+        """Record that the running code cancels the work, unless that code works for the hop. Callable in any thread."""
         if hop_now() is not self.hop:
             self._cut(f"{self.name} was cancelled at {frame_place(calling_frame())}")
 
     def _cut(self, why: str) -> None:
-        if not self._node._backend.here():
-            self._node._backend.post(self._cut, why)
+        if not self.owner_node.backend.here():
+            self.owner_node.backend.post(self._cut, why)
         elif not self.released:
-            self.hop._cut_unheard(why)
+            self.hop.note_cut_unheard(why)
 
     def release(self) -> None:
-        """End it. Idempotent, and safe to call from any thread."""
-        node = self._node
-        if not node._backend.here():
-            node._backend.post(self.release)
+        """Release the hop. Idempotent, and safe to call from any thread."""
+        node = self.owner_node
+        if not node.backend.here():
+            node.backend.post(self.release)
             return
-        if node._holds.get(self._key) is self:
-            del node._holds[self._key]
-            if not node._holds:
-                node._turned_idle()
+        if node.holds.get(self._key) is self:
+            del node.holds[self._key]
+            if not node.holds:
+                node.note_idle()
 
 
-def _started(hop: Hop) -> tuple[CodeType | None, int]:
-    """Return where the running task was started, which runs no code but that of event loops and of us."""
-    task = hop._backend.current() if hop._backend.here() else None
-    return getattr(task, "_code_started", None), getattr(task, "_offset_started", 0)
+def _task_start(hop: Hop) -> tuple[CodeType | None, int]:
+    """Return where the running task was started. Used if all its frames belong to event loops or quiesce."""
+    task = hop.backend.current() if hop.backend.here() else None
+    return getattr(task, "started_code", None), getattr(task, "started_offset", 0)
 
 
 def frame_place(frame: FrameType | None) -> str:
@@ -170,23 +186,23 @@ def code_place(code: CodeType, line: int) -> str:
 
 
 def calling_frame() -> FrameType | None:
-    """Return the frame that asked for what is being started: outside of event loops, threads and of us."""
-    return libraries.starting_frame(sys._getframe(1))
+    """Return the frame that starts work: the innermost one outside of event loops, threads and quiesce."""
+    return libraries.starting_frame(get_frame(1))
 
 
 def is_declared(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether something is housekeeping: by the library that starts it, or by `Node(services=…)`."""
+    """Return whether work is housekeeping: a known library starts it, or `Node(services=…)` declares it."""
     is_own = frame is not None and libraries.is_housekeeper(frame)
     return is_own or is_declared_service(hop, frame, *names)
 
 
 def is_declared_service(hop: Hop, frame: FrameType | None, *names: str | None) -> bool:
-    """Return whether `Node(services=…)` declares something: by its own names, or by the module that starts it.
+    """Return whether `Node(services=…)` declares some work, by its names or by the module that starts it.
 
-    A pattern that matches any name in a module, like `package.module.*`, declares what the code of the module starts.
-    One that names a function declares what runs that function: the function may start work as well.
+    A pattern that matches every name of a module, like `package.module.*`, declares all work that the module starts.
+    A pattern that names a function declares calls of that function, but not the work that the function starts.
     """
-    pattern = hop._model.values["_service_pattern"]
+    pattern = hop.scope_model.values["service_pattern"]
     if pattern is None:
         return False
     module = None if frame is None else f"{frame.f_globals.get('__name__', '')}."
@@ -194,17 +210,22 @@ def is_declared_service(hop: Hop, frame: FrameType | None, *names: str | None) -
 
 
 def declaration_of(target: str | None) -> str:
-    """Return the line of code that declares something by the name of what it runs, or without one."""
+    """Return the line of code that declares calls of `target` as a service, or that detaches them."""
     name = _advised(target)
     if name is None:
         return "`with quiesce.detached():` around the code that starts it"
     return libraries.declaration([name])
 
 
-def _advised(target: str | None) -> str | None:
-    """Return the name of what runs, if a user can declare it by that name, and no work along with it.
+def is_declarable(target: str) -> bool:
+    """Return whether a user can declare something by the name of what it runs."""
+    return _advised(target) is not None
 
-    Any work may run a function of Python or of a well-known library; and all lambdas of a function have one name.
+
+def _advised(target: str | None) -> str | None:
+    """Return `target` if a user can declare it by that name; None if the name would also match other work.
+
+    Any work may run a function of Python or of a well-known library, and all lambdas of a function have one name.
     """
     if target is None or target.endswith("<lambda>"):
         return None
@@ -214,17 +235,17 @@ def _advised(target: str | None) -> str | None:
 
 
 def function_name(fn: Any) -> str:
-    """Return the name of a function, or of what is below partials."""
-    fn = _below(fn)
+    """Return the name of a function; for a partial, the name of the function inside."""
+    fn = _without_partials(fn)
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 def target_of(fn: Any) -> str | None:
     """Return the name by which `Node(services=…)` declares calls of a function: its module and qualified name.
 
-    None for functions of Python itself and of event loops, like `Event.wait`: every program uses them for its work.
+    Return None for functions of Python itself and of event loops, like `Event.wait`: every program's work uses them.
     """
-    module = getattr(_below(fn), "__module__", None)
+    module = getattr(_without_partials(fn), "__module__", None)
     if (
         not isinstance(module, str)
         or module == "builtins"
@@ -234,21 +255,23 @@ def target_of(fn: Any) -> str | None:
     return f"{module}.{function_name(fn)}"
 
 
-def _below(fn: Any) -> Any:
+def _without_partials(fn: Any) -> Any:
     while hasattr(fn, "func"):
-        fn = fn.func
+        # `asyncio.to_thread` has a context run the function.
+        is_in_context = isinstance(getattr(fn.func, "__self__", None), Context) and bool(fn.args)
+        fn = fn.args[0] if is_in_context else fn.func
     return fn
 
 
 class Later:
-    """A function that is called later, perhaps in another thread: the hop waits until it was called, or dropped."""
+    """A function to be called later, perhaps in another thread. The hop waits until it has been called or dropped."""
 
     __slots__ = ("__weakref__", "_fn", "_hold", "_node", "_release")
 
     def __init__(
         self, fn: Any, hop: Hop, kind: str, frame: FrameType | None, soon: Any = None
     ) -> None:
-        """Hold the hop; `soon` is what to release it by after the call, if not at once."""
+        """Hold the hop. After the call, `soon` releases the hop; without `soon`, the hop is released at once."""
         self._fn = fn
         self._node = current.get()
         self._hold = Followed(hop, kind, function_name(fn), frame, target=target_of(fn))
@@ -256,7 +279,7 @@ class Later:
         self._release: Any = release if soon is None else lambda: soon(release)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call it, as part of the hop."""
+        """Call the function, as part of the hop."""
         token = current.set(self._node)
         try:
             return self._fn(*args, **options)
@@ -269,12 +292,11 @@ class Later:
             self._release()
 
     def drop(self) -> None:
-        """Release the hop: it is not called any more. It may be called from any thread."""
+        """Release the hop, because the function will not be called. May be called from any thread."""
         self._hold.release()
 
     def __del__(self) -> None:
-        """Release the hop if it was never called: now nothing can call it."""
-        if (
-            getattr(self, "_fn", None) is not None
-        ):  # not at once: the collector may run amidst anything
-            self._hold._node._backend.post(self._hold.release)
+        """Release the hop if the function was never called and cannot be called any more."""
+        if getattr(self, "_fn", None) is not None:
+            # Posted, because the garbage collector may run in the middle of any code.
+            self._hold.owner_node.backend.post(self._hold.release)

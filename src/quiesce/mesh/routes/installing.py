@@ -1,4 +1,4 @@
-"""When the functions by which work leaves a hop are replaced: from when a node opens until the last one is closed."""
+"""Puts the replacements in place, from when the first node opens until the last node is closed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _everywhere() -> list[Patch]:
             for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp")
             if hasattr(os, name)  # not on Windows
         ),
-        _patch(asyncio.BaseEventLoop, "call_soon_threadsafe", other_loops.by_threadsafe),
+        *(_patch(*one) for one in other_loops.REPLACED),
         _patch(queue, "SimpleQueue", simple_queue.followed),
         _patch(sched.scheduler, "enterabs", timers.by_enter),
         _patch(sched.scheduler, "cancel", timers.by_cancel),
@@ -121,7 +121,7 @@ def _in_loop(loop: Any) -> list[Patch]:
     made = [_patch(loop, "call_at", timers.by_time, loop)]
     if type(loop).call_later is not asyncio.BaseEventLoop.call_later:
         made.append(_patch(loop, "call_later", timers.by_time, loop))
-    if not isinstance(loop, asyncio.BaseEventLoop):  # which starts them by `subprocess.Popen`
+    if not isinstance(loop, asyncio.BaseEventLoop):  # a BaseEventLoop starts children by `Popen`
         made += [
             _patch(loop, name, child_processes.by_loop)
             for name in ("subprocess_exec", "subprocess_shell")
@@ -140,7 +140,7 @@ _installed: dict[object, tuple[int, list[Patch]]] = {}
 
 
 def install_routes(backend: Backend) -> Callable[[], None]:
-    """Follow what leaves hops, once more; returns the function that ends it."""
+    """Start to follow work that leaves hops, for one more user. Return the function that ends it for this user."""
     loop: Any = backend.loop
     keys = (None, loop) if backend.name == "asyncio" else (None,)
     with _lock:

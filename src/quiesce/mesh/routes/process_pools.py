@@ -1,7 +1,7 @@
-"""Pools of `multiprocessing`: a call that a hop gives to one holds the hop until its result is there.
+"""Pools of `multiprocessing`: a call that a hop gives to a pool holds the hop until the result has arrived.
 
-A pool keeps each result in a table until it is complete and its callbacks were called; so does the hop. Workers and
-threads of the pool belong to the pool. In a `ThreadPool` the call works for the hop.
+A pool keeps each result in a table until the result is complete and its callbacks have run. The hop is held for the same
+time. Workers and threads of the pool are not work of the hop. In a `ThreadPool`, the call works for the hop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CALLS = ("apply_async", "_map_async", "imap", "imap_unordered")
 _CALLBACKS = ("_callback", "_error_callback")
 _starting = threading.local()  # the hold of the call that is being given to a pool
 _holds: dict[int, Followed] = {}
-"""By the number of a call, which is unique in the process."""
+"""By the number of a call. The number is unique in the process."""
 
 
 def by_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a function of `Pool` that takes a function to be called."""
+    """Return the replacement of a method of `Pool` that gets a function to call."""
 
     def called(self: Any, func: Any, *args: Any, **options: Any) -> Any:
         hop = hop_now()
@@ -48,8 +48,9 @@ def by_call(call: Callable[..., Any]) -> Callable[..., Any]:
             kind = "thread" if is_thread else "process"
             hold = Followed(hop, kind, function_name(func), frame, target=target)
             _starting.call = node, hold
-            func = _within(node, func, hold) if is_thread else func
-        token = current.set(None)  # what the pool itself starts and queues is not the hop's
+            func = _in_scope(node, func, hold) if is_thread else func
+        # What the pool starts and queues for itself is not the hop's work.
+        token = current.set(None)
         try:
             return call(self, func, *args, **options)
         finally:
@@ -62,7 +63,7 @@ def by_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_keep(keep: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for where a pool puts a result that it waits for into its table."""
+    """Return the replacement of the method by which a pool adds an awaited result to its table."""
 
     def kept(self: Any, job: int, result: Any) -> None:
         started = vars(_starting).pop("call", None)
@@ -70,14 +71,14 @@ def by_keep(keep: Callable[..., None]) -> Callable[..., None]:
             node, _holds[job] = started
             for name in _CALLBACKS:
                 if getattr(result, name, None) is not None:
-                    setattr(result, name, _within(node, getattr(result, name)))
+                    setattr(result, name, _in_scope(node, getattr(result, name)))
         keep(self, job, result)
 
     return kept
 
 
 def by_forget(forget: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for where a pool removes a complete result from its table."""
+    """Return the replacement of the method by which a pool removes a complete result from its table."""
 
     def forgotten(self: Any, job: int) -> None:
         forget(self, job)
@@ -87,7 +88,7 @@ def by_forget(forget: Callable[..., None]) -> Callable[..., None]:
 
 
 def by_terminate(terminate: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for `Pool.terminate`: what was not called yet never is."""
+    """Return the replacement of `Pool.terminate`, after which waiting calls never run."""
 
     def terminated(self: Any) -> None:
         terminate(self)
@@ -103,7 +104,7 @@ def _release(job: int) -> None:
         hold.release()
 
 
-def _within(node: TreeNode | None, fn: Any, hold: Followed | None = None) -> Any:
+def _in_scope(node: TreeNode | None, fn: Any, hold: Followed | None = None) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         token = current.set(node)
         handed.hold = hold

@@ -1,7 +1,8 @@
-"""Queues: an item that a hop puts carries the hop to the task that takes it.
+"""Queues: an item that a hop puts carries the hop to the task that takes the item.
 
-`asyncio.Queue` and its kinds, `queue.Queue` and its kinds, anyio's memory object streams, and `Channel`. What a library
-puts that is known to keep house (a connection that goes back into its pool) carries nothing.
+This covers `asyncio.Queue` and its subclasses, `queue.Queue` and its subclasses, anyio's memory object streams, and
+`Channel`. Items that a library puts for its own housekeeping (a connection that goes back into its pool) do not carry a
+hop. `belts` records the items; this module replaces the functions that put and take them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue as thread_queue
-import sys
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from quiesce.channels.channel import Channel
 from quiesce.channels.readers import BatchReader, Reader
 from quiesce.core.libraries import add_getter
+from quiesce.core.python_private import get_frame, wait_code
 from quiesce.core.tree import TreeNode, current
 from quiesce.mesh.routes import bytecode_flow
 from quiesce.mesh.routes.belts import Belt
@@ -41,26 +42,26 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 belts: dict[int, Belt] = {}
-"""What queues and events carry, by their ids: a queue need not be hashable."""
+"""The belts of queues and events, by the id of the queue or event: a queue need not be hashable."""
 _sending: set[object] = set()  # tasks in the midst of a send, whose item is recorded already
 _asking: set[object] = set()  # tasks in the midst of a get, which records the item itself
 _taken: WeakKeyDictionary[Any, dict[tuple[int, int], _Taken]] = WeakKeyDictionary()
-_TAKEN_MAX = 8  # of one task outside of hops, that it may put back
+_TAKEN_MAX = 8  # items kept for one task outside of hops, which the task may put back
 _TAKEN_MAX_OF_HOP = 1000
-_NOTHING = type("Nothing", (), {})()  # what a hop has got that found a queue empty
-_EQUALS = (str, bytes, tuple, float, frozenset)  # one object may stand for two things
-_LOOK_EVERY = 256  # puts into a queue, for what was removed from its inside
-_for_task = threading.local()  # the queue that a thread takes an item from, for a task that waits
+_FOUND_EMPTY = type("Nothing", (), {})()  # recorded as the item of a hop that found a queue empty
+_EQUALS = (str, bytes, tuple, float, frozenset)  # types whose objects Python may share between uses
+_LOOK_EVERY = 256  # puts between two searches for items that were removed from inside a queue
+_for_task = threading.local()  # the queue from which a thread takes an item for a waiting task
 _STACKS = (asyncio.LifoQueue, thread_queue.LifoQueue)
 
 
 def belt_of(queue: Any) -> Belt | None:
-    """Return what a queue carries of hops, if any hop has ever put something into it."""
+    """Return the belt of a queue; None if a hop has never put anything into the queue."""
     return belts.get(id(_state(queue))) if belts else None
 
 
 def keep(thing: Any, belt: Belt) -> None:
-    """Keep what a queue or an event carries for as long as it lives."""
+    """Keep the belt of a queue or event for as long as that exists."""
     key = id(thing)
     belts[key] = belt
     finalize(thing, _drop, key, belt).atexit = False
@@ -68,11 +69,11 @@ def keep(thing: Any, belt: Belt) -> None:
 
 def _drop(key: int, belt: Belt) -> None:
     belts.pop(key, None)
-    belt.forget_waiting()
+    belt.release_waiting()
 
 
-def _recorded(queue: Any, item: object) -> Parcel | None:
-    """Record an item that is about to be put; None if no hop has to do with the queue."""
+def _record_put(queue: Any, item: object) -> Parcel | None:
+    """Record an item that is about to be put. Return None if the queue has nothing to do with hops."""
     belt = belt_of(queue)
     hop = hop_now()
     frame = None
@@ -81,10 +82,10 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
         is_of_pool = belt is not None and belt.is_pool
         if is_declared(hop, frame) or _gives_back(_state(queue), item) or is_of_pool:
             hop = None
-    if hop is not None and isinstance(queue, Channel) and queue._taps:
+    if hop is not None and isinstance(queue, Channel) and queue.tap_lanes:
         hop.untracked("channel", f"{queue.name}, whose taps are not followed; {frame_place(frame)}")
-        if queue._fan_out:
-            return None  # only the taps get it
+        if queue.is_fan_out:
+            return None  # only the taps get the item
     if belt is None:
         if hop is None:
             return None
@@ -93,21 +94,21 @@ def _recorded(queue: Any, item: object) -> Parcel | None:
         keep(state, belt)
     if belt.puts % _LOOK_EVERY == 0:
         present = _present(_state(queue))
-        if present or getattr(queue, "empty", bool)():  # else it is not known what the queue has
-            belt.keep_present(present)
+        if present or getattr(queue, "empty", bool)():  # otherwise the queue's items are unknown
+            belt.forget_removed(present)
     return belt.put(item, hop, frame)
 
 
-def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -> None:
-    """Record what was taken, and by which task."""
+def _record_taken(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -> None:
+    """Record the items that were taken, and the task that took them."""
     belt = belt_of(queue)
     state = _state(queue)
     for item in items:
         own = hop_now()
         is_of_hop = own is not None and at_work.get() is None
-        origin = None if belt is None else belt.took(item, key, frame)
+        origin = None if belt is None else belt.on_take(item, key, frame)
         if origin is not None:
-            _gives_back(state, item)  # if it is put back, that is to try it again
+            _gives_back(state, item)  # forget an older take: a later put of this item is a new try
             if is_of_hop and own is not origin:
                 _remember(own, state, item, origin)
             continue
@@ -118,22 +119,23 @@ def _took(queue: Any, items: Iterable[Any], key: Any, frame: FrameType | None) -
 
 
 class _Taken(NamedTuple):
-    """What a hop or a task outside of hops has taken from a queue, and may put back."""
+    """An item that a hop, or a task outside of hops, has taken from a queue and may put back."""
 
     queue: ref[Any]
     item: Callable[[], Any]
-    origin: ref[Hop] | None  # the hop that has put it
+    origin: ref[Hop] | None  # the hop that put the item
 
 
 def _remember(by: Any, state: Any, item: Any, origin: Hop | None = None) -> None:
+    """Record that a hop or a task has taken an item, if a later put of that item can be recognised."""
     is_hop = isinstance(by, TreeNode)
     item = _token(item)
     if item is None:
-        known: Callable[[], Any] = partial(_itself, item)
+        known: Callable[[], Any] = partial(_identity, item)
     elif type(item).__weakrefoffset__:
         known = ref(item)
     elif type(item) is int or (is_hop and type(item) not in _EQUALS):
-        known = partial(_itself, item)  # a hop does not live for long
+        known = partial(_identity, item)  # a hop does not live for long
     else:
         return
     last = _taken.setdefault(by, {})
@@ -142,17 +144,17 @@ def _remember(by: Any, state: Any, item: Any, origin: Hop | None = None) -> None
         last.pop(next(iter(last)), None)
 
 
-def _itself(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item
 
 
 def _token(item: Any) -> Any:
-    """Return what stands for an item: a bare `object()` carries nothing, and is as good as any other."""
+    """Return the value that identifies an item. All bare `object()` items are alike, so they share one value."""
     return object if type(item) is object else item
 
 
 def _recall(by: Any, state: Any, item: object) -> _Taken | None:
-    """Return what is known of an item that a hop or a task has taken from a queue, if it has."""
+    """Return the record of an item that a hop or a task has taken from a queue; None if it has not taken the item."""
     item = _token(item)
     found = (_taken.get(by) or {}).get((id(state), id(item))) if by is not None else None
     is_same = found is not None and found.queue() is state and found.item() is item
@@ -160,61 +162,61 @@ def _recall(by: Any, state: Any, item: object) -> _Taken | None:
 
 
 def _gives_back(state: Any, item: object) -> bool:
-    """Return whether the running code puts something back into a pool.
+    """Return whether the running code puts an item back into a pool.
 
-    The hop that it works for has taken it, in any of its tasks and threads, or the running task has. What another hop
-    has put may be a job that is tried again. It is a connection of a pool that is filled when it is used, if the
-    other hop had first found the queue empty.
+    It does if its hop (in any task or thread) or the running task has taken the item before. An item that another hop
+    had put may instead be a job that is tried again. But if that other hop had first found the queue empty, the queue is
+    a pool that is filled on demand.
     """
     for by in (hop_now(), running_taker()):
         found = _recall(by, state, item)
         if found is None:
             continue
-        if _token(item) not in (None, object):  # of those it may have taken several
+        if _token(item) not in (None, object):  # the code may have taken several of these
             del _taken[by][id(state), id(item)]
         if found.origin is None:
             return True
-        if _recall(found.origin(), state, _NOTHING) is not None:
-            belts[id(state)].is_known_as_pool()
+        if _recall(found.origin(), state, _FOUND_EMPTY) is not None:
+            belts[id(state)].become_pool()
             return True
     return False
 
 
 def _found_empty(queue: Any) -> None:
-    """Record that the hop that the running code works for has found a queue empty."""
+    """Record that the running code's hop has found a queue empty."""
     hop = hop_now()
     if hop is not None:
-        _remember(hop, _state(queue), _NOTHING)
+        _remember(hop, _state(queue), _FOUND_EMPTY)
 
 
 def _present(state: Any) -> list[object]:
-    """Return the items that are in a queue."""
-    for name in ("_queue", "queue", "buffer", "_items"):
+    """Return the items that a queue holds now."""
+    for name in ("_queue", "queue", "buffer", "queued_items"):
         found = getattr(state, name, None)
         if found is not None:
             return [*found, *getattr(state, "waiting_senders", {}).values()]
     return []
 
 
-def _see_dropped(queue: Any, newest: Parcel) -> None:
-    """Release what a queue of asyncio has dropped, in the step of a put after which it has no item more.
+def _release_dropped(queue: Any, newest: Parcel) -> None:
+    """Release the items that an asyncio queue has dropped. Called in the step of a put that did not grow the queue.
 
-    Nothing is released if it is not certain what the queue has.
+    If the items of the queue are not certain, release none.
     """
     found = getattr(queue, "_queue", ())
     entries = [pair[::-1] for pair in found.items()] if isinstance(found, dict) else list(found)
     if len(entries) == queue.qsize() and queue.empty() is not bool(entries):
-        newest.belt.keep_only(entries, newest)
+        newest.belt.release_dropped(entries, newest)
 
 
 def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., Any]:
     """Return the replacement of a function that puts an item in one step.
 
-    If it may drop items, no other thread takes one meanwhile.
+    If the function may drop items (`may_drop`), other threads must not take items meanwhile.
     """
 
     def putting(self: Any, item: Any, *args: Any, **options: Any) -> Any:
-        parcel = None if _sending and running_taker() in _sending else _recorded(self, item)
+        parcel = None if _sending and running_taker() in _sending else _record_put(self, item)
         if parcel is None:
             return put(self, item, *args, **options)
         size = self.qsize() if may_drop else 0
@@ -224,7 +226,7 @@ def by_put(put: Callable[..., Any], *, may_drop: bool = False) -> Callable[..., 
             parcel.belt.withdraw(parcel)
             raise
         if may_drop and self.qsize() <= size:
-            _see_dropped(self, parcel)
+            _release_dropped(self, parcel)
         return made
 
     return putting
@@ -234,7 +236,7 @@ def by_send(send: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement of a function that may wait before the item is taken."""
 
     async def sending(self: Any, item: Any) -> Any:
-        parcel = _recorded(self, item)
+        parcel = _record_put(self, item)
         if parcel is None:
             return await send(self, item)
         key = running_taker()
@@ -260,29 +262,29 @@ def by_get_nowait(get: Callable[..., Any]) -> Callable[..., Any]:
         belt = belt_of(self)
         frame = None if belt is None else calling_frame()
         if belt is not None:
-            belt.asks(key, self, frame)
+            belt.on_ask(key, self, frame)
         try:
             item = get(self)
         except Exception:
             _found_empty(self)
             raise
-        _took(self, (item,), key, frame)
+        _record_taken(self, (item,), key, frame)
         return item
 
     return getting
 
 
 def by_look(look: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return the replacement of `empty` or `qsize`: a taker that finds the queue empty has asked for more."""
+    """Return the replacement of `empty` or `qsize`. A taker that finds the queue empty has asked for more."""
 
     def looking(self: Any) -> int:
         found = look(self)
         belt = belt_of(self)
         if belt is not None and bool(found) is (type(found) is bool):
-            frame = sys._getframe().f_back
+            frame = get_frame().f_back
             key = running_taker() if takers else None
             if key in takers and frame is not None and _decides(takers[key], belt, frame):
-                belt.asks(key, self, frame, is_look=True)
+                belt.on_ask(key, self, frame, is_look=True)
         return found
 
     return looking
@@ -291,16 +293,16 @@ def by_look(look: Callable[[Any], int]) -> Callable[[Any], int]:
 def _decides(taker: Taker, belt: Belt, frame: FrameType) -> bool:
     """Return whether the code that takes items from a queue decides by its size whether to take more."""
     codes = [one.place[0] for one in taker.parcels if one.belt is belt and one.place is not None]
-    here = (frame.f_code, *frame.f_code.co_consts)  # a comprehension may have a code of its own
+    here = (frame.f_code, *frame.f_code.co_consts)  # a comprehension may have its own code object
     return any(code in here for code in codes) and bytecode_flow.is_decided(
         frame.f_code, frame.f_lasti
     )
 
 
 def by_get(get: Callable[..., Any], *, gives_list: bool = False) -> Callable[..., Any]:
-    """Return the replacement of a function that waits for an item; or, if it gives a list, for several.
+    """Return the replacement of a function that waits for an item or, with `gives_list`, for several.
 
-    The task that calls it is the one that works on the item, also if another task runs it: `create_task(queue.get())`.
+    The task that calls the function works on the item, also if another task runs it: `create_task(queue.get())`.
     """
 
     def getting(self: Any, *args: Any) -> Any:
@@ -315,26 +317,28 @@ def by_get(get: Callable[..., Any], *, gives_list: bool = False) -> Callable[...
 async def _for_asker(
     get: Callable[[], Any], queue: Any, asker: Any, before: list[Parcel], *, gives_list: bool
 ) -> Any:
-    """Wait for an item, on behalf of the task that asked for it, and that had some before."""
+    """Wait for an item on behalf of `asker`, which had the items `before` when it asked."""
     key = running_taker()
     if asker is None or (key is not asker and isinstance(asker, asyncio.Task) and asker.done()):
         asker = key
     belt = belt_of(queue)
     if belt is not None and key is asker:
-        belt.asks(asker, queue, calling_frame())
+        belt.on_ask(asker, queue, calling_frame())
     elif belt is not None:
-        belt.asked_ahead(asker, queue, before, is_waited_for=_waits_for(asker, key))
+        belt.on_ask_ahead(asker, queue, before, is_waited_for=_waits_for(asker, key))
     _asking.add(key)
     try:
         found = await get()
     finally:
         _asking.discard(key)
-    _took(queue, found if gives_list else (found,), asker, calling_frame() if belts else None)
+    _record_taken(
+        queue, found if gives_list else (found,), asker, calling_frame() if belts else None
+    )
     return found
 
 
 def _scope_of(getter: Any) -> tuple[Any] | None:
-    """Return the scope of the task that a coroutine gets an item for, if that task is elsewhere now by its items."""
+    """Return the asking task's own scope, if its items have moved it to another scope; see `core.libraries`."""
     asker = getter.cr_frame.f_locals["asker"]
     taker = takers.get(asker) if takers and asker is running_taker() else None
     if taker is None or not taker.is_at_work or current.get() not in taker.hops():
@@ -346,7 +350,7 @@ add_getter(_for_asker.__code__, _scope_of)
 
 
 def _waits_for(asker: Any, getter: object) -> bool:
-    """Return whether a task waits for the one that gets an item for it, and does not work on another meanwhile."""
+    """Return whether a task waits for the task that gets an item for it, and does not work meanwhile."""
     waits_for = getattr(asker, "_fut_waiter", None)
     if waits_for is getter or getter in getattr(waits_for, "_children", ()):  # of `gather`
         return True
@@ -358,7 +362,7 @@ def _waits_for(asker: Any, getter: object) -> bool:
     return False
 
 
-_WAIT = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]  # where `asyncio.wait` waits
+_WAIT = wait_code()
 
 
 def by_done(done: Callable[..., Any]) -> Callable[..., Any]:
@@ -370,7 +374,7 @@ def by_done(done: Callable[..., Any]) -> Callable[..., Any]:
         if belt is not None:
             names = ("_unfinished_tasks", "unfinished_tasks")
             left = next((getattr(self, name) for name in names if hasattr(self, name)), None)
-            belt.done(running_taker(), left)
+            belt.on_task_done(running_taker(), left)
 
     return finishing
 
@@ -384,16 +388,15 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
         belt = belt_of(self)
         frame = calling_frame() if belts else None
         if belt is not None:
-            belt.asks(running_taker(), self, frame)
+            belt.on_ask(running_taker(), self, frame)
         try:
             item = get(self, block, timeout)
         except thread_queue.Empty:
             _found_empty(self)
             raise
-        frame = frame or (
-            calling_frame() if belts else None
-        )  # the first hop may have come meanwhile
-        _took(self, (item,), running_taker(), frame)
+        # A first hop may have used the queue meanwhile.
+        frame = frame or (calling_frame() if belts else None)
+        _record_taken(self, (item,), running_taker(), frame)
         return item
 
     return getting
@@ -402,9 +405,9 @@ def by_thread_get(get: Callable[..., Any]) -> Callable[..., Any]:
 def by_to_thread(
     to_thread: Callable[..., Any], *, takes_options: bool = False
 ) -> Callable[..., Any]:
-    """Return the replacement of `asyncio.to_thread`: the task that waits for an item is the one that has it.
+    """Return the replacement of `asyncio.to_thread`. The task that waits for an item is the taker, not the thread.
 
-    `anyio.to_thread.run_sync` takes options of its own; with `asyncio.to_thread`, they are the function's.
+    With `takes_options`, keyword arguments belong to `to_thread` itself (anyio) and not to the function (asyncio).
     """
 
     async def called(func: Any, /, *args: Any, **options: Any) -> Any:
@@ -415,7 +418,7 @@ def by_to_thread(
         belt = belt_of(queue)
         frame = calling_frame()
         if belt is not None:
-            belt.asks(running_taker(), queue, frame)
+            belt.on_ask(running_taker(), queue, frame)
         given, own = ({}, options) if takes_options else (options, {})
 
         def take() -> Any:
@@ -426,17 +429,17 @@ def by_to_thread(
                 _for_task.queue = None
 
         found = await to_thread(take, **own)
-        _took(queue, (found,), running_taker(), frame)
+        _record_taken(queue, (found,), running_taker(), frame)
         return found
 
     return called
 
 
 def by_wait_for(wait_for: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of `asyncio.wait_for` of 3.11, which runs a coroutine in a task of its own.
+    """Return the replacement of `asyncio.wait_for` of Python 3.11, which runs a coroutine in a new task.
 
-    The taker of an item would be another task than the one that works on it. As in later versions, the coroutine runs
-    in the task that waits.
+    That new task would be the taker of an item on which the waiting task works. With the replacement, the coroutine runs
+    in the waiting task, as in later versions of Python.
     """
 
     async def waited(fut: Any, timeout: float | None) -> Any:  # noqa: ASYNC109 - its own
@@ -449,10 +452,10 @@ def by_wait_for(wait_for: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state(queue: Any) -> Any:
-    """Return what both ends of a queue share."""
+    """Return the object that both ends of a queue share."""
     if isinstance(queue, MemoryObjectSendStream | MemoryObjectReceiveStream):
-        return queue._state
-    return queue._lane if isinstance(queue, Reader | BatchReader) else queue
+        return queue._state  # noqa: SLF001 - anyio has no public way to find both ends of a stream
+    return queue.lane if isinstance(queue, Reader | BatchReader) else queue
 
 
 def _kind(queue: Any) -> str:

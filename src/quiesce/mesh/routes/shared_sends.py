@@ -1,15 +1,16 @@
 """A message that a worker sends for several hops at once, while it has items of all of them.
 
-It is an edge of one hop. The others are held until that edge is closed. If it is not known then that all of it has ended,
-that is recorded in them, because their own receipts do not count it. A failure is only in the hop whose edge it is.
+The message is an edge of one hop. The other hops are held until that edge is closed. If the edge's receipt does not
+prove that all its work has ended, the other hops record that, because their own receipts do not count the edge. A failure
+is recorded only in the hop that owns the edge.
 """
 
 from __future__ import annotations
 
-from sys import _getframe
 from typing import TYPE_CHECKING
 
 from quiesce.core.libraries import starting_frame
+from quiesce.core.python_private import get_frame
 from quiesce.mesh.protocol.facts import EdgeClosed
 from quiesce.mesh.routes.following import Followed
 from quiesce.mesh.routes.takers import companions
@@ -27,17 +28,17 @@ __all__: list[str] = []
 
 
 def share(hop: Hop, handing: Handing) -> None:
-    """Hold the other hops that a message is sent for, until its edge is closed."""
+    """Hold the other hops for which a message is sent, until the message's edge is closed."""
     others = companions(hop)
     if others:
-        frame = starting_frame(_getframe(1))
+        frame = starting_frame(get_frame(1))
         name = f"to {handing.to}, sent for several messages at once"
         held = [Followed(other, "message", name, frame) for other in others]
-        hop._mesh._shared[handing._edge] = held
+        hop.mesh_node.shared_sendings[handing.edge_id] = held
 
 
 def edges_closed(shared: Shared, records: Iterable[Record]) -> None:
-    """Release the hops that wait for edges that these records close."""
+    """Release the hops that wait for an edge which one of these records closes."""
     for record in records:
         if isinstance(record, EdgeClosed) and record.edge in shared:
             receipt = record.receipt

@@ -1,16 +1,16 @@
-"""`queue.SimpleQueue`, whose type is not open to changes, and queues that are shut down.
+"""`queue.SimpleQueue`, whose methods cannot be replaced, and queues that are shut down.
 
-While a node is open, `queue.SimpleQueue` is a kind of it whose items carry hops. One that was made before, or by a name that
-was imported before, is as it was.
+While a node is open, the name `queue.SimpleQueue` stands for a subclass whose items carry hops. A queue that was made
+before the node opened, or by a name that was imported before, is an ordinary one.
 """
 
 from __future__ import annotations
 
 from _queue import SimpleQueue as Plain
-from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import libraries
+from quiesce.core.python_private import get_frame
 from quiesce.mesh.routes import queues
 
 if TYPE_CHECKING:
@@ -29,25 +29,25 @@ class _Kind(type):
 
 
 class SimpleQueue(Plain[Any], metaclass=_Kind):
-    """A queue between threads whose items carry hops, but for those of the standard library's own pools."""
+    """A queue between threads whose items carry hops, except for items of the standard library's own pools."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - as it is
         """Put an item."""
-        if _is_of_library(_getframe(1)):
+        if _is_of_library(get_frame(1)):
             Plain.put(self, item, block, timeout)
         else:
             _put(self, item, block, timeout)
 
     def put_nowait(self, item: Any) -> None:
         """Put an item."""
-        if _is_of_library(_getframe(1)):
+        if _is_of_library(get_frame(1)):
             Plain.put(self, item)
         else:
             _put(self, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - as it is
         """Take an item, or wait for one."""
-        if libraries.is_housekeeper(_getframe(1)):
+        if libraries.is_housekeeper(get_frame(1)):
             return Plain.get(self, block, timeout)
         return _get(self, block, timeout)
 
@@ -57,7 +57,7 @@ class SimpleQueue(Plain[Any], metaclass=_Kind):
 
 
 def _is_of_library(caller: FrameType) -> bool:
-    """Return whether a library that keeps house puts something for itself, and not for the code that it was given."""
+    """Return whether a known library puts an item for its own housekeeping, and not for the user's code."""
     frame = libraries.frame_behind_call(caller, "put", "put_nowait")
     return frame is not None and libraries.is_housekeeper(frame)
 
@@ -66,17 +66,17 @@ SimpleQueue.__module__ = "queue"
 
 
 def followed(_: object) -> type:
-    """Return what stands in for `queue.SimpleQueue`."""
+    """Return the replacement of `queue.SimpleQueue`."""
     return SimpleQueue
 
 
 def by_shutdown(shutdown: Callable[..., None]) -> Callable[..., None]:
-    """Return what stands in for `shutdown` of queues: what it drops is never taken."""
+    """Return the replacement of a queue's `shutdown`. Items that it drops are never taken."""
 
     def shut(self: Any, immediate: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is
         shutdown(self, immediate)
         belt = queues.belt_of(self) if immediate else None
         if belt is not None:
-            belt.forget_waiting()
+            belt.release_waiting()
 
     return shut

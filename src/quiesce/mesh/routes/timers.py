@@ -1,19 +1,17 @@
-"""Timers: a program's own callbacks for later hold the hop until they were called.
+"""Timers: a callback that a program schedules for later holds the hop until the callback has been called.
 
-They come by `loop.call_later` and `loop.call_at`, and by `sched.scheduler`.
-
-Timers of event loops (a sleep, a timeout) belong to tasks, which are held by themselves. Those of known libraries
-are housekeeping.
+This covers `loop.call_later`, `loop.call_at` and `sched.scheduler`. Timers that event loops set for a sleep or a timeout
+belong to tasks, for which the hop waits already. Timers of known libraries are housekeeping.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sched
-from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.libraries import frame_behind_call
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import current
 from quiesce.mesh.routes.following import (
     Followed,
@@ -43,16 +41,17 @@ class Timer(asyncio.TimerHandle):
     __slots__ = ("_hold", "_inner")
 
     def __init__(self, hold: Followed, inner: asyncio.TimerHandle, loop: Any) -> None:
-        when = inner.when() if hasattr(inner, "when") else loop.time()  # uvloop: at once
+        # uvloop returns a handle without a time if the callback is due at once.
+        when = inner.when() if hasattr(inner, "when") else loop.time()
         super().__init__(when, hold.release, (), loop)
         self._hold = hold
         self._inner = inner
 
     def cancel(self) -> None:
-        """Cancel the callback; the hop does not wait for it any longer.
+        """Cancel the callback and release the hop.
 
-        If code of another hop cancels it, that may have put it off (a debounce), and do it for both: the hop records that.
-        If code of no hop does, the hop is cancelled.
+        Another hop that cancels the callback may do its work later for both (a debounce), so the first hop records that.
+        If code outside of all hops cancels the callback, the hop counts as cancelled.
         """
         hop = hop_now()
         if hop is None:
@@ -63,28 +62,27 @@ class Timer(asyncio.TimerHandle):
         self.end()
 
     def end(self) -> None:
-        """Cancel the callback, for a drain that reports it."""
+        """Cancel the callback on behalf of a drain, which reports it."""
         self._inner.cancel()
-        asyncio.Handle.cancel(self)  # the loop does not know this handle, only the inner one
+        asyncio.Handle.cancel(self)  # not TimerHandle.cancel: the loop knows only the inner handle
         self._hold.release()
 
 
 def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
-    """Return what stands in for `call_at` or `call_later`."""
+    """Return the replacement of `call_at` or `call_later`."""
     get = current.get
 
     def timed(when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         if get() is None:
-            if context is None:  # a server sets a timer for each request
+            if context is None:  # the fast path: a server sets a timer for each request
                 return call(when, callback, *args)
             return call(when, callback, *args, context=context)
-        caller: FrameType | None = _getframe(1)
+        caller: FrameType | None = get_frame(1)
         if caller is not None and caller.f_code is _CALL_LATER:
             caller = caller.f_back
+        # uvloop's `call_at` calls `call_later`.
         if caller is None or caller.f_code is timed.__code__ or _is_own(caller, callback):
-            return call(
-                when, callback, *args, context=context
-            )  # uvloop's `call_at` calls `call_later`
+            return call(when, callback, *args, context=context)
         hop = hop_now()
         if hop is None:
             return call(when, callback, *args, context=context)
@@ -105,18 +103,18 @@ def by_time(call: Callable[..., Any], loop: Any) -> Callable[..., Any]:
             finally:
                 hold.release()
 
-        fire.__qualname__ = name  # by which the event loop reports a failure
+        fire.__qualname__ = name  # the event loop reports a failure under this name
         handle = Timer(hold, call(when, fire, *args, context=context), loop)
-        hold._on_stop = handle.end
+        hold.stop_call = handle.end
         return handle
 
     return timed
 
 
 def _is_own(caller: FrameType, callback: Any) -> bool:
-    """Return whether an event loop sets a timer for itself: for a sleep, a timeout, a handshake of TLS.
+    """Return whether an event loop sets a timer for itself: for a sleep, a timeout or a TLS handshake.
 
-    Functions of uvloop have no frames; but only they can know a function that was made inside of one.
+    Functions of uvloop do not have frames. A callback that is defined inside a function of uvloop shows them instead.
     """
     if caller.f_globals.get("__name__") in _OWN:
         return not _ASKS.isdisjoint(caller.f_code.co_names)
@@ -125,13 +123,13 @@ def _is_own(caller: FrameType, callback: Any) -> bool:
 
 
 def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `sched.scheduler.enterabs`, by which all its events are entered."""
+    """Return the replacement of `sched.scheduler.enterabs`, which `enter` uses, too."""
 
     def entered(
         self: Any, time: float, priority: Any, action: Any, *args: Any, **options: Any
     ) -> Any:
         hop = hop_now()
-        frame: FrameType | None = None if hop is None else _getframe(1)
+        frame: FrameType | None = None if hop is None else get_frame(1)
         if frame is not None and frame.f_code is _ENTER:
             frame = frame.f_back
         frame = frame_behind_call(frame, "enter", "enterabs")
@@ -145,7 +143,7 @@ def by_enter(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_cancel(cancel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for `sched.scheduler.cancel`."""
+    """Return the replacement of `sched.scheduler.cancel`."""
 
     def cancelled(self: Any, event: Any) -> None:
         cancel(self, event)

@@ -1,8 +1,9 @@
-"""Waits that are not a worker's: code waits once for an event or a condition, and not in a loop.
+"""Waits of code that is not a worker: it waits for an event or a condition once, not in a loop.
 
-A hop that wakes it may have given it something to do. If it is a part of the same cascade, the verdict waits for it anyhow.
-If it is a task of the app, or a part of another cascade, nobody can tell, unless the task has begun the cascade itself: the hop records what it assumes. A request
-outside of cascades is not looked at while it is served. Nor is the code of libraries: they wait for locks and connections.
+A hop that wakes such code may have given it a job. If the code belongs to the same cascade, the verdict waits for it
+anyway. If the code is a task of the app or belongs to another cascade, quiesce cannot know, so the hop records the
+assumption that there is no job. Three kinds of code are left out: the task that began the cascade, a request outside of
+all cascades while it is served, and libraries, which wait for locks and connections.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ __all__: list[str] = []
 
 
 class Wait(NamedTuple):
-    """One wait, which goes on."""
+    """One wait that has not ended."""
 
-    hop: Hop | None  # the hop that it is a part of
+    hop: Hop | None  # the hop of the waiting code
     place: Callsite
     key: object  # the task or thread that waits
-    mark: object  # by which it is told from others
+    mark: object  # a unique object, so that two waits are never equal
 
 
 of_events: dict[int, list[Wait]] = {}
-"""By the id of an event, which lives for as long as something waits for it."""
+"""By the id of an event. The event exists for as long as code waits for it."""
 
 
 def begin(event: Any, frame: FrameType | None) -> Wait | None:
-    """Record that the running code waits for an event; `frame` is None if that is not looked at."""
+    """Record that the running code waits for an event; `frame` is None for code that is left out."""
     if frame is None:
         return None
     place = Callsite(frame.f_code, frame.f_lasti)
@@ -59,7 +60,7 @@ def end(event: Any, made: Wait | None) -> None:
 
 
 def tell(event: Any, kind: str, hop: Hop, frame: FrameType | None) -> None:
-    """Record in a hop that the code of a frame wakes what may work for it, outside of its cascade."""
+    """Record a hop's assumption that the code which it wakes outside of its cascade has no job from it."""
     with lock:
         found = list(of_events.get(id(event), ()))
     for one in found:

@@ -3,18 +3,20 @@
 In reading order:
 
 - `node`: one agent's part in the mesh.
-- `node_steps`: the steps of a node: tell the engine, write what it wants written, do what it wants done.
-- `node_scope`: the scope of a node, which tells the node when it is closed.
+- `node_steps`: the steps of a node: pass an event to the engine, write its records, carry out its requests.
+- `node_scope`: the scope of a node, which notifies the node when it is closed.
 - `hop`: the scope of the work on one message.
-- `hop_parts`: what tasks that are not the hop's own do for it.
-- `delegation`: handing a message to another agent, from before its bytes leave until its end is known.
+- `hop_failures`: records the failures of a hop's jobs.
+- `hop_parts`: parts of a hop that tasks of other scopes do.
+- `delegation`: one message to another agent, from before it is sent until its fate is known.
 - `cascade`: a cascade, for the program that began it.
-- `settlement`: what is known of a cascade in the end.
-- `progress`: which agents are still busy with a cascade.
-- `hop_tree`: hops as a tree, for people.
-- `peer_calls`: what a node says to other nodes by itself, and how it answers them.
-- `unposted`: receipts that are still to be posted when a node is closed.
-- `receipt_pull`: asking for receipts that a node cannot post.
-- `peers`: the servers that take part, as far as a node knows them.
-- `admission`: which callers may hand over messages, and how much a node keeps of them.
+- `settlement`: the verdict on a cascade.
+- `progress`: finds the agents that are still busy with a cascade.
+- `left_running`: the work of a closed node's hops that still runs, and what to do about it.
+- `hop_tree`: draws hops as a tree.
+- `peer_calls`: the calls that a node makes to other nodes, and its answers to their calls.
+- `unposted`: the receipts that a closing node still has to post.
+- `receipt_pull`: asks for receipts that another node cannot post to this node.
+- `peers`: the servers that a node knows as part of the mesh.
+- `admission`: which callers may hand over messages, and how many of them a node keeps in memory.
 """

@@ -1,8 +1,8 @@
-"""Who may hand a node messages and ask it questions, and how much of that it keeps.
+"""Decides which callers may hand over messages and ask questions, and bounds the memory that they can use.
 
-Nothing is kept of a request before it is accepted. After that, what a caller can make the node keep is bounded: for
-each address, and for all that have not shown that they are part of the mesh. A caller shows it by the id of an edge
-that the node knows.
+The node keeps nothing of a request before it is accepted. After that, the memory that callers can use is bounded, for
+each address, and for all strangers together. A caller that shows the id of a known edge is part of the mesh; all
+other callers are strangers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quiesce.errors import EdgeRefused
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.facts import NOT_NOW
+from quiesce.mesh.protocol.receipt import edge_mark
 from quiesce.mesh.transport.address_policy import Allowance
 
 if TYPE_CHECKING:
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrival"]
 
-_CALLERS_MAX = 1024
-_EACH, _EACH_PER_SECOND = 10_000, 10.0
-_ALL, _ALL_PER_SECOND = 100_000, 100.0
-_PREFIX = 64  # bits of an IPv6 address that are one caller's
+CALLERS_MAX = 1024
+"""The number of callers that a node counts. It forgets the oldest of them first."""
+EACH_MAX, EACH_PER_SECOND = 10_000, 10.0
+"""How many messages of one caller the node keeps in memory at once, and how many more each second."""
+STRANGERS_MAX, STRANGERS_PER_SECOND = 100_000, 100.0
+"""The same, for all callers together that have not shown that they are part of the mesh."""
+_PREFIX = 64  # all IPv6 addresses with the same first 64 bits count as one caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +39,15 @@ class Arrival:
 
     path: str
     headers: Mapping[str, str]
-    """By name, in lower case; of several with one name, the last."""
+    """The headers by name, in lower case. If a name occurs several times, the last value."""
     client: str
-    """The address that the connection comes from: that of a proxy, if there is one. Empty, if it is not known."""
+    """The address that the connection comes from, which may be a proxy's. Empty if it is not known."""
     is_call: bool
-    """Whether another node calls `/quiesce/...`; else it is a message for the app."""
+    """Whether this is another node's call to `/quiesce/...`. If not, it is a message for the app."""
 
 
 def arrival(scope: MutableMapping[str, Any], *, is_call: bool) -> Arrival:
-    """Describe a request."""
+    """Return the description of a request."""
     lines = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
@@ -52,7 +56,7 @@ def arrival(scope: MutableMapping[str, Any], *, is_call: bool) -> Arrival:
 
 
 def caller_address(scope: MutableMapping[str, Any]) -> str:
-    """Return what is counted as one caller: an address, or the network of an IPv6 address."""
+    """Return the address that counts as one caller: an IPv4 address, or the network of an IPv6 address."""
     client = scope.get("client")
     host: str = client[0] if client else ""
     if ":" not in host:
@@ -64,15 +68,15 @@ def caller_address(scope: MutableMapping[str, Any]) -> str:
 
 
 class NotAccepted(EdgeRefused):
-    """A request that the node's `accept` has turned down; nothing is kept of it."""
+    """The node's `accept` function has refused a request; the node keeps nothing of it."""
 
 
 def check_accept(node: Node, scope: MutableMapping[str, Any], header: bytes | None = None) -> str:
-    """Check a request with the node's `accept`, if it has one, and return its caller; `header` is that of a message.
+    """Check a request with the node's `accept`, if it has one, and return the caller; `header` is a message's header.
 
-    *Raises*: `NotAccepted`; `RemoteProtocolError` if the header is not of the protocol.
+    *Raises*: `NotAccepted` if `accept` refuses; `RemoteProtocolError` if the header violates the protocol.
     """
-    if node._accept is None or node._accept(arrival(scope, is_call=header is None)):
+    if node.accept_rule is None or node.accept_rule(arrival(scope, is_call=header is None)):
         return caller_address(scope)
     answer = ""
     if header is not None:
@@ -81,27 +85,39 @@ def check_accept(node: Node, scope: MutableMapping[str, Any], header: bytes | No
     raise NotAccepted(message, answer)
 
 
+def never_opened(node: Node, handed: codec.Handed) -> EdgeRefused:
+    """Return the refusal of a message by a node that was never opened in this process.
+
+    The refusal is temporary, because the node would accept a late copy of the message after it is opened.
+    """
+    text = (
+        f"message {edge_mark(handed.edge)} is not worked on: node {node.name!r} was never opened, and takes nothing."
+        " The log of its server says what to do"
+    )
+    return EdgeRefused(text, codec.response_header(handed.edge, NOT_NOW), is_busy=True)
+
+
 class Allowances:
-    """An allowance for each caller, and one for all strangers together."""
+    """Counts what callers may still make the node keep: for each caller, and for all strangers together."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._callers: dict[str, Allowance] = {}
         self._peers: dict[str, None] = {}
-        self._strangers = Allowance(_ALL, _ALL_PER_SECOND, clock)
+        self._strangers = Allowance(STRANGERS_MAX, STRANGERS_PER_SECOND, clock)
 
     def known(self, caller: str) -> None:
         """Record that a caller knows an edge, so that it is not a stranger."""
         if caller not in self._peers:
-            if len(self._peers) >= _CALLERS_MAX:
+            if len(self._peers) >= CALLERS_MAX:
                 del self._peers[next(iter(self._peers))]
             self._peers[caller] = None
 
     def take(self, caller: str) -> bool:
-        """Take one from the allowance of a caller, if there is one."""
+        """Use one unit of a caller's allowance; return False if the allowance is used up."""
         own = self._callers.get(caller)
         if own is None:
-            if len(self._callers) >= _CALLERS_MAX:
+            if len(self._callers) >= CALLERS_MAX:
                 del self._callers[next(iter(self._callers))]
-            own = self._callers[caller] = Allowance(_EACH, _EACH_PER_SECOND, self._clock)
+            own = self._callers[caller] = Allowance(EACH_MAX, EACH_PER_SECOND, self._clock)
         return own.take() and (caller in self._peers or self._strangers.take())

@@ -1,9 +1,8 @@
-"""A cascade, for whoever has begun it: when has all of it ended, who is still busy, make it end."""
+"""A cascade, for the program that began it: wait for its verdict, list the busy agents, cancel it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from sys import _getframe
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -11,6 +10,7 @@ import anyio
 from quiesce.core import arguments, libraries
 from quiesce.core.current import detached
 from quiesce.core.latch import Latch
+from quiesce.core.python_private import get_frame
 from quiesce.errors import UsageError
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
 from quiesce.mesh.routes import drivers
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Cascade"]
 
-# Of the time that a caller waits, so much is also for finding out who is still at it.
+# The share of a caller's waiting time in which the node also asks which agents are still busy.
 _LOOK_SHARE, _LOOK_MIN, _LOOK_MAX = 0.1, 0.05, 1.0
+_AWAY = "If it has stopped, start it again with its journal, and await settled() again"
 
 
 class Cascade:
-    """Something that one agent begins, and others go on with; made by `Node.cascade()`.
+    """Work that one agent begins and other agents continue; made by `Node.cascade()`.
 
-    The block is its first hop: what is handed to others inside of it belongs to it. Ask for its end
-    after the block: inside of it, it has not ended.
+    The `async with` block is the first hop of the cascade. Messages that are sent inside the block belong
+    to the cascade. Call `settled()` after the block, because the cascade cannot end inside it.
     """
 
     def __init__(self, node: Node, name: str) -> None:
-        """Describe it; the block begins it."""
+        """Describe the cascade; the block begins it."""
         self.name: str = name
         self._node = node
         self._hop: Hop | None = None
@@ -52,33 +53,34 @@ class Cascade:
         self._receipt: Receipt | None = None
         self._gate: Latch | None = None
         self._is_told = False
-        self._began = self._ended_at = 0.0
+        self._began: float | None = None  # None if the journal does not say
+        self._ended_at = 0.0
 
     @property
     def id(self) -> str:
-        """What it is called in every agent; empty before it has begun."""
+        """The id of the cascade, the same in every agent; empty before the cascade has begun."""
         return "" if self._record is None else self._record.cascade.hex()
 
     async def __aenter__(self) -> Self:
-        """Begin it."""
+        """Begin the cascade."""
         if self._record is not None:
             message = (
-                f"cascade {self.name!r} was begun before, and can be begun once: make a new one"
+                f"cascade {self.name!r} was begun before, and can begin only once: make a new one"
             )
             raise UsageError(message)
-        hop = self._hop = self._node._begin(self)
-        self._resume(hop._record)
-        self._part = Part(hop, "cascade", self.name, _getframe(1))
+        hop = self._hop = self._node.begin_root(self)
+        self.resume_root(hop.record, self._node.clock())
+        self._part = Part(hop, "cascade", self.name, get_frame(1))
         self._part.enter()
         drivers.begins(self)
         return self
 
-    def _resume(self, record: states.HopRecord) -> None:
+    def resume_root(self, record: states.HopRecord, began: float | None) -> None:
         self._record = record
-        self._began = self._node._clock()
-        self._gate = Latch(self._node._hops_scope._backend)
+        self._began = began
+        self._gate = Latch(self._node.scope_of_hops.backend)
         if record.receipt is not None:
-            self._settle(record.receipt)
+            self.settle_with(record.receipt)
 
     async def __aexit__(
         self,
@@ -86,11 +88,11 @@ class Cascade:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End its first hop, as far as the block goes; what was handed to others goes on.
+        """End the block's part of the first hop. Work that other agents do goes on.
 
-        *Cancel safety*: may be cancelled at any time; the block has ended.
+        *Cancel safety*: may be cancelled at any time; the block ends all the same.
 
-        *Raises*: `CascadeCancelled` if it was told to end meanwhile.
+        *Raises*: `CascadeCancelled` if the cascade was cancelled inside the block.
         """
         assert self._part is not None  # noqa: S101 - entered
         await self._part.__aexit__(exc_type, exc, traceback)
@@ -101,53 +103,56 @@ class Cascade:
             raise UsageError(message)
         return self._record
 
-    def _settle(self, receipt: Receipt) -> None:
+    def settle_with(self, receipt: Receipt) -> None:
         self._receipt = receipt
-        self._ended_at = self._node._clock()
+        self._ended_at = self._node.clock()
         if self._gate is not None:
             self._gate.open()
 
     def __del__(self) -> None:
-        """Notify the node in its event loop that no code asks any longer: this may be any thread."""
+        """Notify the node, in its event loop, that no code can ask for the verdict. May run in any thread."""
         if self._receipt is not None and self._record is not None and not self._is_told:
-            self._node._hops_scope._backend.post(self._node._dropped, self._record)
+            self._node.scope_of_hops.backend.post(self._node.note_dropped, self._record)
 
-    def _wait_again(self) -> None:
+    def _took(self, until: float) -> float | None:
+        return None if self._began is None else until - self._began
+
+    def wait_again(self) -> None:
         """Reset the gate, so that callers wait for the end again after the node could not write for a while."""
         if self._receipt is None and self._gate is not None and self._gate.is_open:
-            self._gate = Latch(self._node._hops_scope._backend)
+            self._gate = Latch(self._node.scope_of_hops.backend)
 
-    def _abandon(self) -> None:
-        """Record that its node will not hear of its end: nobody is to wait for it any more."""
+    def abandon_wait(self) -> None:
+        """Record that the node cannot learn the verdict, and wake the callers that wait for it."""
         if self._gate is not None:
             self._gate.open()
 
     async def settled(
         self, within: float | None = None, *, require: Require = "full"
     ) -> Settlement:
-        """Wait until all of it has ended, everywhere, or until that cannot be known; and tell which.
+        """Wait until the cascade has ended in every agent, or until that cannot be known; return the verdict.
 
         It may be called any number of times.
 
         Args:
-            within: how many seconds to wait; then it is `Unknown`, with what is open: what agents are at, and
-                which do not answer. None: until the
-                nodes have given up on those that are not heard of (`Patience.give_up`), or this node
-                is closed or cannot write its journal: then it is `Unknown`, and not final. Inside of the block, or in a task that was started there, which are part of
-                what is waited for, it has to be given.
-            require: `"full"`: everything, by agents that all take part and keep a journal;
-                `"participants"`: what agents that take part have done.
+            within: how many seconds to wait. After that the verdict is `Unknown`; it lists what the agents
+                still do, and which agents do not answer. None: wait until the nodes give up on agents that do not
+                answer (`Patience.give_up`), or until this node is closed or cannot write its journal; then the
+                verdict is `Unknown`, but not final. Inside the block, and in tasks that were started there,
+                `within` is required, because they are part of the cascade.
+            require: `"full"`: all work has ended, and all agents take part and keep a journal.
+                `"participants"`: all work of the agents that take part has ended.
 
         *Cancel safety*: may be cancelled at any time; the cascade goes on.
 
-        *Raises*: `UsageError` from work of its own block without `within`, which would wait for itself.
+        *Raises*: `UsageError` without `within` if the caller is work of the block, which would wait for itself.
         """
         record = self._begun()
         arguments.one_of("require", require, ("full", "participants"))
         seconds = None if within is None else arguments.seconds("within", within)
         assert self._gate is not None  # noqa: S101 - begun
         if not self._gate.is_open:
-            self._node._hops_scope._check_here("wait in")
+            self._node.scope_of_hops.check_here("wait in")
         inside = "" if self._gate.is_open else self._inside()
         if inside and seconds is None:
             message = f"cascade {self.name!r} has not ended, and would wait for itself. {inside}, or give within=..."
@@ -159,26 +164,26 @@ class Cascade:
         if look >= _LOOK_MIN and not self._gate.is_open:
             found = await self._look(record, self._gate, look)
         elif not self._gate.is_open:
-            found = (progress.own_work(self._node, record),)  # there is no time to ask others
+            found = (progress.own_work(self._node, record),)  # no time is left to ask other nodes
         receipt = self._receipt
         if receipt is None:
             return self._so_far(record, found, inside)
         self._is_told = True
-        self._node._told(record.edge)
-        took = self._ended_at - self._began
+        self._node.note_told(record.edge)
+        took = self._took(self._ended_at)
         return settlement_of(
             receipt, name=self.name, cascade=record.cascade, seconds=took, require=require
         )
 
     def _inside(self) -> str:
-        """Return what to do, if the caller of `settled()` is work of its own block; else nothing."""
+        """Return advice if the caller of `settled()` is work of the block; otherwise an empty text."""
         hop, part = self._hop, self._part
         if hop is None or part is None:
             return ""
-        owner, key = hop._owner_of_running_task()
-        if owner is None or key not in owner._holds or not owner._is_within(hop):
+        owner, key = hop.find_owner_of_running_task()
+        if owner is None or key not in owner.holds or not owner.is_within(hop):
             return ""
-        caller = libraries.starting_frame(_getframe(2))
+        caller = libraries.starting_frame(get_frame(2))
         call = "" if caller is None else f", at {frame_place(caller)}"
         block = "" if part.where is None else f" (it began at {part.where})"
         return f"It was waited for inside of its own block{call}: leave the block first{block}"
@@ -186,16 +191,16 @@ class Cascade:
     async def _look(
         self, record: states.HopRecord, gate: Latch, seconds: float
     ) -> tuple[Busy, ...]:
-        """Wait for its end for so long, and find out meanwhile who is still at it; agents may not answer."""
+        """Wait for the verdict for `within` seconds, and ask in the meantime which agents are busy."""
         found: list[Busy] = []
 
         async def look() -> None:
-            transport = self._node._exchange._transport
+            transport = self._node.exchange.transport_used
             seen = await progress.ask_frontier(self.name, self._node, transport, record, seconds)
             found.extend(seen.entries)
 
         async with anyio.create_task_group() as group:
-            with detached():  # the caller may be work of the cascade, and this is not
+            with detached():  # the caller may be work of the cascade, but this question is not
                 group.start_soon(look)
             with anyio.move_on_after(seconds):
                 await gate.wait()
@@ -205,10 +210,10 @@ class Cascade:
     def _so_far(
         self, record: states.HopRecord, found: tuple[Busy, ...] = (), inside: str = ""
     ) -> Unknown:
-        """Return what is known of it now, and what is not; and who was found not to answer."""
+        """Return an `Unknown` verdict with the known facts, the missing facts, and the agents that did not answer."""
         own = edge_mark(record.edge)
         told = record.tally.sum()
-        is_busy = self._hop is not None and not self._hop._ended
+        is_busy = self._hop is not None and not self._hop.has_ended
         notes = [Note(own, "", self._node.name, "unknown", None, "at work" if is_busy else "waits")]
         seen = {one.mark: one for one in found}
         advice = f": {seen[own].what}" if own in seen else ""
@@ -226,7 +231,7 @@ class Cascade:
         lost = Counter((one.name, one.what) for one in found if one.state == "not reached")
         for (name, what), count in lost.items():
             sent_to = f" with {count} messages" if count > 1 else ""
-            missing.append(f"what {name} does{sent_to}: it was not reached ({what}){end}")
+            missing.append(f"what {name} does{sent_to}: it was not reached ({what}){end}. {_AWAY}")
         for entry in found:
             if entry.mark not in direct:
                 if entry.state == "at work":
@@ -235,26 +240,28 @@ class Cascade:
                 notes.append(
                     Note(entry.mark, entry.parent, entry.name, "unknown", entry.seconds, what)
                 )
+        notes += told.notes
+        hops = told.hops + sum(note.status == "unknown" for note in notes)
         receipt = Receipt(
-            "unknown", told.hops, told.failed, told.cancelled, told.lost, told.opaque,
+            "unknown", hops, told.failed, told.cancelled, told.lost, told.opaque,
             told.unknown + len(record.edges) + is_busy, told.volatile, told.untracked,
-            told.undelivered, (*notes, *told.notes),
+            told.undelivered, tuple(notes),
         )  # fmt: skip
-        took = self._node._clock() - self._began
+        took = self._took(self._node.clock())
         return Unknown(self.name, record.cascade.hex(), receipt, took, missing=tuple(missing))
 
     async def frontier(self, within: float = 2.0) -> MeshFrontier:
-        """Ask every agent that is known to be at it what it is at; those that do not answer are named.
+        """Ask all agents that may be busy with the cascade for their work. List agents that do not answer as such.
 
         *Cancel safety*: may be cancelled at any time.
         """
         record = self._begun()
         seconds = arguments.seconds("within", within)
-        transport = self._node._exchange._transport
+        transport = self._node.exchange.transport_used
         return await progress.ask_frontier(self.name, self._node, transport, record, seconds)
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[MeshFrontier, None]:
-        """Yield who is still busy, again and again, until the cascade has settled.
+        """Yield a new `frontier()` every few seconds, until the cascade has settled.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -267,36 +274,37 @@ class Cascade:
                 await self._gate.wait()
 
     async def cancel(self) -> None:
-        """Send all agents the request to end what they do for the cascade: `settled()` returns when they have.
+        """Send all agents the request to end their work for the cascade. `settled()` returns when they have ended it.
 
-        Each agent tells those that it has handed messages to. If one of them is dead, its sender tells those below
-        it, if they are its peers and it has heard of them (`Patience.ask_every`). Others go on until the dead
-        agent is back with its journal. `settled()` names it, and who was told and who was not.
+        Each agent passes the request to the agents that it has sent messages to. If such an agent is dead, its
+        sender passes the request to the agents below the dead one, if they are peers of the sender and it knows of
+        them (`Patience.ask_every`). Other agents below it go on until the dead agent is back with its journal.
+        `settled()` names the dead agent, the agents that got the request, and those that did not.
 
-        *Cancel safety*: there is nothing to wait for.
+        *Cancel safety*: `cancel()` never waits, so it cannot be cancelled.
 
-        *Raises*: `UsageError` if its node was closed and opened again since: `Node.recovered` has it then.
+        *Raises*: `UsageError` if the node was closed and opened again since; use `Node.recovered` then.
         """
         record, node = self._begun(), self._node
-        node._check()
-        if record.receipt is None and node._engine.detector.find_root(record.edge) is not record:
+        node.check_accepts()
+        if record.receipt is None and node.engine.detector.find_root(record.edge) is not record:
             message = (
-                f"cascade {self.name!r} was begun before node {node.name!r} was opened again: what is left of it "
-                "is in `node.recovered`"
+                f"cascade {self.name!r} was begun before node {node.name!r} was opened again: use the cascade "
+                "of that name in `node.recovered`"
             )
             raise UsageError(message)
-        node._cancel(record)
+        node.cancel_hop(record)
 
     def __repr__(self) -> str:
-        """Name it, and say whether it has settled."""
+        """Return the cascade's name, and whether it has settled."""
         state = "new" if self._record is None else "open" if self._receipt is None else "settled"
         return f"<Cascade {self.name!r} {state}>"
 
 
 def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tuple[str, str]:
-    """Return what is not known of a message that is not closed, as a sentence and in few words.
+    """Return the missing fact about an open message, as a sentence and in a few words.
 
-    Only an agent that has said so, to the sender or to this question, has the message.
+    An agent is said to have the message only if it has said so, to the sender or in reply to this question.
     """
     to, state = sent.to, "" if entry is None else entry.state
     if entry is not None and state == "at work":
@@ -318,14 +326,17 @@ def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tup
 
 
 def _at_work(mark: str, name: str, entry: Busy) -> str:
-    """Return that an agent has a message, since when, and what it does."""
+    """Return the sentence that an agent has a message, with the time and the agent's work."""
     since = "" if entry.seconds is None else f" for {entry.seconds:.1f} s"
     return f"when {name} ends its work on message {mark}: it has the message, and is at work{since}: {entry.what}"
 
 
 def recovered(node: Node, roots: Iterable[states.HopRecord]) -> Iterator[Cascade]:
-    """Make cascades of those that an earlier process has begun; they have the names that they had."""
+    """Yield the cascades that an earlier process has begun, with their earlier names."""
+    now, wall = node.clock(), node.wall()
     for root in roots:
-        cascade = node._cascades[root.edge] = Cascade(node, root.name or "recovered")
-        cascade._resume(root)
+        cascade = node.known_cascades[root.edge] = Cascade(node, root.name or "recovered")
+        # An older journal has no time of the beginning. If the clock was set back, the time is useless.
+        is_said = root.at is not None and root.at <= wall
+        cascade.resume_root(root, now - wall + (root.at or 0.0) if is_said else None)
         yield cascade

@@ -1,4 +1,4 @@
-"""Handing a message to another agent: its edge, from before its bytes leave until its end is known."""
+"""One message to another agent: its edge, from before the message is sent until its fate is known."""
 
 from __future__ import annotations
 
@@ -31,34 +31,37 @@ RESULTS: dict[str, Sending] = {
 
 
 class Handing:
-    """One message that is being handed to another agent; made by `HopRecord.delegate()`.
+    """One message that is being handed to another agent; made by `Hop.delegate()`.
 
-    Unless it was told how the receiver has answered, or that nothing was sent, the message is in doubt
-    at the end of the block, and the receiver is asked.
+    Inside the block, call `answered()` or `not_sent()`. If neither was called, the message is in doubt at the
+    end of the block, and the node asks the receiver about it.
     """
 
-    __slots__ = ("_edge", "_header", "_hop", "_node", "_resolved", "_uses", "to")
+    __slots__ = ("_hop", "edge_id", "header_text", "is_resolved", "sender_node", "to", "use_count")
+
+    header_text: str
+    edge_id: bytes
 
     def __init__(self, node: Node, hop: HopRecord, to: str) -> None:
-        """Write it down: nothing has left before that."""
-        self._node = node
+        """Record the message in the journal. The caller sends the message only after this."""
+        self.sender_node: Node = node
         self._hop = hop
-        self._resolved = False
+        self.is_resolved: bool = False
         self.to: str = to
-        """The agent that it is handed to."""
-        self._uses = 0
-        self._edge, self._header = node._send(hop, to)
+        """The agent that receives the message."""
+        self.use_count: int = 0
+        self.edge_id, self.header_text = node.send_edge(hop, to)
 
     @property
     def header(self) -> str:
-        """What goes along with the message, to be sent as the header `Cascade`. A secret of the two."""
-        self._uses += 1
-        return self._header
+        """The value of the header `Cascade` to send with the message. A secret of sender and receiver."""
+        self.use_count += 1
+        return self.header_text
 
     @property
     def mark(self) -> str:
-        """What the message is called in settlements and logs."""
-        return edge_mark(self._edge)
+        """The name of the message in settlements and logs."""
+        return edge_mark(self.edge_id)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -68,67 +71,69 @@ class Handing:
     def answered(
         self, header: str | bytes | None, *, is_error: bool = False, status: int = 0
     ) -> None:
-        """Record how the receiver has answered.
+        """Record the receiver's answer.
 
         Args:
-            header: the value of `Cascade-Receipt`. None: there was none. Then an agent that is none of the node's
-                peers takes no part, and a peer is asked.
-            is_error: whether it was an error. One without a header may be that of something else, like a proxy, and
-                the message may be worked on: the receiver is asked, unless it is known to take no part. Anything
-                else is of the agent, which has the message: if it does not know of it, what came along was lost on
-                the way.
+            header: the value of `Cascade-Receipt`. None: the answer has no such header. Then the node asks the
+                receiver if it is a peer; any other receiver counts as an agent that takes no part.
+            is_error: whether the answer is an error. An error without a header may come from a proxy, and the
+                receiver may have the message; so the node asks the receiver, unless it is known to take no part.
+                Any other answer proves that the receiver has the message. If the receiver then does not know the
+                edge, the header `Cascade` was lost on the way.
             status: the HTTP status of the error, for verdicts.
         """
         if header is None:
             if is_error:
-                self._answered_with(status)
-                self._resolve("is in doubt")
-            elif not self._node._policy.allows(self.to):
-                self._resolve("is opaque")
+                self.note_error_status(status)
+                self.resolve_sending("is in doubt")
+            elif not self.sender_node.policy.allows(self.to):
+                self.resolve_sending("is opaque")
             else:
                 self.told(WORKING, must_ask=True)
             return
         try:
-            told = codec.parse_response_header(header, self._edge)
+            told = codec.parse_response_header(header, self.edge_id)
         except RemoteProtocolError as error:
             logger.warning("the answer of %s to %s: %s", self.to, self.mark, error)
-            self._resolve("is in doubt")
+            self.resolve_sending("is in doubt")
         else:
-            peers_of(self._node).learn(self.to)
+            peers_of(self.sender_node).learn(self.to)
             self.told(told.answer, must_ask=told.must_ask)
 
     def told(self, answer: Answer, *, must_ask: bool = False) -> None:
-        """Record how the receiver has answered, if the answer came by other means than a header."""
-        if not self._resolved:
-            self._resolved = True
-            how, uses = RESULTS[answer.kind], self._uses
+        """Record the receiver's answer, if it did not come as a header."""
+        if not self.is_resolved:
+            self.is_resolved = True
+            how, uses = RESULTS[answer.kind], self.use_count
             if answer.kind == "not now" and must_ask:
-                how = "is in doubt"  # a copy may be taken, or may not: its receiver can tell
-            self._node._answered(self._edge, self.to, answer, how, must_ask=must_ask, uses=uses)
+                how = "is in doubt"  # the receiver may have accepted a copy: ask it
+            self.sender_node.note_answer(
+                self.edge_id, self.to, answer, how, must_ask=must_ask, uses=uses
+            )
 
     def not_sent(self) -> None:
-        """Record that not a byte of it has left: it could not be connected, for instance."""
-        self._resolve("is not sent")
+        """Record that no byte of the message was sent, for example because the connection failed."""
+        self.resolve_sending("is not sent")
 
     def in_doubt(self) -> None:
-        """Record that it is not known whether it has arrived; the receiver is asked."""
-        self._resolve("is in doubt")
+        """Record that the message may or may not have arrived, so that the node asks the receiver."""
+        self.resolve_sending("is in doubt")
 
-    def _answered_with(self, status: int) -> None:
+    def note_error_status(self, status: int) -> None:
         """Record the status of an error that does not say whether the message was taken."""
-        sent = self._hop.edges.get(self._edge)
+        sent = self._hop.edges.get(self.edge_id)
         if sent is not None and status:
             sent.error_status = status
 
-    def _resolve(self, how: Sending) -> None:
-        if not self._resolved:
-            self._resolved = True
-            if how == "is in doubt" and self._node._policy.is_opaque(self.to):
-                how = "is opaque"  # nobody there could be asked
-            self._node._resolve(self._edge, self.to, how)
+    def resolve_sending(self, how: Sending) -> None:
+        if not self.is_resolved:
+            self.is_resolved = True
+            if how == "is in doubt" and self.sender_node.policy.is_opaque(self.to):
+                how = "is opaque"  # the receiver has no node that could be asked
+            self.sender_node.resolve_edge(self.edge_id, self.to, how)
 
     def __enter__(self) -> Self:
-        """Return the handing itself."""
+        """Return this object."""
         return self
 
     def __exit__(
@@ -137,9 +142,9 @@ class Handing:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave it in doubt, if nothing is known of it."""
+        """Mark the message as in doubt if no answer was recorded."""
         self.in_doubt()
 
     def __repr__(self) -> str:
-        """Name it without its id, which is a secret."""
+        """Return the mark and the receiver, without the message's id, which is a secret."""
         return f"<Handing {self.mark} to {self.to}>"

@@ -1,15 +1,14 @@
-"""A hop: the scope of the work on one message, in the agent that it was handed to.
+"""A hop: the scope of the work on one message, in the agent that has received the message.
 
-Whatever the handler starts belongs to the hop, also what outlives the request. When nothing of it is in
-flight, the hop has ended: it starts nothing and sends nothing any more. What holds:
+All work that the handler starts belongs to the hop, also work that outlives the request. When the last of this
+work has ended, the hop ends, and neither starts work nor sends messages after that. Invariants:
 
-1. A hop is busy from the step in which its message was taken, and its id written, until it has ended.
-2. It ends in a step in which nothing of it is in flight, and nothing that has just ended can start more:
-   a turn of the event loop lies between, unless the handler alone was ever in it, and has left no callback
-   with the loop.
-3. It ends once. Who cancels it, cancels all of it, and waits for its end as ever.
-4. One that nobody has begun is held in a drain, for somebody still may; it is lost at the deadline, and as
-   soon as nobody can begin it any more, because its part was dropped.
+1. A hop is busy from the step that accepts its message and writes the message's id, until the hop has ended.
+2. A hop ends in a step in which it has no work in flight, and no callback that could start more. To be sure, it
+   waits for one more turn of the event loop, unless the handler was its only work and left no callback.
+3. A hop ends once. Cancelling a hop cancels all its work, and the hop ends when the work has ended.
+4. If no task has begun the hop yet, a drain waits for it, because a task still may. The hop is lost at the deadline,
+   or when its first part was dropped, so that no task can begin it.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
-from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import failures
 from quiesce.core import report as reports
-from quiesce.core.harmless_text import harmless
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import ScopeState, current, logger
 from quiesce.mesh.protocol.receipt import ASSUMES, edge_mark
+from quiesce.mesh.protocol.states import WORK_LIFE, WorkState
 from quiesce.mesh.routes import early_sets
 from quiesce.mesh.routes.following import Followed, called, hop_now
 from quiesce.mesh.routes.shared_sends import share
@@ -34,6 +33,8 @@ from quiesce.mesh.routes.takers import takers
 from quiesce.mesh.runtime.delegation import Handing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quiesce.core.backends.base import Waiter
     from quiesce.core.closing import Closing
     from quiesce.core.scope import Scope
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol import states
     from quiesce.mesh.protocol.receipt import Status
     from quiesce.mesh.protocol.states import Sending
-    from quiesce.mesh.runtime.hop_parts import Part
+    from quiesce.mesh.runtime.hop_parts import Origin, Part, Visit
     from quiesce.mesh.runtime.node import Node
 
 __all__ = ["Hop", "current_hop"]
@@ -50,88 +51,107 @@ SHUT_DOWN = "its agent was shut down"
 _NOT_BEGUN = "its agent took it, and never began to work on it"
 _FROM_OUTSIDE = "code that is not its own cancelled some of its work"
 _SERVER_ERRORS = 500
-_LEFT_MAX = 32  # ways out of one hop that are named
-_NAMED_MAX = 3  # pieces of work of one hop, in one line
+_LEFT_MAX = 32  # untracked pieces of work that one hop records
 _leaving = threading.Lock()
+_RUNNING, _ENDING, _ENDED = WorkState.RUNNING, WorkState.ENDING, WorkState.ENDED
 
 
 def current_hop() -> Hop | None:
     """Return the hop that the running code works for, or None."""
     node = current.get()
-    hop = None if node is None else node._errand
+    hop = None if node is None else node.hop_served
     if hop is None and called:
         return hop_now()
-    return hop if isinstance(hop, Hop) and hop._state is not ScopeState.CLOSED else None
+    return hop if isinstance(hop, Hop) and hop.phase is not ScopeState.CLOSED else None
 
 
 def hop_of_node(node: Node) -> Hop | None:
-    """Return the current hop if it is one of this node: what its clients send belongs to that.
+    """Return the current hop if it is a hop of this node. Messages of the node's clients belong to it.
 
-    In a hop of another node of this process it belongs to nobody, which is seldom meant: it is said, once.
+    If the current hop is of another node in this process, the message belongs to no hop. This is
+    usually a mistake, so the first case logs a warning.
     """
     hop = current_hop()
-    if hop is None or hop._mesh is node:
+    if hop is None or hop.mesh_node is node:
         return hop
-    if hop._mesh not in node._strangers:
-        node._strangers.add(hop._mesh)
+    if hop.mesh_node not in node.strangers:
+        node.strangers.add(hop.mesh_node)
         logger.warning(
             "a client of node %r sent a message in a hop of node %r. The message is not part of that hop, so no verdict "
-            "waits for it. Use a client of node %r there", node.name, hop._mesh.name, hop._mesh.name,
+            "waits for it. Use a client of node %r there", node.name, hop.mesh_node.name, hop.mesh_node.name,
         )  # fmt: skip
     return None
 
 
 class Hop(LightScope):
-    """The work on one message; made by `Node.handle()` and `Node.cascade()`.
+    """The scope of the work on one message; made by `Node.handle()` and `Node.cascade()`.
 
-    It is a `Scope`: whatever is started in it, by `spawn` or by any code that creates tasks, belongs to
-    it, and has to end before the sender is told that the message is done.
+    All work that is started in the hop, by `spawn` or by any code that creates tasks, belongs to the hop.
+    The sender learns that the message is done only after all this work has ended.
     """
 
     __slots__ = (
-        "_awaited", "_ended", "_is_left", "_left", "_mesh", "_record", "_status", "_unbegun", "_why", "mark", "packed",
-        "rides",
+        "_unbegun", "end_reason", "end_status", "left_sendings", "mark", "mesh_node", "origin", "packed", "record",
+        "rides", "work_state",
     )  # fmt: skip
 
     _kind = "hop"
-    _unseen_turns = 3  # one for a callback, two for that of a `gather`, one to spare
+    _unseen_turns = 3  # a callback takes one turn, the callback of a `gather` two; one to spare
 
     def __init__(self, node: Node, record: states.HopRecord, name: str = "") -> None:
-        """Open it below the node's own scope."""
-        self._mesh = node
-        self._record = record
-        self._status: Status = "done"
-        self._why = ""
-        self._awaited = self._ended = self._is_left = False
+        """Open the hop below the node's own scope."""
+        self.mesh_node: Node = node
+        self.record: states.HopRecord = record
+        self.end_status: Status = "done"
+        self.end_reason: str = ""
+        self.work_state: WorkState = _RUNNING
         self._unbegun: Hold | None = None
         # See untracked() and opaque(); and clients/strays.py.
-        self._left: dict[object, tuple[str, str, Sending]] | None = (
-            dict(node._strays) if node._strays else None
+        self.left_sendings: dict[object, tuple[str, str, Sending]] | None = (
+            dict(node.stray_sendings) if node.stray_sendings else None
         )
         self.rides: bool = False
-        """Whether the answer to its message is about to be made, so that its receipt can be on it."""
+        """Whether the answer to the message will be made soon, so that it can carry the receipt."""
         self.packed: bytes | None = None
-        """Its receipt, if that is on the answer."""
+        """The receipt, if the answer carries it."""
+        self.origin: Visit | Origin | None = None
+        """The name of the request and the place of its endpoint, if an app serves the hop."""
         self.mark: str = edge_mark(record.edge)
-        """What the message is called in settlements and logs."""
-        LightScope.__init__(self, node._model, name or f"hop {self.mark}", _getframe(2).f_code)
+        """The name of the message in settlements and logs."""
+        LightScope.__init__(self, node.hop_model, name or f"hop {self.mark}", get_frame(2).f_code)
 
     @property
-    def _errand(self) -> Hop:
+    def hop_served(self) -> Hop:
         return self
 
     @property
+    def where(self) -> str | None:
+        """The place of the request's endpoint; without a request, the file and line that began the hop."""
+        return super().where if self.origin is None else self.origin.where
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The request, if the hop has one, and the state, unless the hop is open."""
+        request = {} if self.origin is None else {"request": self.origin.name}
+        return {**request, **super().details}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the hop has ended: it has no work in flight, and sends no more messages."""
+        return self.work_state is _ENDED
+
+    @property
     def cascade(self) -> str:
-        """The id of the cascade that it is part of."""
-        return self._record.cascade.hex()
+        """The id of the cascade that the hop belongs to."""
+        return self.record.cascade.hex()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the cascade, or this part of it, was told to end."""
-        return self._record.is_cancelled
+        """Whether the cascade, or the part of it that this hop belongs to, was cancelled."""
+        return self.record.is_cancelled
 
     def delegate(self, to: str) -> Handing:
-        """Hand a message to another agent: what is to be sent along, and what to do with its answer.
+        """Begin to hand a message to another agent; return its headers and the functions for its answer.
 
         ```python
         with hop.delegate("https://billing.example") as handing:
@@ -141,13 +161,13 @@ class Hop(LightScope):
         ```
 
         Args:
-            to: the agent's address; of a node without HTTP, whatever its transport calls it by.
+            to: the agent's address. Without HTTP, the name that the transport uses for the agent.
 
-        *Raises*: `UsageError` if the hop has ended: what is sent now would belong to nobody. Also in
-        another thread, or in another event loop than the node's.
+        *Raises*: `UsageError` if the hop has ended, because the message would belong to no hop; also in
+        another thread or event loop than the node's.
         """
-        self._check_here("send from")
-        handing = Handing(self._mesh, self._record, to)
+        self.check_here("send from")
+        handing = Handing(self.mesh_node, self.record, to)
         if takers:
             share(self, handing)
         return handing
@@ -155,27 +175,27 @@ class Hop(LightScope):
     def untracked(self, route: str, place: str, *, thing: object = None) -> None:
         """Record that work leaves the hop by a way that quiesce does not follow.
 
-        The receipt names it, and no verdict is green. Called by quiesce where it sees such work; call it
-        yourself where only you know. It may be called from any thread.
+        The receipt names this work, and the verdict is not green. quiesce calls this method when it notices
+        such work. Call it yourself for work that quiesce cannot notice, from any thread.
 
         Args:
-            route: the way that the work takes, like `thread`.
-            place: where it was started, like `app.py:12 in pay`.
-            thing: what was started, if `tracked()` may be called when that has ended.
+            route: how the work leaves, like `thread`.
+            place: where the work was started, like `app.py:12 in pay`.
+            thing: an object that stands for the work, to pass to `tracked()` when the work has ended.
         """
         self._leave(thing, route, place, "is untracked")
 
     def tracked(self, thing: object) -> None:
-        """Record that untracked work has ended, before the hop has. It may be called from any thread."""
+        """Record that untracked work has ended before the hop did. May be called from any thread."""
         with _leaving:
-            if self._left is not None:
-                self._left.pop(thing, None)
+            if self.left_sendings is not None:
+                self.left_sendings.pop(thing, None)
 
     def opaque(self, route: str, place: str = "handed to a system that takes no part") -> None:
         """Record that the handler hands work to a system that takes no part, like a task queue.
 
-        The verdict is then as for a message to an agent that takes no part: not green with
-        `require="full"`, and not waited for with `require="participants"`.
+        This work then counts like a message to an agent that takes no part: with `require="full"` the
+        verdict is not green, and with `require="participants"` the verdict does not wait for the work.
 
         ```python
         hop.opaque("celery")
@@ -185,25 +205,25 @@ class Hop(LightScope):
         self._leave(None, route, place, "is opaque")
 
     def _leave(self, thing: object, route: str, place: str, how: Sending) -> None:
-        with _leaving:  # in whatever thread: what is posted to the loop may come after the end
-            if self._left is None:
-                self._left = {}
-            if len(self._left) < _LEFT_MAX:
-                self._left[(route, place) if thing is None else thing] = (route, place, how)
-        if self._ended:  # so that may have come too late
+        with _leaving:  # in this thread: a call posted to the loop may come after the end
+            if self.left_sendings is None:
+                self.left_sendings = {}
+            if len(self.left_sendings) < _LEFT_MAX:
+                self.left_sendings[(route, place) if thing is None else thing] = (route, place, how)
+        if self.has_ended:  # the receipt may already be made without this work
             logger.warning(
-                "%s has ended, and work that it left goes on, which no verdict waits for: %s, %s",
+                "%s has ended, but work that left it may go on, and no verdict waits for that: %s, %s",
                 self.name,
                 route,
                 place,
             )
 
     def working(self, name: str, kind: str = "handler") -> Part:
-        """Do something as part of this hop, in the running task.
+        """Return a part of this hop, for work that another task will do.
 
-        For work that comes to a task by a way that quiesce does not follow: make the part in the handler, pass
-        it along, and enter it in the task that does the work. The hop waits from the step in which the part
-        was made until its block has ended, or the part is dropped.
+        Use it if the work reaches that task by a way that quiesce does not follow. Make the part in the handler,
+        pass it to the task, and enter it there. The hop waits from the step in which the part was made until the
+        part's block has ended, or until the part is dropped.
 
         ```python
         jobs.append((hop.working("invoice"), order))  # in the handler
@@ -214,244 +234,235 @@ class Hop(LightScope):
         """
         from quiesce.mesh.runtime.hop_parts import Promised  # noqa: PLC0415 - which are parts of hops
 
-        return Promised(self, kind, name, _getframe(1))
+        return Promised(self, kind, name, get_frame(1))
 
     # Its end.
 
-    def assume(self, what: str) -> None:
-        """Record something that quiesce takes to be so, and does not know; the receipt names the first of it.
+    def assume(self, what: str, *, also: bool = False) -> None:
+        """Record an assumption that quiesce cannot check; the receipt names the first one, and any that come `also`.
 
-        The hop is *done* all the same. See `Settlement.assumptions`.
+        The hop still counts as *done*. See `Settlement.assumptions`.
         """
-        if self._status == "done" and not self._why.startswith(ASSUMES):
-            self._why = what
+        if self.end_status == "done" and not self.end_reason.startswith(ASSUMES):
+            self.end_reason = what
+        elif self.end_status == "done" and also:
+            self.end_reason += f"; and {what}"
 
-    def _fail(self, error: BaseException) -> None:
-        """Record that it failed, for its sender; not how, which may be a secret."""
-        if self._status == "done" and isinstance(error, self._backend.cancelled):
-            self._cut_unheard(_FROM_OUTSIDE)
-        elif self._status == "done":
-            self._status, self._why = "failed", type(error).__name__
+    def work_failed(self, error: BaseException) -> None:
+        """Record that the hop failed, for its sender: only the exception's type, as its text may be secret."""
+        if self.end_status == "done" and isinstance(error, self.backend.cancelled):
+            self.note_cut_unheard(_FROM_OUTSIDE)
+        elif self.end_status == "done":
+            self.end_status, self.end_reason = "failed", type(error).__name__
 
     def answered_with_error(self, status: int) -> None:
-        """Record that its handler has answered with an error.
+        """Record that the handler has answered with an error.
 
-        By a server error frameworks tell of a failure. Any other error is an answer, which the sender has: the hop is
-        *done*, and the verdict shows the status.
+        A server error counts as a failure of the hop. After any other error the hop counts as *done*, because the
+        sender has the answer; the verdict shows the status.
         """
-        if self._status != "done":
+        if self.end_status != "done":
             return
         if status >= _SERVER_ERRORS:
-            self._status, self._why = "failed", f"it answered {status}"
-        elif not self._why:
-            self._why = f"it answered {status}"
+            self.end_status, self.end_reason = "failed", f"it answered {status}"
+        elif not self.end_reason:
+            self.end_reason = f"it answered {status}"
 
-    def _fail_unheard(self, error: BaseException, work: Any) -> bool:
-        """Record that work failed for which nobody waits: in a drain, the report names it.
+    def note_failed_unheard(self, error: BaseException, work: Any) -> bool:
+        """Record the failure of work that no code waits for. During a drain, put the failure into the report.
 
-        Return whether it does.
+        Return whether the report has it.
         """
-        if self._state is ScopeState.CLOSED:
-            return False  # it was stuck, and is in the report as that
-        self._fail(error)
+        if self.phase is ScopeState.CLOSED:
+            return False  # the report has this work as stuck
+        self.work_failed(error)
         home = self._home_in_drain()
         if home is None or self.is_cancelled:
             return False
-        home._failed.append(reports.report_entry(work, self.name, self._backend.clock(), error))
+        home.failed_entries.append(
+            reports.report_entry(work, self.name, self.backend.clock(), error)
+        )
         return True
 
-    def _cut_short(self) -> None:
-        """Record that a drain of another tree cancels what is in flight here, and reports it."""
-        if self._status == "done":
-            self._status, self._why = "cancelled", SHUT_DOWN
+    def note_cut_short(self) -> None:
+        """Record that a drain of another tree of scopes cancels work of this hop, and reports it."""
+        if self.end_status == "done":
+            self.end_status, self.end_reason = "cancelled", SHUT_DOWN
 
-    def _cut_unheard(self, why: str = SHUT_DOWN) -> None:
-        """Record that other code cancels what is in flight here: in a drain, the report names the hop."""
-        if self._status == "done" and self._state is not ScopeState.CLOSED:
-            self._status, self._why = "cancelled", why
+    def note_cut_unheard(self, why: str = SHUT_DOWN) -> None:
+        """Record that other code cancels work of this hop. During a drain, put the hop into the report."""
+        if self.end_status == "done" and self.phase is not ScopeState.CLOSED:
+            self.end_status, self.end_reason = "cancelled", why
             home = self._home_in_drain()
-            if home is not None and self._mesh._hops_scope._state is not ScopeState.CLOSING:
-                home._cancelled.append(self)  # else the close has it
+            if home is not None and self.mesh_node.scope_of_hops.phase is not ScopeState.CLOSING:
+                home.cancelled_holds.append(self)  # a close reports it by itself
 
     def _home_in_drain(self) -> Scope | None:
-        """Return the node's scope if it is drained, or soon will be: the server was told to end."""
-        home = self._mesh._scope
-        is_open = home is None or home._state is ScopeState.OPEN
-        return home if not is_open or self._mesh._exchange.is_told_to_end() else None
+        """Return the node's scope if it is being drained, or if the server was told to end; else None."""
+        home = self.mesh_node.own_scope
+        is_open = home is None or home.phase is ScopeState.OPEN
+        return home if not is_open or self.mesh_node.exchange.is_told_to_end() else None
 
-    def _cancel(self) -> None:
-        """Cancel all that runs; the hop ends when that has, however long it takes (3)."""
-        if self._state is not ScopeState.CLOSED:
+    def cancel_work(self) -> None:
+        """Cancel all work of the hop. The hop ends when the work has, which may take any time (3)."""
+        if self.phase is not ScopeState.CLOSED:
             self._spare_services()
-            self._close(grace=0.0, cleanup=math.inf)
+            self.plan_close(grace=0.0, cleanup=math.inf)
 
     @property
     def _keeps_shared(self) -> bool:
-        """Whether it waits for a task that others await, too: handed on, it would outlive the hop's receipt."""
+        """Whether the hop keeps its shared tasks. Handed to another scope, they would outlive the receipt."""
         return self.is_cancelled
 
     def _spares(self, waiter: object) -> bool:
-        """Return whether a task that awaits one of the hop's is a worker, which has an item of the hop.
+        """Return whether a waiting task is a worker that handles an item of the hop, and must not be cancelled.
 
-        If the cascade is cancelled, what the worker awaits ends by itself: its cancellation would end the worker.
+        If the cascade is cancelled, the task that the worker awaits ends by itself. Cancelling the worker, too,
+        would end it for all other hops.
         """
-        return self.is_cancelled and isinstance(self._holds.get(waiter), Followed)
+        return self.is_cancelled and isinstance(self.holds.get(waiter), Followed)
 
     def _spare_services(self) -> None:
-        """Move the services to the node, as any other end does."""
-        parent = self._parent
-        assert parent is not None  # noqa: S101 - it is never a root
-        for key, held in self._services.items():
-            held._move(parent)
-            parent._services[key] = held
-        self._services.clear()
+        """Move the services to the node, as at every other end of a hop."""
+        parent = self.parent
+        assert parent is not None  # noqa: S101 - a hop always has a parent
+        for key, held in self.services.items():
+            held.move_to(parent)
+            parent.services[key] = held
+        self.services.clear()
 
-    def _close(self, **limits: Any) -> Closing:
-        if self._leftovers == "parent" and not self._ended:
-            self._leftovers = "cancel"  # or what it hands over would run on after its receipt
-        return super()._close(**limits)
+    def plan_close(self, **limits: Any) -> Closing:
+        if self.leftovers_policy == "parent" and not self.has_ended:
+            self.leftovers_policy = "cancel"  # work that is handed over would outlive the receipt
+        return super().plan_close(**limits)
 
-    def _part_ended(self) -> None:
-        """End, if that was all; or as soon as it was (2)."""
-        if self._ended:
-            return
-        if not self._awaited:
-            self._awaited = True
+    def end_if_all(self) -> None:
+        """End the hop if it is idle, or as soon as it is (2)."""
+        if self.work_state is _RUNNING:
+            self._enter(_ENDING)
             self.when_idle(self._finish)
 
+    def _enter(self, state: WorkState) -> None:
+        """Enter the next state of its work; `WORK_LIFE` lists the allowed steps."""
+        self.work_state = WORK_LIFE.step(self.work_state, state)
+
     async def turned(self) -> None:
-        """Wait for the turn of the loop in which it ends, if nothing of it is in flight, and if it is near.
+        """Wait up to three turns of the loop for the end of the hop, if it has no work in flight.
 
-        Who asks for its answer after that has its receipt on it, which is not posted then.
+        If the hop has ended, the answer that is made next carries the receipt, and the node need not post it.
 
-        *Cancel safety*: may be cancelled at any time; it ends all the same.
+        *Cancel safety*: may be cancelled at any time; the hop ends all the same.
         """
         for _ in range(self._unseen_turns):
-            if self._ended or self._holds:
+            if self.has_ended or self.holds:
                 return
-            waiter = self._backend.waiter()
-            self._backend.soon(partial(_wake, waiter))  # after what sees that it has ended
+            waiter = self.backend.waiter()
+            self.backend.soon(partial(_wake, waiter))  # runs after the callback that ends the hop
             await waiter
 
     @property
-    def _only_closers(self) -> bool:
-        """Whether nothing of it runs but what waits for the node to be closed, and then goes on."""
-        return self._filled and not self._holds and _has_closers(self)
+    def has_only_closers(self) -> bool:
+        """Whether the hop's only running tasks are closers, which wait for the close of the node."""
+        return self.filled and not self.holds and _has_closers(self)
 
     def _finish(self) -> None:
-        if self._filled:
-            if self._only_closers:
-                # To them: those of a scope below it (see _ring), or of the node (see _closed).
-                self._is_left = True
-                self._mesh._exchange.look()
+        if self.filled:
+            if self.has_only_closers:
+                # Closers of a scope below call ring_closing when they end; for the node's, see on_closed.
+                self._enter(WorkState.LEFT)
+                self.mesh_node.exchange.look()
                 return
-            failures.take_over(self)  # of tasks that nobody has asked: now nobody will
-            if self._contexts:
-                self._cancel()  # it runs no more: what it has entered is left, and then it has ended
+            failures.take_over(self)  # failures of tasks whose result no code can ask for any more
+            if self.contexts:
+                self.cancel_work()  # no work is left: this only leaves the contexts, and then ends
                 return
         self._end("")
-        if not self.dissolve() and self._closing is None:
-            self._close(grace=0.0, cleanup=self._cleanup)  # services, which the node goes on with
+        if not self.dissolve() and self.close_plan is None:
+            self.plan_close(
+                grace=0.0, cleanup=self.cleanup_seconds
+            )  # the node takes over the services
 
-    def _ring(self) -> None:
-        super()._ring()
-        if self._is_left and not self._ended:  # a scope below it is closed, perhaps the last
-            self._is_left = False
+    def ring_closing(self) -> None:
+        super().ring_closing()
+        if self.work_state is WorkState.LEFT:  # the last closer may have ended
+            self._enter(_ENDING)
             self.when_idle(self._finish)
 
-    def _closed(self) -> None:
-        if self._bond is not None:
-            self._bond.end()
-        if self._ended:
+    def on_closed(self) -> None:
+        if self.bond is not None:
+            self.bond.end()
+        if self.has_ended:
             return
-        if not self._filled:  # by `dissolve_after`: the handler alone was ever in it
+        if not self.filled:  # closed by `dissolve_after`: the handler was the only work
             self._end("")
             return
         report = self.report
-        # What is stuck still runs: nobody can say that it has ended.
+        # If work is stuck, it still runs, so the hop has not ended.
         if report is None or not report.stuck:
             is_cut = report is not None and (report.cancelled or report.undelivered)
             if self._unbegun is not None:
-                self._status, self._why = "lost", _NOT_BEGUN
-            self._end(SHUT_DOWN if is_cut or not self._awaited else "")
+                self.end_status, self.end_reason = "lost", _NOT_BEGUN
+            self._end(SHUT_DOWN if is_cut or self.work_state is _RUNNING else "")
 
-    def left_running(self) -> str:
-        """Return what of it did not end when it was closed, and where that was started and is now, in words.
-
-        Its handlers come first, if the close has ended those.
-        """
-        report = self.report
-        stuck = () if report is None else report.stuck
-        ended = () if report is None else report.cancelled
-        found = [
-            f"{reports.with_kind(item.kind, item.name)} was cancelled"
-            for item in ended
-            if item.kind == "handler"
-        ][:1]
-        found += [
-            f"{reports.with_kind(item.kind, item.name)}, {reports.started(item.where)}"
-            + (f", now at {item.stack[-1]}" if item.stack else "")
-            for item in stuck[:_NAMED_MAX]
-        ]
-        more = [f"{len(stuck) - _NAMED_MAX} more"] if len(stuck) > _NAMED_MAX else []
-        return f"{self.name} ({'; '.join([*found, *more])})"
-
-    def _hold_unbegun(self) -> None:
-        """Hold the hop in a drain if no task has begun it: or the drain would not see the hop (4)."""
-        if not (self._holds or self._awaited or self._ended or self._unbegun):
-            hold = Hold(self, "message", "not begun", NOTHING, self._code, 0, self._forsake)
+    def hold_unbegun(self) -> None:
+        """Add a hold during a drain if no task has begun the hop, so that the drain waits for the hop (4)."""
+        if self.work_state is _RUNNING and not (self.holds or self._unbegun):
+            hold = Hold(self, "message", "not begun", NOTHING, self.place_code, 0, self._forsake)
             self._unbegun = hold
-            self._insert(hold, hold)
+            self.insert_hold(hold, hold)
 
     def _forsake(self) -> None:
-        """Wait no more for somebody to begin it: the drain is over."""
+        """Stop waiting for a task that begins the hop, at the deadline of the drain."""
         hold = self._unbegun
         if hold is not None and not hold.released:
-            self._lose(
-                (reports.report_entry(hold, self.name, self._backend.clock()),), given_up=True
+            self.lose_items(
+                (reports.report_entry(hold, self.name, self.backend.clock()),), given_up=True
             )
             hold.release()
 
-    def _begun(self) -> None:
+    def note_begun(self) -> None:
         if self._unbegun is not None:
             self._unbegun.release()
             self._unbegun = None
 
-    def _drop(self) -> None:
-        """Record that nobody can begin it, or end its part, any more (4)."""
-        if self._ended or self._state is ScopeState.CLOSED:
+    def drop_unbegun(self) -> None:
+        """Record that the first part was dropped, so that no task can begin the hop or end that part (4)."""
+        if self.has_ended or self.phase is ScopeState.CLOSED:
             return
-        if self._awaited or (self._holds and self._unbegun is None):
+        if self.work_state is not _RUNNING or (self.holds and self._unbegun is None):
             logger.warning(
-                "%s: the part that began it was dropped before its block ended. Let the block of "
-                "`node.handle(...)` end",
+                "%s: its `node.handle(...)` was dropped before the block ended. Let the block end",
                 self.name,
             )
             return
         logger.warning(
-            "%s is lost: its agent took the message, and dropped its part before a task began it. Write "
+            "%s is lost: its agent accepted the message, but never entered `node.handle(...)`. Write "
             "`async with node.handle(...)`", self.name,
         )  # fmt: skip
-        self._status, self._why = "lost", _NOT_BEGUN
-        self._begun()
+        self.end_status, self.end_reason = "lost", _NOT_BEGUN
+        self.note_begun()
+        self._enter(_ENDING)
         self._finish()
 
     def _end(self, why: str) -> None:
-        if self._ended:
+        if self.work_state is _ENDED:
             return
-        self._ended = True
-        if self._record.is_cancelled:
-            self._status, self._why = "cancelled", ""
-        elif why and self._status == "done":
-            self._status, self._why = "cancelled", why
+        self.work_state = WORK_LIFE.step(self.work_state, _ENDED)
+        if self.record.is_cancelled:
+            self.end_status, self.end_reason = "cancelled", ""
+        elif why and self.end_status == "done":
+            self.end_status, self.end_reason = "cancelled", why
         if early_sets.of_hops:
             early_sets.tell_end(self)
-        if self._left:
-            mesh = self._mesh
-            for route, place, how in dict.fromkeys(list(self._left.values())):
-                edge = mesh._random(12)
-                mesh._engine.leave(self._record, edge, route, place, mesh._clock(), how)
-        self._mesh._ended(self, self._status, self._why)
+        mesh = self.mesh_node
+        mesh.joined_work.hop_ends(self)
+        if self.end_status == "done" and not self.record.is_root:
+            mesh.bystanders.tell(self)
+        if self.left_sendings:
+            for route, place, how in dict.fromkeys(list(self.left_sendings.values())):
+                edge = mesh.random_bytes(12)
+                mesh.engine.leave(self.record, edge, route, place, mesh.clock(), how)
+        mesh.note_hop_ended(self, self.end_status, self.end_reason)
 
 
 def _wake(waiter: Waiter) -> None:
@@ -460,18 +471,5 @@ def _wake(waiter: Waiter) -> None:
 
 
 def _has_closers(node: Tree) -> bool:
-    children = (*node._children, *node._quiet)
-    return bool(node._closers) or any(_has_closers(child) for child in children)
-
-
-def job_failed(job: Any, error: BaseException) -> object:
-    """Record in the hop of a job that the job failed; see `failures.REPORTED`."""
-    node: Tree | None = job._node
-    while node is not None and not isinstance(node, Hop):
-        node = node._parent
-    if node is not None:
-        name = harmless(job.name)
-        logger.error("%s %s of %s failed", job.kind, name, node.name, exc_info=error)
-        if node._fail_unheard(error, job):
-            return failures.REPORTED
-    return None
+    children = (*node.children, *node.quiet_children)
+    return bool(node.closers) or any(_has_closers(child) for child in children)

@@ -1,8 +1,8 @@
-"""The parts of a hop: what a task that is not the hop's own does for it, from where it begins to where it ends."""
+"""The parts of a hop: work for the hop in a task of another scope, such as the task of a request."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quiesce.core import callsites, libraries, named_once
 from quiesce.core.callsites import Callsite
@@ -21,93 +21,113 @@ __all__: list[str] = []
 
 
 class Visit(Visitor):
-    """The work on a hop, or on a part of it, by a task that is not the hop's own."""
+    """The hold of a task of another scope, while it works on a hop or on a part of it."""
 
     __slots__ = ("_body", "_hop", "_is_cut")
 
     def __init__(self, hop: Hop, kind: str, name: str, place: Callsite | None = None) -> None:
-        """Begin; the hop has not ended. What began it is at a place, or where the hop was made."""
+        """Begin the work; the hop must not have ended. `place` is the code that began it, by default the hop's."""
         self._hop = hop
         self._is_cut = False
-        backend = hop._backend
+        backend = hop.backend
         self._body: Body | None = None if backend.late_body is not None else backend.body()
         if place is None:
-            Visitor.__init__(self, hop, kind, name, NOTHING, hop._code, None)
+            Visitor.__init__(self, hop, kind, name, NOTHING, hop.place_code, None)
         else:
             Visitor.__init__(self, hop, kind, name, NOTHING, place.f_code, None)
-            self._offset = place.f_lasti
+            self.place_offset: int = place.f_lasti
 
-    def _stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
-        late_body = self._hop._backend.late_body
+    def request_stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+        late_body = self._hop.backend.late_body
         if self._body is None and late_body is not None and not self.released:
-            self._body = late_body(self._task)
+            self._body = late_body(self.own_task)
         if self._body is not None:
             self._is_cut = True
             self._body.interrupt()
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; return what is left to raise."""
+        """End the part; return the exception that is left to raise."""
         hop = self._hop
         left = exc if self._body is None else self._body.leave(exc)
         if exc is not None:
-            if left is None:  # it was this hop that was told to end
-                left = CascadeCancelled(f"{hop.name} ends early, because its cascade was cancelled")
+            if left is None:  # the exception was this hop's cancellation
+                left = CascadeCancelled(_why_ended(hop, self._kind))
             elif isinstance(left, Exception):
-                hop._fail(left)
-            elif hop._status == "done":
-                hop._status, hop._why = "cancelled", ""
-        if self._is_cut and hop._status == "done" and not hop.is_cancelled:
-            hop._job_cancelled(self, service=False)  # also if the handler has swallowed that
-            owner, key = hop._owner_of_running_task()
-            if hop._state is ScopeState.CLOSING and owner is not None:
+                hop.work_failed(left)
+            elif hop.end_status == "done":
+                hop.end_status, hop.end_reason = "cancelled", ""
+        if self._is_cut and hop.end_status == "done" and not hop.is_cancelled:
+            hop.note_cancelled(self, service=False)  # also if the handler swallowed it
+            owner, key = hop.find_owner_of_running_task()
+            if hop.phase is ScopeState.CLOSING and owner is not None:
                 named_once.name_once(owner, key, hop)
+        if self._kind == "handler":
+            hop.mesh_node.joined_work.handler_ends(hop, self)
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
-            hop._part_ended()
+            hop.end_if_all()
         return left
 
 
-class Part:
-    """Something that is done as part of a hop, by a task that is not the hop's own."""
+def _why_ended(hop: Hop, part: str) -> str:
+    """Return why a part of a hop ends before it is done; `part` is its kind."""
+    if not hop.is_cancelled:
+        return f"{hop.name} was cancelled, because its node is shutting down"
+    if hop.record.is_root:
+        where = ": its block ends here" if part == "cascade" else ""
+        return f"cascade {hop.name.removeprefix('cascade ')!r} was cancelled{where}"
+    return f"{hop.name} was cancelled with its cascade"
 
-    __slots__ = ("_hop", "_kind", "_name", "_place", "_visit")
+
+class Origin(NamedTuple):
+    """The request of a hop: its name and place, for messages."""
+
+    name: str
+    where: str | None
+
+
+class Part:
+    """A piece of a hop's work, done by a task of another scope."""
+
+    __slots__ = ("_kind", "_visit", "hop", "name", "place")
+
+    name: str
 
     def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
-        """Describe it; `frame` is the code that asked for it."""
+        """Describe the part; `frame` is the code that made it."""
         asker = libraries.starting_frame(frame)
-        self._place: Callsite | None = (
+        self.place: Callsite | None = (
             None if asker is None else Callsite(asker.f_code, asker.f_lasti)
         )
-        self._hop = hop
-        self._kind, self._name = kind, name
+        self.hop: Hop = hop
+        self._kind, self.name = kind, name
         self._visit: Visit | None = None
 
     @property
     def where(self) -> str | None:
-        """The file and line that asked for it."""
-        return None if self._place is None else callsites.describe(*self._place)
+        """The file and line that made the part."""
+        return None if self.place is None else callsites.describe(*self.place)
 
     def enter(self) -> Hop:
-        """Begin.
+        """Begin the part; return the hop.
 
-        *Raises*: `CascadeCancelled` if the hop was told to end; `UsageError` if it has ended.
+        *Raises*: `CascadeCancelled` if the hop was cancelled; `UsageError` if the hop has ended.
         """
-        hop = self._hop
-        if hop._record.is_cancelled:
-            message = f"{hop.name} ends early, because its cascade was cancelled"
-            raise CascadeCancelled(message)
-        if hop._ended or hop._state is ScopeState.CLOSED or self._visit is not None:
+        hop = self.hop
+        if hop.record.is_cancelled:
+            raise CascadeCancelled(_why_ended(hop, self._kind))
+        if hop.has_ended or hop.phase is ScopeState.CLOSED or self._visit is not None:
             message = (
                 f"{hop.name} has ended, or this part of it was entered before: make a part with "
                 "`hop.working(...)` while the hop runs, and enter it once"
             )
             raise UsageError(message)
-        self._visit = Visit(hop, self._kind, self._name, self._place)
-        hop._begun()
+        self._visit = Visit(hop, self._kind, self.name, self.place)
+        hop.note_begun()
         return hop
 
     def leave(self, exc: BaseException | None) -> BaseException | None:
-        """End; return what is left to raise."""
+        """End the part; return the exception that is left to raise."""
         assert self._visit is not None  # noqa: S101 - entered
         return self._visit.leave(exc)
 
@@ -121,43 +141,43 @@ class Part:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End, and go on: what was started in the hop is not waited for.
+        """End the part, without waiting for other work of the hop.
 
-        *Cancel safety*: may be cancelled at any time; the part has ended.
+        *Cancel safety*: may be cancelled at any time; the part ends all the same.
 
-        *Raises*: `CascadeCancelled` if the hop was told to end meanwhile.
+        *Raises*: `CascadeCancelled` if the hop was cancelled inside the block.
         """
         left = self.leave(exc)
         if left is None or isinstance(left, Exception):
-            await self._hop.turned()
+            await self.hop.turned()
         if left is not exc and left is not None:
             raise left
 
 
 class Promised(Part):
-    """A part that holds its hop from the step in which it was made."""
+    """A part that the hop waits for from the step in which the part was made."""
 
     __slots__ = ("_hold",)
 
     def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
         super().__init__(hop, kind, name, frame)
         self._hold: Hold | None = None
-        if not (hop._ended or hop._state is ScopeState.CLOSED):
-            code, offset = self._place or (hop._code, 0)
+        if not (hop.has_ended or hop.phase is ScopeState.CLOSED):
+            code, offset = self.place or (hop.place_code, 0)
             self._hold = Hold(hop, kind, name, NOTHING, code, offset, self._cut)
-            hop._insert(self._hold, self._hold)
+            hop.insert_hold(self._hold, self._hold)
 
     def enter(self) -> Hop:
-        """Begin, as `Part.enter()` does."""
+        """Begin the part, as `Part.enter()` does."""
         try:
             return super().enter()
         finally:
             self._forsake()
 
     def _cut(self) -> None:
-        """Record that the part will not be done: the hop is told to end, and no task has begun the part."""
+        """Record that the part will not be done, because the hop is cancelled before a task began the part."""
         if self._hold is not None and not self._hold.released:
-            self._hop._job_cancelled(self._hold, service=False)
+            self.hop.note_cancelled(self._hold, service=False)
         self._forsake()
 
     def _forsake(self) -> None:
@@ -166,18 +186,18 @@ class Promised(Part):
             hold.release()
 
     def __del__(self) -> None:
-        """Release the hop, in its event loop: this may be any thread, in the midst of anything."""
+        """Release the hop, in its event loop. May run in any thread, at any moment."""
         hold = getattr(self, "_hold", None)
         if hold is not None:
-            self._hop._backend.post(hold.release)
+            self.hop.backend.post(hold.release)
 
 
 class FirstPart(Part):
-    """The part that begins a hop; if it is dropped, nobody else can (4)."""
+    """The part that begins a hop. If it is dropped, no other task can begin the hop (4)."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
-        """Notify the hop in its event loop: this may be any thread."""
+        """Notify the hop, in its event loop. May run in any thread."""
         if self._visit is None or not self._visit.released:
-            self._hop._backend.post(self._hop._drop)
+            self.hop.backend.post(self.hop.drop_unbegun)

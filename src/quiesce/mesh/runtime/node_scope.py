@@ -1,11 +1,13 @@
-"""The scope of a node. Whatever closes it, the node is told in the same step."""
+"""The scope of a node, which notifies the node in the step in which it closes, by any cause."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from quiesce.core.report import report_entry
 from quiesce.core.scope import Scope
+from quiesce.core.tree import ScopeState
 from quiesce.mesh.clients import instrumentation
 from quiesce.mesh.routes.installing import install_routes
 
@@ -14,52 +16,70 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from quiesce.core.callsites import Callsite
+    from quiesce.core.hold import Held
     from quiesce.core.report import ReportEntry
     from quiesce.core.tree import TreeNode as Tree
     from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 
+_CUT_MAX = 1000
+_CUT_SECONDS = 1.0  # before the drain: a server that cuts requests shuts down right after
+
 
 class Home(Scope):
-    """A node's own scope; a scope around it may close it as well."""
+    """A node's own scope. A scope around it may also close it."""
 
-    __slots__ = ("_unfollow", "node")
+    __slots__ = ("_cut_before", "_unfollow", "node")
+
+    is_ours = True  # the user's work is not here, but in the hops below
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.node: Node | None = None
         self._unfollow: Callable[[], None] | None = None
+        self._cut_before: deque[tuple[float, Held]] = deque(maxlen=_CUT_MAX)
 
-    def _open(self, parent: Tree | None, frame: FrameType | Callsite) -> None:
-        super()._open(parent, frame)
-        self._unfollow = install_routes(self._backend)
+    def open_under(self, parent: Tree | None, frame: FrameType | Callsite) -> None:
+        super().open_under(parent, frame)
+        self._unfollow = install_routes(self.backend)
 
     def belong_to(self, node: Node) -> None:
-        """Notify a node when this scope ends; until then, notice what leaves the node's hops."""
+        """Bind this scope to a node: notify the node at the end, and until then notice work that leaves its hops."""
         self.node = node
         instrumentation.node_opened(node)
 
-    def _mark_draining(self, root: Tree, *, deep: bool = True) -> None:
-        super()._mark_draining(root, deep=deep)
-        if self.node is not None:
-            self.node._exchange.closing()
+    def note_cut(self, held: Held) -> None:
+        """Record work of a hop that the server has cancelled: a loss if the node is drained, or soon will be."""
+        node = self.node
+        if self.phase is ScopeState.OPEN and node and not node.exchange.is_told_to_end():
+            self._cut_before.append((self.backend.clock(), held))
+        else:
+            self.cancelled_holds.append(held)
 
-    def _left_running(self) -> list[ReportEntry]:
-        """Return the daemon threads that still work for hops: no drain waits for them, and the exit cuts them."""
-        threads = {} if self.node is None else self.node._threads
-        now = self._backend.clock()
+    def mark_draining(self, root: Tree, *, deep: bool = True) -> None:
+        if self.phase is ScopeState.OPEN:
+            since = self.backend.clock() - _CUT_SECONDS
+            self.cancelled_holds.extend(held for at, held in self._cut_before if at >= since)
+        super().mark_draining(root, deep=deep)
+        if self.node is not None:
+            self.node.exchange.closing()
+
+    def list_left_running(self) -> list[ReportEntry]:
+        """Return entries of daemon threads that still work for hops. No drain waits for them; the exit ends them."""
+        threads = {} if self.node is None else self.node.hop_threads
+        now = self.backend.clock()
         return [
-            report_entry(held, held._node.name, now, stack=True)
+            report_entry(held, held.owner_node.name, now, stack=True)
             for thread, held in list(threads.items())
             if thread.is_alive()
         ]
 
-    def _closed(self) -> None:
-        super()._closed()
+    def on_closed(self) -> None:
+        super().on_closed()
         if self._unfollow is not None:
             self._unfollow()
             self._unfollow = None
         if self.node is not None:
             instrumentation.node_closed(self.node)
-            self.node._is_closed()
+            self.node.note_closed()

@@ -1,6 +1,6 @@
-"""The steps of a node: something is told to the engine, what it wants written is written, what it wants is done.
+"""The steps of a node: pass an event to the engine, write the engine's records, carry out its requests.
 
-Each is made without an await, so that no cancellation comes between. node.py says what holds.
+A step has no await, so a cancellation cannot come in between. node.py lists the invariants.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol.receipt import Status
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.cascade import Cascade
+    from quiesce.mesh.runtime.node_scope import Home
     from quiesce.mesh.runtime.peer_calls import PeerCalls
     from quiesce.mesh.store.journal_keeper import Keeping
     from quiesce.mesh.transport.address_policy import AddressPolicy
@@ -41,167 +42,173 @@ _REFUSED = "it is a copy of a message that this agent refused for good, and neve
 
 
 class Steps:
-    """What a node does in one step."""
+    """The steps of a node; a base of `Node`."""
 
     if TYPE_CHECKING:
         name: str
         url: str | None
-        _keeping: Keeping | None
-        _scope: Scope | None
-        _hops: dict[bytes, Hop]
+        journal_keeping: Keeping | None
+        own_scope: Home | None
+        running_hops: dict[bytes, Hop]
         _hops_max: int
-        _shared: shared_sends.Shared
-        _serves: bool
-        _cascades: WeakValueDictionary[bytes, Cascade]
-        _policy: AddressPolicy
-        _random: Callable[[int], bytes]
-        _engine: Engine
-        _exchange: PeerCalls
-        _hops_scope: Scope
-        _clock: Callable[[], float]
+        shared_sendings: shared_sends.Shared
+        is_serving: bool
+        known_cascades: WeakValueDictionary[bytes, Cascade]
+        policy: AddressPolicy
+        random_bytes: Callable[[int], bytes]
+        engine: Engine
+        exchange: PeerCalls
+        scope_of_hops: Scope
+        clock: Callable[[], float]
 
-        def _opened(self) -> Scope: ...
+        def get_open_scope(self) -> Scope: ...
         def _abandon(self) -> None: ...
 
-    def _check(self) -> None:
-        self._opened()
-        if self._is_refusing and not self._retry():
+    def check_accepts(self) -> None:
+        self.get_open_scope()
+        if self.is_refusing and not self.retry_writing():
             self._refuse()
 
     @property
-    def _is_refusing(self) -> bool:
-        return self._keeping is not None and self._keeping.is_refusing
+    def is_refusing(self) -> bool:
+        return self.journal_keeping is not None and self.journal_keeping.is_refusing
 
     @property
-    def _broken(self) -> BaseException | None:
-        return self._keeping.error if self._keeping is not None and self._is_refusing else None
+    def write_error(self) -> BaseException | None:
+        return (
+            self.journal_keeping.error
+            if self.journal_keeping is not None and self.is_refusing
+            else None
+        )
 
     @property
-    def _is_behind(self) -> bool:
-        return self._keeping is not None and self._keeping.error is not None
+    def is_behind(self) -> bool:
+        return self.journal_keeping is not None and self.journal_keeping.error is not None
 
     def _refuse(self) -> NoReturn:
-        assert self._keeping is not None  # noqa: S101 - it has a journal that cannot be written
-        raise self._keeping.broken() from self._keeping.error
+        assert self.journal_keeping is not None  # noqa: S101 - it has a journal that cannot be written
+        raise self.journal_keeping.broken() from self.journal_keeping.error
 
-    def _retry(self) -> bool:
-        """Try to write what could not be written; if that succeeds, do what rests on it."""
-        assert self._keeping is not None  # noqa: S101 - as above
-        if self._keeping.retry():
-            for cascade in self._cascades.values():
-                cascade._wait_again()
-            self._commit()
-            self._exchange.wake()
-        return self._keeping.error is None
+    def retry_writing(self) -> bool:
+        """Try again to write the records that could not be written; on success, act on them."""
+        assert self.journal_keeping is not None  # noqa: S101 - as above
+        if self.journal_keeping.retry():
+            for cascade in self.known_cascades.values():
+                cascade.wait_again()
+            self.commit_records()
+            self.exchange.wake()
+        return self.journal_keeping.error is None
 
     @property
     def health(self) -> Health:
-        """Whether it can do its part now, and what is wrong if it cannot."""
-        if self._scope is None:
+        """Return whether the node can do its part now, and the problem if it cannot."""
+        if self.own_scope is None:
             return Health("closed")
-        if self._keeping is not None and self._is_behind:
-            state: Literal["refusing", "behind"] = "refusing" if self._is_refusing else "behind"
-            return Health(state, self._keeping.why())
-        return Health("ready" if self._hops_scope._state is _OPEN else "draining")
+        if self.journal_keeping is not None and self.is_behind:
+            state: Literal["refusing", "behind"] = "refusing" if self.is_refusing else "behind"
+            return Health(state, self.journal_keeping.why())
+        return Health("ready" if self.scope_of_hops.phase is _OPEN else "draining")
 
-    def _try_to_commit(self) -> None:
-        """Commit; if the journal cannot be written, what is to be done waits until it can."""
+    def try_to_commit(self) -> None:
+        """Commit the records. If the journal cannot be written, the actions wait until it can."""
         with suppress(JournalBroken):
-            self._commit()
+            self.commit_records()
 
-    def _commit(self) -> None:
-        """Write what has to last, then have done what is to be done (1, 2)."""
-        engine, exchange = self._engine, self._exchange
+    def commit_records(self) -> None:
+        """Write the engine's records, then carry out its requests (1, 2)."""
+        engine, exchange = self.engine, self.exchange
         writes = engine.detector.writes
         if writes:
             engine.detector.writes = []
-            keeping = self._keeping
+            keeping = self.journal_keeping
             if keeping is not None:
                 if not keeping.write(writes):
                     self._abandon()
                     exchange.wake()
                     self._refuse()
                 if keeping.error is not None or keeping.tidying.is_over():
-                    exchange.wake()  # it sees to that, too
-            if exchange._polls or exchange._flush is not None:
+                    exchange.wake()  # the exchange also retries the write
+            if exchange.waiting_polls or exchange.flush_hold is not None:
                 exchange.wrote(writes)
-            if self._shared:
-                shared_sends.edges_closed(self._shared, writes)
+            if self.shared_sendings:
+                shared_sends.edges_closed(self.shared_sendings, writes)
         if engine.news:
             self._hear(engine.take_news())
-        if engine.is_stirred or exchange._flush is not None:
+        if engine.is_stirred or exchange.flush_hold is not None:
             engine.take_stir()
             exchange.look()
 
     def _hear(self, told: list[Stop | Settle]) -> None:
         for news in told:
             if type(news) is Settle:
-                cascade = self._cascades.get(news.edge)
+                cascade = self.known_cascades.get(news.edge)
                 if cascade is None:
-                    self._told(news.edge)  # nobody will ask
+                    self.note_told(news.edge)  # no code can ask for the verdict
                 else:
-                    cascade._settle(news.receipt)
-            elif news.edge in self._hops:
-                self._hops[news.edge]._cancel()
+                    cascade.settle_with(news.receipt)
+            elif news.edge in self.running_hops:
+                self.running_hops[news.edge].cancel_work()
 
-    def _begin(self, cascade: Cascade) -> Hop:
-        self._check()
-        self._hops_scope._admit()
-        edge, name = self._random(12), cascade.name
-        record = self._engine.begin(edge, self._random(16), self._clock(), name)
+    def begin_root(self, cascade: Cascade) -> Hop:
+        self.check_accepts()
+        self.scope_of_hops.check_may_start()
+        edge, name = self.random_bytes(12), cascade.name
+        record = self.engine.begin(edge, self.random_bytes(16), self.clock(), name)
         self._commit_begun(edge)
-        hop = self._hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")  # type: ignore[arg-type]  # a Node
-        self._cascades[record.edge] = cascade
+        hop = self.running_hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")  # type: ignore[arg-type]  # a Node
+        self.known_cascades[record.edge] = cascade
         return hop
 
     def _commit_begun(self, edge: bytes) -> None:
         try:
-            self._commit()
+            self.commit_records()
         except JournalBroken:
-            assert self._keeping is not None  # noqa: S101 - it raised that
-            self._keeping.withdraw(edge)  # it does not begin: another copy may, later
+            assert self.journal_keeping is not None  # noqa: S101 - it raised that
+            self.journal_keeping.withdraw(edge)  # a later copy may be accepted
             raise
 
-    def _arrive(self, handed: codec.Handed, why_not: str | None = None, caller: str = "") -> Hop:
-        keeping = self._keeping
-        if self._scope is None or (keeping is not None and keeping.error is not None):
-            self._check()
-        edge, engine = handed.edge, self._engine
+    def accept_arrival(
+        self, handed: codec.Handed, why_not: str | None = None, caller: str = ""
+    ) -> Hop:
+        keeping = self.journal_keeping
+        if self.own_scope is None or (keeping is not None and keeping.error is not None):
+            self.check_accepts()
+        edge, engine = handed.edge, self.engine
         why = why_not or engine.horizon.objection(handed)
-        if why is None and self._hops_scope._state is not _OPEN:
+        if why is None and self.scope_of_hops.phase is not _OPEN:
             why = "its agent is being shut down: send a new message later, or to another agent"
-        if len(self._hops) >= self._hops_max and not engine.detector.knows(edge):
+        if len(self.running_hops) >= self._hops_max and not engine.detector.knows(edge):
             raise self._busy(handed)
         if why is None:
-            answer = engine.arrive(handed, self._policy.reply_to(handed.home))
-        elif self._exchange.may_note(edge, caller):
-            answer = engine.refuse(handed, self._clock())
+            answer = engine.arrive(handed, self.policy.reply_to(handed.home))
+        elif self.exchange.may_note(edge, caller):
+            answer = engine.refuse(handed, self.clock())
         else:
-            answer = NOT_NOW  # there is no end of them: nothing is noted, and nothing promised
+            answer = NOT_NOW  # too many: record nothing, and promise nothing
         if answer is not RUN:
-            self._commit()
-            is_draining = why_not is not None or self._hops_scope._state is not _OPEN
+            self.commit_records()
+            is_draining = why_not is not None or self.scope_of_hops.phase is not _OPEN
             raise self._refusal(handed, answer, why, is_draining=is_draining)
         self._commit_begun(edge)
-        self._serves = True
-        hop = self._hops[edge] = Hop(self, engine.detector._hops[edge])  # type: ignore[arg-type]  # a Node
+        self.is_serving = True
+        hop = self.running_hops[edge] = Hop(self, engine.detector.hop_records[edge])  # type: ignore[arg-type]  # a Node
         return hop
 
     def _refusal(
         self, handed: codec.Handed, answer: Answer, why: str | None, *, is_draining: bool
     ) -> EdgeRefused:
-        known = self._engine.detector.find(handed.edge)
+        known = self.engine.detector.find(handed.edge)
         must_ask = known is not None and known.reply is None
         header = codec.response_header(handed.edge, answer, must_ask=must_ask)
-        is_refused = answer.kind in {"never", "not now"}  # else it is, or was, worked on
+        is_refused = answer.kind in {"never", "not now"}  # or a copy of an accepted message
         if not is_refused or why is None:
             why = _REFUSED if is_refused else _COPY
         text = f"message {edge_mark(handed.edge)} is not worked on: {why}"
         return EdgeRefused(text, header, is_busy=is_draining and is_refused)
 
     def _busy(self, handed: codec.Handed) -> EdgeRefused:
-        """Refuse a message for now: nothing is kept of it, so that a copy may be taken when there is room."""
-        must_ask = self._keeping is not None  # or it could not tell
+        """Return a temporary refusal. The node keeps nothing of the message, so it may accept a copy later."""
+        must_ask = self.journal_keeping is not None  # else it could not answer later
         header = codec.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
         text = (
             f"message {edge_mark(handed.edge)} is not worked on: {self._hops_max} messages are already being"
@@ -210,106 +217,106 @@ class Steps:
         return EdgeRefused(text, header, is_busy=True)
 
     def answer(self, hop: Hop) -> str:
-        """Return what the answer to a hop's message has to carry, as the header `Cascade-Receipt`.
+        """Return the header `Cascade-Receipt` for the answer to a hop's message.
 
-        To be asked once, as late as can be: if the hop has ended by then, its receipt is in it.
+        Call this once, as late as possible: if the hop has ended by then, the header carries its receipt.
         """
-        record = hop._record
+        record = hop.record
         if hop.packed is not None:
             return codec.closed_header(record.edge, hop.packed)
-        answer = WORKING  # if its end could not be written, it is not told
-        if not self._is_refusing:
-            answer = self._engine.detector.ride(record.edge)  # which wants nothing done
+        answer = WORKING  # also if the hop has ended, but its end could not be written
+        if not self.is_refusing:
+            answer = self.engine.detector.ride(record.edge)  # makes no requests to carry out
         return codec.response_header(record.edge, answer, must_ask=record.reply is None)
 
-    def _turned_away(self, hop: Hop, caller: str) -> str | None:
-        """Return what to answer if the app has turned a message away, and there are too many of these from there.
+    def answer_turned_away(self, hop: Hop, caller: str) -> str | None:
+        """Return the header for a message that the app has refused, if the caller has sent too many such messages.
 
-        Nothing is kept of it then: if a copy comes, the app turns that away as well.
+        The node then keeps nothing of the message. If a copy comes, the app refuses it as well.
         """
-        edge = hop._record.edge
-        if hop.packed is None or self._is_behind or self._exchange.may_keep(caller):
+        edge = hop.record.edge
+        if hop.packed is None or self.is_behind or self.exchange.may_keep(caller):
             return None
-        if not self._engine.detector.forget(edge):
+        if not self.engine.detector.forget(edge):
             return None
-        self._try_to_commit()
+        self.try_to_commit()
         return codec.response_header(edge, NOT_NOW, must_ask=True)
 
-    def _ended(self, hop: Hop, status: Status, why: str) -> None:
-        """Record that a hop has ended; from its own step."""
-        record = hop._record
-        self._hops.pop(record.edge, None)
-        if self._scope is None:
-            return  # nobody would be told; a journal says what it was
-        now = self._clock()
-        microseconds = int((now - hop._since) * 1e6 + 0.5)
-        keeping = self._keeping
+    def note_hop_ended(self, hop: Hop, status: Status, why: str) -> None:
+        """Record that a hop has ended, in the step in which it ends."""
+        record = hop.record
+        self.running_hops.pop(record.edge, None)
+        if self.own_scope is None:
+            return  # the verdict has no recipient any more; a journal keeps the state
+        now = self.clock()
+        microseconds = int((now - hop.began_at) * 1e6 + 0.5)
+        keeping = self.journal_keeping
         try:
             is_kept = keeping is None or keeping.error is None
             if hop.rides and status == "done" and is_kept:
-                packed = self._engine.detector.finish(record, microseconds, why)
+                packed = self.engine.detector.finish(record, microseconds, why)
                 if packed is not None:
-                    self._commit()
+                    self.commit_records()
                     hop.packed = packed
                     return
             for edge in list(record.edges) if record.edges else ():
-                self._engine.sent(edge, "is in doubt", now)  # nobody has said what became of it
-            self._engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
-            self._try_to_commit()
+                self.engine.sent(edge, "is in doubt", now)  # no answer was recorded for it
+            self.engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
+            self.try_to_commit()
         except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
             logger.exception("node %r could not record that %s has ended", self.name, hop.name)
 
-    def _send(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:
-        self._check()
-        edge, now = self._random(12), self._clock()
-        begin_by = self._engine.send(hop, edge, arguments.check_text("to", to), now)
+    def send_edge(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:
+        self.check_accepts()
+        edge, now = self.random_bytes(12), self.clock()
+        begin_by = self.engine.send(hop, edge, arguments.check_text("to", to), now)
         try:
-            self._commit()
+            self.commit_records()
         except JournalBroken:
-            self._engine.sent(edge, "is not sent", now)
-            self._try_to_commit()
+            self.engine.sent(edge, "is not sent", now)
+            self.try_to_commit()
             raise
         handed = codec.Handed(hop.cascade, edge, edge_mark(hop.edge), begin_by, self.url)
         return edge, codec.request_header(handed)
 
-    def _resolve(self, edge: bytes, to: str, how: Sending) -> None:
-        if self._scope is None:
+    def resolve_edge(self, edge: bytes, to: str, how: Sending) -> None:
+        if self.own_scope is None:
             return
-        self._engine.sent(edge, how, self._clock())
+        self.engine.sent(edge, how, self.clock())
         if how == "is in doubt" and self.url is None:
-            self._exchange.pull(edge, to)
-        self._try_to_commit()
+            self.exchange.pull(edge, to)
+        self.try_to_commit()
 
-    def _answered(
+    def note_answer(
         self, edge: bytes, to: str, answer: Answer, how: Sending, *, must_ask: bool, uses: int
     ) -> None:
-        if self._scope is None:
+        if self.own_scope is None:
             return
-        now = self._clock()
-        self._engine.answered(edge, answer, how, now, uses=uses)
-        self._exchange.contact(to, now)
+        now = self.clock()
+        self.engine.answered(edge, answer, how, now, uses=uses)
+        self.exchange.contact(to, now)
         if answer.kind == "working" and (must_ask or self.url is None):
-            self._exchange.pull(edge, to)
-        self._try_to_commit()
+            self.exchange.pull(edge, to)
+        self.try_to_commit()
 
-    def _told(self, edge: bytes) -> None:
-        """Record that the beginner of a cascade was told. If that cannot be written, it is told again."""
-        self._cascades.pop(edge, None)
-        if self._scope is not None:
-            self._engine.told(edge, self._clock())
-            self._try_to_commit()
+    def note_told(self, edge: bytes) -> None:
+        """Record that a cascade's verdict was delivered. If this cannot be written, it is delivered again later."""
+        self.known_cascades.pop(edge, None)
+        if self.own_scope is not None:
+            self.engine.told(edge, self.clock())
+            self.try_to_commit()
 
-    def _dropped(self, root: states.HopRecord) -> None:
-        if self._engine.detector.find_root(root.edge) is root:  # not that of a later opening
-            self._told(root.edge)
+    def note_dropped(self, root: states.HopRecord) -> None:
+        if self.engine.detector.find_root(root.edge) is root:  # not a root of a later opening
+            self.note_told(root.edge)
 
-    def _cancel(self, hop: states.HopRecord) -> None:
-        self._check()
-        self._engine.cancel(hop, self._clock())
-        self._commit()
+    def cancel_hop(self, hop: states.HopRecord) -> None:
+        self.check_accepts()
+        self.engine.cancel(hop, self.clock())
+        self.commit_records()
 
-    def _tidy(self) -> None:
-        """Start to make the journal smaller, if it has grown; not at the end, which would wait for it."""
-        keeping = self._keeping
-        if keeping is not None and not self._exchange.is_ending and keeping.tidying.is_due():
-            self._exchange.service("compaction", keeping.tidying.run)
+    def tidy_journal(self) -> None:
+        """Start to compact the journal if it has grown, but not while the node closes, which would wait for it."""
+        keeping = self.journal_keeping
+        if keeping is not None and not self.exchange.is_ending and keeping.tidying.is_due():
+            self.exchange.service("compaction", keeping.tidying.run)

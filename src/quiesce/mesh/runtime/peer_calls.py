@@ -1,11 +1,11 @@
-"""What a node says to others by itself, and how it answers them.
+"""The calls that a node makes to other nodes, and its answers to their calls.
 
-One loop makes the calls that are due. Where receipts are not posted to it, the node asks: one question to
-each of those nodes, which is answered as soon as one of its edges is closed. What holds:
+One loop makes the calls that are due. If other nodes cannot post receipts to this node, it asks them: it sends
+one question to each of these nodes, and the answer comes as soon as one of the edges is closed. Invariants:
 
-1. Nothing here decides anything: if all of it fails, a cascade is unknown, never settled.
-2. A call that comes in changes only edges whose id the caller knows. What it can make the node keep, by
-   asking for edges that never came, is bounded.
+1. This module makes no decisions about verdicts. If all calls fail, a cascade is unknown, never settled.
+2. An incoming call changes only edges whose id the caller knows. A caller can ask for edges that never arrived,
+   and the node keeps a bounded number of them.
 3. Every wait has a bound, or ends with the node.
 """
 
@@ -61,35 +61,35 @@ _TOLD_MAX = 1000
 
 
 class PeerCalls:
-    """The traffic of one node, while it is open."""
+    """The calls from and to one node, while the node is open."""
 
     def __init__(self, node: Node, engine: Engine, scope: Scope) -> None:
         self._node = node
         self._engine = engine
         self._scope = scope
-        self._clock = scope._backend.clock
+        self._clock = scope.backend.clock
         self._awake_at = -math.inf
         self._sleeper: Waiter | None = None
         self._pulls: dict[str, Pull] = {}
-        self._polls: dict[bytes, list[Waiter]] = {}
+        self.waiting_polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
-        self._told: dict[str, None] = {}  # of whom it was said that they are no nodes
-        self._errors: dict[str, str] = {}  # why the last call to an address failed
+        self._told: dict[str, None] = {}  # addresses about which a warning was logged: not a node
+        self._errors: dict[str, str] = {}  # by address: why the last call failed
         self._is_over = False
         self._ending_by = -math.inf
         self._untold = Untold()
-        self._flush: Hold | None = None
-        self._flush_from = math.inf  # the work here has ended, and receipts are still to be posted
+        self.flush_hold: Hold | None = None
+        self._flush_from = math.inf  # when the work ended and only receipts were left to post
         self._noted = Allowances(self._clock)
         self._rejected = Allowances(self._clock)
-        self.links: Links = Links(node._transport, _http)
-        self._transport: Transport = self.links
+        self.links: Links = Links(node.transport_given, _http)
+        self.transport_used: Transport = self.links
         self.bodies: CallBodies = CallBodies()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Serve other nodes inside of the block, and close connections after it."""
-        given = self._node._transport
+        """Serve other nodes inside the block, and close the connections after it."""
+        given = self._node.transport_given
         memory = given if isinstance(given, Memory) else None
         url = self._node.url
         try:
@@ -102,74 +102,74 @@ class PeerCalls:
             await self.links.aclose()
 
     def start(self) -> None:
-        """Begin to call others, and to be called."""
+        """Start the loop that makes calls, and answer calls from now on."""
         self.service("exchange", self._make_calls)
         self.service("end of the polls", self._end_polls)
-        if self._node.url is None:  # nobody tells it of what the process before has sent
+        if self._node.url is None:  # no node can post receipts here
             for edge, to in self._engine.detector.open_edges():
                 self.pull(edge, to)
-        if self._scope._state is not ScopeState.OPEN:
+        if self._scope.phase is not ScopeState.OPEN:
             self.closing()
 
     def service(
         self, name: str, fn: Callable[..., Coroutine[Any, Any, None]], *args: object
     ) -> Job[None] | None:
-        """Start a service of the node; also while it is drained, which needs them to end well.
+        """Start a service of the node; also during a drain, which needs services to post receipts.
 
         Return None if the node is closed.
         """
         scope = self._scope
-        if scope._state is ScopeState.CLOSED:
+        if scope.phase is ScopeState.CLOSED:
             return None
-        job: Job[None] = scope._start(scope, fn(*args), name, fn.__code__, 0)
-        scope._services[job] = job  # type: ignore[assignment]  # a job is Held
+        job: Job[None] = scope.start_job(scope, fn(*args), name, fn.__code__, 0)
+        scope.services[job] = job  # type: ignore[assignment]  # a job is Held
         return job
 
     # The end.
 
     def closing(self) -> None:
-        """Hold the node open until receipts that are due are posted: it is about to be closed."""
-        if self._flush is None:
-            for hop in self._node._hops.values():
-                hop._hold_unbegun()
+        """Hold the closing node open until its receipts are posted."""
+        if self.flush_hold is None:
+            for hop in self._node.running_hops.values():
+                hop.hold_unbegun()
             flush: Hold = Receipts(self._scope, self._engine, self.closing.__code__)
-            self._flush = flush
-            self._scope._insert(flush, flush)
+            self.flush_hold = flush
+            self._scope.insert_hold(flush, flush)
             self._try_to_end()
-            # A task of a hop that asks for the close is waited for in this step, and not in the next.
-            self._scope._backend.soon(self._try_to_end)
+            # Try again: a task of a hop that asks for the close counts as work in this step, but not in the next.
+            self._scope.backend.soon(self._try_to_end)
 
     @property
     def is_ending(self) -> bool:
         """Whether the node is held open until its receipts are posted."""
-        return self._flush is not None
+        return self.flush_hold is not None
 
     @property
     def _flush_by(self) -> float:
-        """Until when receipts may be posted: for the time of cleaning up, and not after the close's deadline."""
+        """The deadline for posting receipts: the cleanup time, but not later than the close's deadline."""
         if self._flush_from == math.inf:
             return math.inf
-        root: Any = self._scope._drain_root
-        own = self._scope._closing
-        by: float = self._flush_from + root._closing.cleanup
+        root: Any = self._scope.draining_root
+        own = self._scope.close_plan
+        by: float = self._flush_from + root.close_plan.cleanup
         return by if own is None else min(by, own.join_by)
 
     @property
     def _end_at(self) -> float:
-        """When the node may have been held open for long enough."""
-        is_held = self._flush is not None and not self._flush.released
+        """When to check whether the node still must be held open."""
+        is_held = self.flush_hold is not None and not self.flush_hold.released
         return min(self._flush_by, self._untold.next_at() if is_held else math.inf)
 
     def _try_to_end(self) -> None:
-        """Hold the node open no longer, if that was all; or have it do so in a while."""
-        flush = self._flush
+        """Release the node if its work has ended and its receipts are posted, or at the deadline."""
+        flush = self.flush_hold
         if flush is None or flush.released:
             return
-        if not all(hop._only_closers for hop in self._node._hops.values()):
+        if not all(hop.has_only_closers for hop in self._node.running_hops.values()):
             return
         now, unposted = self._clock(), self._engine.unposted
         self._untold.forget(now)
-        if not (unposted or self._untold) or self._node._is_refusing:
+        if not (unposted or self._untold) or self._node.is_refusing:
             flush.release()
             return
         if now < self._flush_from:
@@ -179,11 +179,11 @@ class PeerCalls:
         if now >= self._flush_by and not unposted:
             flush.release()
         elif now >= self._flush_by:
-            has_journal = self._node._journal is not None
+            has_journal = self._node.journal is not None
             why = not_posted(self._engine, self._errors, has_journal=has_journal)
             logger.warning("node %r: %s", self._node.name, why)
-            if not has_journal:  # nobody will ever have them
-                self._scope._undelivered.append(
+            if not has_journal:  # the receipts are lost
+                self._scope.undelivered_items.append(
                     (reports.report_entry(flush, self._scope.name, now),)
                 )
             flush.release()
@@ -191,14 +191,14 @@ class PeerCalls:
     # Calling others.
 
     def look(self) -> None:
-        """See whether something is due earlier than before, after a step that may have changed that."""
-        if self._flush is not None:
+        """Wake the loop if a step has made a call due earlier than the loop expects."""
+        if self.flush_hold is not None:
             self._try_to_end()
         if min(self._engine.next_at(), self._end_at) < self._awake_at:
             self.wake()
 
     def wake(self) -> None:
-        """See to what is due."""
+        """Wake the loop that makes the due calls."""
         if self._sleeper is not None:
             self._awake_at = -math.inf
             if not self._sleeper.done():
@@ -212,54 +212,54 @@ class PeerCalls:
                 is_late = now >= self._flush_by
                 self._try_to_end()
                 self._flush_from = math.inf if is_late else self._flush_from
-            is_behind = node._is_behind and not node._retry()
-            if not node._is_refusing:
+            is_behind = node.is_behind and not node.retry_writing()
+            if not node.is_refusing:
                 self._make_due(now)
             self._awake_at = min(engine.next_at(), self._end_at)
-            if is_behind:  # what is due waits, if it rests on what is not written
+            if is_behind:  # calls that depend on unwritten records wait for the next try
                 later = now + RETRY_SECONDS
-                self._awake_at = later if node._is_refusing else min(self._awake_at, later)
+                self._awake_at = later if node.is_refusing else min(self._awake_at, later)
             if self._awake_at <= now:
                 continue
-            self._sleeper = self._scope._backend.waiter()
+            self._sleeper = self._scope.backend.waiter()
             with anyio.move_on_after(self._awake_at - now):
                 await self._sleeper
             self._sleeper = None
 
     def _make_due(self, now: float) -> None:
         calls = self._engine.due(now)
-        self._node._try_to_commit()
+        self._node.try_to_commit()
         for call in calls:
             self.service(f"call {call.to}", self._make_call, call)
-        self._node._tidy()
+        self._node.tidy_journal()
 
     async def _make_call(self, call: NodeCall) -> None:
         reply = await self._ask(call, _CALL_SECONDS)
         now = self._clock()
         if isinstance(reply, str):
-            self._engine.failed(call, now, reply)
+            self._engine.failed(call, now, reply, self._errors.get(call.to, ""))
         else:
             self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
-        self._node._try_to_commit()
+        self._node.try_to_commit()
 
     async def _ask(self, call: NodeCall, seconds: float) -> NodeReply | str:
-        """Make a call; if there is no answer, what is wrong, if that will not pass by itself: else empty."""
+        """Make a call, and return the reply. If it fails, return the lasting reason, or "" if the failure may pass."""
         try:
-            # Tasks of the client are the call's own, and not work of a scope around it.
+            # Tasks that the client starts belong to the call, not to a scope around it.
             with anyio.fail_after(seconds), detached():
                 body = await self._deliver(call.to, codec.call_body(self._engine.asking(call)))
             reply = codec.parse_reply(body)
         except NoMesh as error:
             return self._wrong(call.to, str(error))
         except RemoteProtocolError as error:
-            why = no_mesh(call.to, f"its answer is not that of a node ({error})")
+            why = no_mesh(call.to, f"its answer is not from a node ({error})")
             return self._wrong(call.to, why)
         except (PeerLost, TimeoutError) as error:
             text = str(error) or f"no answer within {seconds:g} s"
             logger.debug("node %r did not reach %s: %s", self._node.name, call.to, text)
             return self._failed(call.to, text)
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises, there is no answer
+        except Exception as error:  # noqa: BLE001 - a transport may raise anything: count it as no answer
             logger.exception("node %r could not call %s", self._node.name, call.to)
             return self._failed(call.to, f"the transport raised {type(error).__name__}")
         self._told.pop(call.to, None)
@@ -267,38 +267,38 @@ class PeerCalls:
         return reply
 
     async def _deliver(self, to: str, body: bytes) -> bytes:
-        """Send a call; to this node itself without a transport, for its server may have stopped listening."""
+        """Send a call. A call to this node itself skips the transport: the server may no longer listen."""
         if to == self._node.url:
             return await self.serve(RECEIPTS, body)
-        return await self._transport.call(to, RECEIPTS, body)
+        return await self.transport_used.call(to, RECEIPTS, body)
 
     def _failed(self, to: str, why: str) -> str:
-        """Keep why a call failed, for people; return that this may pass by itself."""
+        """Keep the reason of a failed call for messages; return "", because the failure may pass."""
         if len(self._errors) >= _TOLD_MAX:
             self._errors.clear()
-        self._errors[to] = why.removeprefix(f"{to} was not reached: ")
+        self._errors[to] = why.removeprefix(f"{to} was not reached: ").removeprefix(f"{to} ")
         return ""
 
     def _wrong(self, to: str, why: str) -> str:
-        """Say what is wrong with an address, once until it is right."""
+        """Log a warning about an address, once until a call to it succeeds; return the reason."""
         self._failed(to, why)
         if to not in self._told:
             if len(self._told) >= _TOLD_MAX:
                 self._told.clear()
             self._told[to] = None
-            every = self._node._patience.retry_most
+            every = self._node.patience.retry_most
             logger.warning("node %r: %s Retrying every %g s.", self._node.name, why, every)
         return why
 
     # Asking for receipts that are not posted.
 
     def pull(self, edge: bytes, to: str) -> None:
-        """Ask for an edge until it is closed, so that its end is known at once."""
+        """Ask for an edge until it is closed, so that this node learns the end at once."""
         if not self._engine.detector.is_open(edge):
             return
         pull = self._pulls.get(to)
         if pull is None:
-            pull = self._pulls[to] = Pull(to, self._node._patience)
+            pull = self._pulls[to] = Pull(to, self._node.patience)
             self.service(f"poll {to}", self._pull_from, pull)
         pull.add(edge)
 
@@ -315,14 +315,14 @@ class PeerCalls:
                         now = self._clock()
                         engine.contact(pull.to, now, is_node=True)
                         engine.heard(pull.to, reply, now)
-                        node._try_to_commit()
+                        node.try_to_commit()
                 await pull.rest(asked, engine.detector.is_open)
         finally:
             if self._pulls.get(pull.to) is pull:
                 del self._pulls[pull.to]
 
     def contact(self, to: str, now: float, *, is_node: bool = False) -> None:
-        """Record that an agent is there: what failed is tried again soon, not when it would be its turn."""
+        """Record a sign of life from an agent, so that failed calls to it are repeated soon."""
         pull = self._pulls.get(to)
         if pull is not None:
             pull.contact(now, is_node=is_node)
@@ -331,17 +331,17 @@ class PeerCalls:
     # Being called.
 
     async def serve(self, path: str, body: bytes, caller: str = "") -> bytes:
-        """Answer a call of another node; `caller` is where it comes from, if that is known.
+        """Answer a call of another node; `caller` is the address that it comes from, if known.
 
-        *Cancel safety*: may be cancelled at any time: what the call has changed stays, and it may be
-        made again.
+        *Cancel safety*: may be cancelled at any time. Changes by the call stay, and the caller may
+        repeat the call.
 
-        *Raises*: `RemoteProtocolError` if it is none; `PeerLost` if the node takes no calls now.
+        *Raises*: `RemoteProtocolError` if the call violates the protocol; `PeerLost` if the node accepts no calls now.
         """
         if path == PROBE:
-            return await progress.serve_frontier(self._node, self._transport, body)
+            return await progress.serve_frontier(self._node, self.transport_used, body)
         if path != RECEIPTS:
-            message = f"a node has the paths {RECEIPTS} and {PROBE} only"
+            message = f"a node has only the paths {RECEIPTS} and {PROBE}"
             raise RemoteProtocolError(message)
         call = codec.parse_call(body)
         reply = self._answer(call, caller)
@@ -354,10 +354,10 @@ class PeerCalls:
 
     def _answer(self, call: NodeCall, caller: str) -> NodeReply:
         try:
-            self._node._check()
+            self._node.check_accepts()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
-        keeping = self._node._keeping
+        keeping = self._node.journal_keeping
         if keeping is not None and call.seen:
             keeping.check(call.seen, caller)
         detector = self._engine.detector
@@ -371,24 +371,24 @@ class PeerCalls:
             if answer.kind != "working":
                 self._untold.told(edge)
         try:
-            self._node._commit()
+            self._node.commit_records()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
         return reply if keeping is None else replace(reply, seen=keeping.seen())
 
     def may_note(self, edge: bytes, caller: str = "") -> bool:
-        """Return whether a note may be made of an edge: it is known, or there are not too many (2)."""
+        """Return whether the node may record an edge: it knows the edge, or the caller's allowance is left (2)."""
         return self._engine.detector.knows(edge) or self._noted.take(caller)
 
     def may_keep(self, caller: str) -> bool:
-        """Return whether it may be kept that one more message of this caller was turned away (2)."""
+        """Return whether the node may record one more refused message of this caller (2)."""
         return self._rejected.take(caller)
 
     async def _change(self, edges: list[bytes], seconds: float) -> None:
-        """Wait until a question about these edges can be answered, `seconds` at most.
+        """Wait until a question about these edges can be answered, at most for `seconds`.
 
-        While the node serves, that is when one of them is closed. Once the server was told to end, its client
-        cannot ask again: then it is when none of them is worked on here any more.
+        Usually that is when one of the edges is closed. After the server was told to end, the client cannot ask
+        again, so then it is when this process no longer works on any of the edges.
         """
         until = self._clock() + seconds
         while not self._is_over:
@@ -399,10 +399,10 @@ class PeerCalls:
                 return
 
     async def _change_by(self, edges: list[bytes], until: float) -> bool:
-        """Wait until an edge is closed, or all questions are to be looked at; False if the time is over."""
-        waiter = self._scope._backend.waiter()
+        """Wait until one of the edges is closed or `end_polls()` is called; return False at the deadline."""
+        waiter = self._scope.backend.waiter()
         for edge in edges:
-            self._polls.setdefault(edge, []).append(waiter)
+            self.waiting_polls.setdefault(edge, []).append(waiter)
         self._waiting += 1
         try:
             with anyio.move_on_after(until - self._clock()) as limit:
@@ -410,19 +410,19 @@ class PeerCalls:
         finally:
             self._waiting -= 1
             for edge in edges:
-                left = self._polls.get(edge, [])
+                left = self.waiting_polls.get(edge, [])
                 with suppress(ValueError):
                     left.remove(waiter)
                 if not left:
-                    self._polls.pop(edge, None)
+                    self.waiting_polls.pop(edge, None)
         return not limit.cancelled_caught
 
     def is_told_to_end(self) -> bool:
-        """Return whether the server was told to end, a while ago at most."""
+        """Return whether the server was told to end, and its time to answer questions is not over."""
         return self._clock() < self._ending_by
 
     def _is_at_work(self, edge: bytes) -> bool:
-        """Return whether something has to end here, in this process, before an edge can be closed."""
+        """Return whether work in this process must end before an edge can be closed."""
         hop = self._engine.detector.find(edge)
         if hop is None:
             return False
@@ -430,15 +430,15 @@ class PeerCalls:
         return hop.state is HopState.RUNNING or any(map(self._comes_from_here, sent))
 
     def _comes_from_here(self, edge: bytes) -> bool:
-        """Return whether the receipt of an edge to this node itself is on its way, or worked on."""
+        """Return whether an edge to this node itself is being processed here, or has a receipt under way."""
         hop = self._engine.detector.find_root(edge)
         return hop is not None and (hop.receipt is not None or self._is_at_work(edge))
 
     def told_to_end(self, seconds: float) -> None:
-        """Record that the server was told to end. It waits for its open requests, questions among them.
+        """Record that the server was told to end. It waits for its open requests, including questions.
 
-        A question about work that is under way here is answered when that work has ended, or after so many
-        seconds: no other node could answer it, unless this one is started again.
+        A question about work in this process is answered when that work has ended, or after `seconds`. No
+        other node can answer it, and this node cannot until it is started again.
         """
         self._ending_by = self._clock() + seconds
         self.end_polls()
@@ -452,12 +452,12 @@ class PeerCalls:
                 hop = self._engine.detector.find_root(record.edge)
                 self._untold.closed(hop, self._clock())
             if isinstance(record, kinds):
-                for waiter in self._polls.get(record.edge, ()):
+                for waiter in self.waiting_polls.get(record.edge, ()):
                     if not waiter.done():
                         waiter.set_result(None)
 
     async def _end_polls(self) -> None:
-        """Answer those who wait when the node ends: they are not waited for."""
+        """Answer all waiting questions when the node ends, so that the close does not wait for them."""
         try:
             await anyio.sleep_forever()
         finally:
@@ -466,8 +466,8 @@ class PeerCalls:
             self.bodies.end()
 
     def end_polls(self) -> None:
-        """Wake all questions, to be looked at again."""
-        for waiters in list(self._polls.values()):
+        """Wake all waiting questions, so that each checks again whether it can be answered."""
+        for waiters in list(self.waiting_polls.values()):
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)

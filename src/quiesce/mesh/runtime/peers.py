@@ -1,8 +1,8 @@
-"""The servers that take part in the mesh, as far as a node knows them.
+"""The servers that a node knows as part of the mesh.
 
-These are the node's `peers`, its own origin, and every origin that has answered a message with a receipt. A
-request to one of them is a message, whatever its method. No other server is ever sent an edge by a client that
-the node only instruments.
+These are the node's `peers`, its own origin, and every origin that has answered a message with a receipt. Every
+request to one of them is a message, whatever its method. An instrumented client never sends an edge to any
+other server.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 Origin = tuple[str, str, int]
-"""Scheme, host in small letters, port."""
+"""The scheme, the host in lower case, and the port."""
 
 _LEARNED_MAX = 1024
 _SCHEMES = {"ws": "http", "wss": "https"}
 _LOCAL = frozenset(("localhost", "127.0.0.1", "::1"))
-# What describes a server, and the calls of the mesh itself: neither is work.
+# Requests for descriptions of a server, and calls of the mesh itself, are not work.
 _NO_WORK = ("/.well-known/", "/quiesce/")
 SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
@@ -34,7 +34,7 @@ _known: WeakKeyDictionary[Node, Peers] = WeakKeyDictionary()
 
 
 def peers_of(node: Node) -> Peers:
-    """Return what a node knows of the servers that take part."""
+    """Return the servers that a node knows as part of the mesh."""
     found = _known.get(node)
     if found is None:
         found = _known[node] = Peers(node)
@@ -48,8 +48,8 @@ class Peers:
         self._addresses: set[str] = set()
         self._learned: dict[str, Origin] = {}
         self._paths: dict[Origin, list[tuple[str, str]]] = {}
-        """By origin: the paths of the nodes there, the longest first, and their addresses."""
-        for peer in node._policy._by_length:
+        """For each origin, the paths of its nodes, longest first, with their addresses."""
+        for peer in node.policy.addresses_by_length:
             self._add(peer)
         if node.url is not None:
             self._add(node.url)
@@ -63,7 +63,7 @@ class Peers:
             paths.sort(key=lambda entry: len(entry[0]), reverse=True)
 
     def learn(self, address: str) -> None:
-        """Remember a server that has answered with a receipt."""
+        """Add a server that has answered with a receipt."""
         if address in self._addresses:
             return
         at = origin(address)
@@ -71,7 +71,7 @@ class Peers:
             return
         if (
             len(self._learned) >= _LEARNED_MAX
-        ):  # forget the oldest: a program may talk to ever new ones
+        ):  # forget the oldest, because a program may talk to an unlimited number of servers
             oldest = next(iter(self._learned))
             self._forget(oldest, self._learned.pop(oldest))
         self._learned[address] = at
@@ -109,7 +109,7 @@ class Peers:
         )
 
     def hosts(self) -> set[str]:
-        """Return the hosts of all of them."""
+        """Return the hosts of all known servers."""
         return {name for name, _ in self._doors()}
 
     def _doors(self) -> Iterator[tuple[str, int]]:
@@ -117,5 +117,5 @@ class Peers:
 
 
 def may_start_work(method: str, path: str) -> bool:
-    """Return whether a request to a node may start work: all do, but those for descriptions."""
+    """Return whether a request to a node may start work: all may, except requests for descriptions."""
     return method not in SAFE or not any(part in path for part in _NO_WORK)

@@ -1,7 +1,7 @@
-"""Who is still busy with a cascade: asked of every agent that is, each of which asks those below it.
+"""Finds the agents that are still busy with a cascade: each agent asks the agents below it.
 
-It is for people, who wait and want to know for whom. Nothing is decided by it: it may be old when it
-arrives, and what is not reached is named, not left out.
+The result is for people who want to know what a verdict waits for. It decides nothing, and it may be
+outdated when it arrives. Agents that do not answer are listed as not reached.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 __all__ = ["Busy", "MeshFrontier"]
 
 _ENTRIES_MAX = 256
-_SHARE = 0.8  # of the time that is left, for those below: the answer has to come back
+_SHARE = 0.8  # the share of the remaining time that agents below get, so that their answers arrive
 _SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
 _NAMES_MAX = 3
-_LASTING_SECONDS = 5.0  # younger work may just have begun
-_NEVER_SERVICES = ("item", "message")  # each of them is work of a hop
-_SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # of the texts in an entry
+_LASTING_SECONDS = 5.0  # work that runs longer than this may be a service
+_NEVER_SERVICES = ("item", "message")  # kinds that are always work of a hop
+_SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # the longest texts in an entry
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One hop that has not ended, as its agent tells; or a message whose agent was not reached."""
+    """One hop that has not ended, as its agent describes it; or a message whose agent was not reached."""
 
     mark: str
     parent: str
     name: str
     state: str
-    """`at work`; `waits` for those below it; or `not reached`."""
+    """`at work`; `waits` (for agents below it); or `not reached`."""
     seconds: float | None = None
     what: str = ""
 
@@ -56,32 +56,32 @@ class Busy:
 
 @dataclass(frozen=True)
 class MeshFrontier:
-    """Who was busy with a cascade when they were asked."""
+    """A snapshot of the hops of a cascade that have not ended."""
 
     name: str
     entries: tuple[Busy, ...]
 
     @property
     def busy(self) -> tuple[Busy, ...]:
-        """Those at work, and those of whom it is not known."""
+        """The entries of agents that are at work or were not reached."""
         return tuple(entry for entry in self.entries if entry.state != "waits")
 
     def __str__(self) -> str:
-        """Draw the tree."""
+        """Return the tree as text."""
         lost = sum(entry.state == "not reached" for entry in self.entries)
         told = f"{len(self.busy) - lost or 'nobody'} at work{f', {lost} not reached' * bool(lost)}"
         head = f"cascade {self.name!r}: {told}"
         return "\n".join([head, *tree(self.entries, str)])
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the frontier as JSON values."""
         return {"name": self.name, "entries": [_plain(entry) for entry in self.entries]}
 
 
 async def ask_frontier(
     name: str, node: Node, transport: Transport, hop: HopRecord, within: float
 ) -> MeshFrontier:
-    """Ask all below the first hop of the cascade of this name."""
+    """Return the frontier of a cascade: ask all agents below its first hop."""
     if hop.receipt is not None:
         return MeshFrontier(name, ())
     return MeshFrontier(name, tuple(await _gather(node, transport, hop, within)))
@@ -113,8 +113,8 @@ async def _gather(node: Node, transport: Transport, hop: HopRecord, within: floa
 
 
 def _passed(node: Node, edge: bytes) -> str:
-    """Return who was told to end in the place of a node that is not reached, and who was not."""
-    told, others = node._engine.passed(edge)
+    """Return in words which agents below an unreachable node got the request to end, and which did not."""
+    told, others = node.engine.passed(edge)
     text = f"; told to end below it: {_few(told)}" if told else ""
     return text + (f"; not told to end below it: {_few(others)}" if others else "")
 
@@ -125,17 +125,17 @@ def _few(addresses: set[str]) -> str:
 
 
 def own_work(node: Node, hop: HopRecord) -> Busy:
-    """Return what this node does for a hop itself."""
-    scope = node._hops.get(hop.edge)
+    """Return an entry for this node's own work on a hop."""
+    scope = node.running_hops.get(hop.edge)
     if scope is None:
         return Busy(edge_mark(hop.edge), hop.parent, node.name, "waits")
-    age = node._clock() - scope.since
+    age = node.clock() - scope.since
     what = _described(scope.frontier().in_flight)
     return Busy(edge_mark(hop.edge), hop.parent, node.name, "at work", age, what)
 
 
 def _described(work: tuple[FrontierEntry, ...]) -> str:
-    """Return what a hop is at; after its handler has returned, also how to declare what may live as long as the process."""
+    """Return a hop's work in words. After the handler has returned, add how to declare work that may be a service."""
     if not work:
         return "not begun"
     told = "; ".join(map(_told, work[:_NAMES_MAX]))
@@ -149,7 +149,7 @@ def _described(work: tuple[FrontierEntry, ...]) -> str:
 
 
 def _declared_as(entry: FrontierEntry) -> str | None:
-    """Return the name that declares something as a service, if it may be one."""
+    """Return the name that declares the work as a service; None if it cannot be one."""
     is_work = entry.age < _LASTING_SECONDS or entry.kind in _NEVER_SERVICES
     return None if is_work else entry.declared_as
 
@@ -165,17 +165,19 @@ async def _ask(transport: Transport, to: str, edges: list[bytes], within: float)
 
 
 async def serve_frontier(node: Node, transport: Transport, body: bytes) -> bytes:
-    """Answer who is busy with some edges, for whoever knows their ids."""
+    """Answer a question about busy agents, for a caller that knows the ids of the edges."""
     edges, within = parse_probe(body)
     try:
-        node._check()
+        node.check_accepts()
     except QuiesceError as error:
         raise PeerLost(str(error)) from error
     busy: list[Busy] = []
-    hops = [hop for edge in edges if (hop := node._engine.detector.find(edge)) is not None]
+    hops = [hop for edge in edges if (hop := node.engine.detector.find(edge)) is not None]
     for edge in edges:
-        if why := node._engine.trouble(edge):  # it has ended, and whoever asks was not told
-            ended = node._engine.detector._hops.get(edge)  # or its receipt was on an answer, too
+        if why := node.engine.trouble(edge):  # the hop has ended, but its receipt was not delivered
+            ended = node.engine.detector.hop_records.get(
+                edge
+            )  # or its receipt was on an answer, too
             parent = "" if ended is None else ended.parent
             why = f"to have its receipt taken: {why}"
             busy.append(Busy(edge_mark(edge), parent, node.name, "waits", None, why))
@@ -190,16 +192,16 @@ async def serve_frontier(node: Node, transport: Transport, body: bytes) -> bytes
 
 
 def probe_body(edges: list[bytes], within: float) -> bytes:
-    """Write a question."""
+    """Return the body of a question."""
     asked = {"v": codec.VERSION, "edges": [edge.hex() for edge in edges], "within": within}
     return codec.dumps(asked)
 
 
 def parse_probe(body: bytes) -> tuple[list[bytes], float]:
-    """Read a question: the edges that it is about, and how many seconds there are for it.
+    """Parse a question; return its edges and its time limit in seconds.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: the body is not a valid question.
     """
     found = codec.versioned("probe", body)
     edges = list(dict.fromkeys(map(codec.edge_of, codec.items(found, "edges"))))[:_ENTRIES_MAX]
@@ -211,16 +213,16 @@ def parse_probe(body: bytes) -> tuple[list[bytes], float]:
 
 
 def answer_body(busy: list[Busy]) -> bytes:
-    """Write an answer."""
+    """Return the body of an answer."""
     plain = [_plain(entry) for entry in busy[:_ENTRIES_MAX]]
     return codec.dumps({"v": codec.VERSION, "busy": plain})
 
 
 def parse_answer(body: bytes) -> list[Busy]:
-    """Read an answer.
+    """Parse an answer.
 
     Raises:
-        RemoteProtocolError: it is none.
+        RemoteProtocolError: the body is not a valid answer.
     """
     found = codec.versioned("frontier", body)
     return [_busy(one) for one in codec.items(found, "busy")[:_ENTRIES_MAX]]

@@ -1,6 +1,6 @@
-"""Asking a node for receipts that it does not post: when, and for which edges.
+"""Asks another node for receipts that it cannot post to this node: when, and for which edges.
 
-There is one question at a time to each node. It is answered as soon as one of its edges is closed. What holds:
+Each node gets one question at a time, and answers it as soon as one of its edges is closed. Rules:
 
 1. When there is one more edge, the question is put anew; but not so often that no answer ever comes.
 2. If there are more edges than go into a question, each is asked for in its turn, and each question waits
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_POLL_SECONDS = 10.0  # a server that is told to stop may wait for it
-_LATE_SECONDS = 10.0  # for the answer, after that
-_GATHER_SECONDS = 0.02  # for more edges, before all of them are asked for again: at first
-_PAUSE_SECONDS = 1.0  # if a question is answered at once, and nothing has changed
+_POLL_SECONDS = 10.0  # how long a question waits; a server that stops may have to wait for it
+_LATE_SECONDS = 10.0  # how long the answer may take after that
+_GATHER_SECONDS = 0.02  # the first wait for more edges, before a question is repeated with them
+_PAUSE_SECONDS = 1.0  # the pause if a question was answered at once without news
 
 
 class Asked:
-    """One question."""
+    """One question to a node, and its outcome."""
 
     __slots__ = ("began", "call", "is_answered", "is_interrupted", "seconds", "why")
 
@@ -46,11 +46,11 @@ class Asked:
         self.began: float = anyio.current_time()
         self.is_answered: bool = False
         self.is_interrupted: bool = False
-        self.why: str = ""  # it failed, if that will not pass by itself
+        self.why: str = ""  # why it failed, if the failure will not pass by itself
 
 
 class Pull:
-    """The edges that one node is asked for."""
+    """The questions to one node, and the edges to ask for."""
 
     __slots__ = (
         "_anew_at",
@@ -70,20 +70,20 @@ class Pull:
         self._patience = patience
         self._failures = 0
         self._is_wrong = False
-        self._puts = 0  # in vain, one right after the other
+        self._puts = 0  # questions in a row that were interrupted without an answer
         self._anew_at = 0.0
         self._out: anyio.CancelScope | None = None
         self._rest: anyio.CancelScope | None = None
 
     def add(self, edge: bytes) -> None:
-        """Ask for one more, with the others (1), or in its turn (2)."""
+        """Add an edge. It goes into the next question (1), or waits for its turn (2)."""
         self.edges[edge] = None
         if self._out is not None and len(self.edges) <= codec.ITEMS_MAX:
             self._out.deadline = self._anew_at
 
     @contextmanager
     def asking(self) -> Iterator[Asked]:
-        """Ask, in the block; it is interrupted if there are more edges to ask for."""
+        """Yield the next question; the block sends it, and is interrupted if more edges are added."""
         edges = tuple((edge, False) for edge in islice(self.edges, codec.ITEMS_MAX))
         wait = max(_PAUSE_SECONDS, _POLL_SECONDS / ceil(len(self.edges) / codec.ITEMS_MAX))
         asked = Asked(NodeCall(self.to, (), edges, wait), wait + _LATE_SECONDS)
@@ -97,7 +97,7 @@ class Pull:
             self._out = None
 
     async def rest(self, asked: Asked, is_open: Callable[[bytes], bool]) -> None:
-        """Wait until the next question is to be put."""
+        """Wait until the next question is due."""
         if asked.is_answered:
             self._failures = 0
         elif not asked.is_interrupted:
@@ -129,13 +129,13 @@ class Pull:
             self._rest = None
 
     def contact(self, now: float, *, is_node: bool) -> None:
-        """Record that the agent is there: if the last question failed, the next one is put soon (3).
+        """Record a sign of life from the agent: if the last question failed, ask again soon (3).
 
-        It may be called outside of tasks, by what another thread has posted.
+        May be called outside of tasks, in a callback.
         """
         if self._failures and (is_node or not self._is_wrong):
             self._failures = 1
             if self._rest is not None:
-                # Not at once: it may say a lot, and answer no question.
+                # Not at once: the agent may send many messages but answer no question.
                 soon = now + self._patience.retry_first
                 self._rest.deadline = min(self._rest.deadline, soon)

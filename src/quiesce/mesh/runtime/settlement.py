@@ -1,7 +1,8 @@
-"""What is known of a cascade in the end: it has settled, with losses perhaps, or it is not known."""
+"""The verdict on a cascade: settled, settled with losses, or unknown."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,16 +25,17 @@ _LINE_MAX = 1000
 
 @dataclass(frozen=True)
 class Settlement:
-    """The end of a cascade, as far as it is known. One of `Settled`, `SettledWithLosses`, `Unknown`."""
+    """The verdict on a cascade: a `Settled`, a `SettledWithLosses` or an `Unknown`."""
 
     name: str
-    """The cascade's, for people."""
+    """The cascade's name, for people."""
     cascade: str
-    """Its id."""
+    """The cascade's id."""
     receipt: Receipt
-    """The counts, and notes on its hops: all of them if they are few, else those that matter."""
-    seconds: float
-    """From its beginning to the verdict."""
+    """The counts, and notes on the hops: on all hops if they are few, otherwise on those with problems."""
+    seconds: float | None
+    """Seconds from the beginning of the cascade to the verdict. For a recovered cascade, measured by the time of day,
+    including the time in which its node was closed; None if the journal does not have the beginning."""
 
     @property
     def ok(self) -> bool:
@@ -47,7 +49,7 @@ class Settlement:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the verdict takes to be so and does not know: an agent's name, and what its hop assumes."""
+        """Assumptions that the verdict depends on: each an agent's name and the assumption of its hop."""
         notes = self.receipt.notes
         found = (
             f"{one.name} {one.why}"
@@ -62,14 +64,19 @@ class Settlement:
             "verdict": _VERDICTS[type(self)],
             "name": self.name,
             "cascade": self.cascade,
-            "seconds": round(self.seconds, 6),
+            "seconds": None if self.seconds is None else round(self.seconds, 6),
             "receipt": codec.receipt_json(self.receipt),
         }
 
     def __str__(self) -> str:
-        """Return the verdict for people: the counts, and the tree of hops."""
+        """Return the verdict as text: the counts, and the tree of hops."""
         verdict = _VERDICTS[type(self)]
-        head = f"cascade {self.name!r}: {verdict} after {self.seconds:.2f} s, {self._counts()}"
+        took = (
+            "a time that its journal does not tell"
+            if self.seconds is None
+            else f"{self.seconds:.2f} s"
+        )
+        head = f"cascade {self.name!r}: {verdict} after {took}, {self._counts()}"
         return "\n".join([head, *self._missing(), *_tree(self.receipt)])
 
     def _counts(self) -> str:
@@ -87,28 +94,28 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Settled(Settlement):
-    """Everything has ended: nothing of the cascade is in flight, nor ever will be.
+    """All work of the cascade has ended successfully, and no more will start.
 
-    Messages that did not reach their agent are in `receipt.undelivered`, and in the notes: their senders were told,
-    and may have sent others in their place.
+    Messages that did not reach their agent are in `receipt.undelivered` and in the notes. Their senders got an
+    error, and may have sent other messages instead.
     """
 
 
 @dataclass(frozen=True)
 class SettledWithLosses(Settlement):
-    """Everything has ended, and some of it before it was done: see `receipt.lost` and the notes."""
+    """All work of the cascade has ended, but some of it was not completed: see `receipt.lost` and the notes."""
 
 
 @dataclass(frozen=True)
 class Unknown(Settlement):
-    """It is not known whether everything has ended: so far, or for good (`is_final`)."""
+    """It is not known whether all work has ended: not yet, or never (`is_final`)."""
 
     missing: tuple[str, ...] = ()
-    """What would have to be known."""
+    """The missing facts, as sentences."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it never will be known; else it is not known yet, and `settled()` may be called again."""
+        """Whether the verdict is final. If not, call `settled()` again later."""
         return self.receipt.status in ENDS
 
     def to_json(self) -> dict[str, Any]:
@@ -125,18 +132,18 @@ _VERDICTS = {Settled: "settled", SettledWithLosses: "settled with losses", Unkno
 
 
 def settlement_of(
-    receipt: Receipt, *, name: str, cascade: bytes, seconds: float, require: Require = "full"
+    receipt: Receipt, *, name: str, cascade: bytes, seconds: float | None, require: Require = "full"
 ) -> Settlement:
-    """Make of a root's receipt what may be claimed.
+    """Return the verdict that a root's receipt proves.
 
     Args:
-        receipt: the root's.
-        name: the cascade's, for people.
-        cascade: its id.
-        seconds: how long it took.
-        require: `"full"`: of every edge, by an agent that takes part and keeps a journal.
-            `"participants"`: of the agents that take part; a copy of a message that comes after
-            one without a journal was restarted is not thought of.
+        receipt: the receipt of the root.
+        name: the name of the cascade, for people.
+        cascade: the id of the cascade.
+        seconds: how long the cascade took; None if unknown.
+        require: `"full"`: every edge must be closed by an agent that takes part and keeps a journal.
+            `"participants"`: only the agents that take part count. Copies of messages that arrive after
+            the restart of an agent without a journal are ignored.
     """
     arguments.one_of("require", require, ("full", "participants"))
     missing = tuple(_gaps(receipt, require))
@@ -161,20 +168,23 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
         names = f": {'; '.join(told)}" if told else ""
         yield f"when agents that take no part have ended ({_messages(receipt.opaque)}){names}"
     if require == "full" and receipt.volatile:
+        is_refused = any(note.status == "refused" for note in receipt.notes)
         yield (
-            f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal would"
-            " run after a restart. Give those agents a journal"
+            f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal"
+            f"{', or whose node was not open,' * is_refused} would run after a restart. Give those agents a journal"
+            f"{', and see that their nodes are open' * is_refused}"
         )
 
 
 def _left(receipt: Receipt) -> Iterator[str]:
-    """Name the work that left its hop untracked, and the agent whose hop it was."""
+    """Yield sentences about untracked work, with the agent whose hop it left."""
     agents = {note.mark: note.name for note in receipt.notes}
     named = [note for note in receipt.notes if note.status == "untracked"]
-    for note in named:
-        agent = agents.get(note.parent)
+    same = Counter((agents.get(note.parent), note.name, note.why) for note in named)
+    for (agent, name, why), count in same.items():
         of_agent = "" if agent is None else f" of {agent}"
-        yield f"when work that left a hop{of_agent} has ended: {note.name}, {note.why}"
+        one, some = f"work that left a hop{of_agent} has", f"of work that left hops{of_agent} have"
+        yield f"when {one if count == 1 else f'{count} pieces {some}'} ended: {name}, {why}"
     more = receipt.untracked - len(named)
     if more > 0:
         yield f"when {more} {'more ' * bool(named)}pieces of work that left their hops have ended"
@@ -189,13 +199,18 @@ def _messages(count: int) -> str:
 
 
 def _tree(receipt: Receipt) -> Iterator[str]:
-    """Draw the hops that there are notes on."""
+    """Yield the lines of the tree of noted hops."""
     yield from tree(receipt.notes, _described)
-    more = receipt.hops - sum(note.status in ENDS for note in receipt.notes)
+    counted = (
+        ENDS if receipt.status in ENDS else (*ENDS, "unknown")
+    )  # of what is open, all is shown
+    more = receipt.hops - sum(note.status in counted for note in receipt.notes)
     if more > 0:
         yield f"… and {more} more that went well"
 
 
 def _described(note: Note) -> str:
+    if note.status == "untracked":
+        return f"{note.name}  {note.status}"  # the lines above have the reason
     took = "" if note.seconds is None else f"  {note.seconds:.2f} s"
     return f"{note.name}  {note.status}{took}" + (f"  ({note.why})" if note.why else "")

@@ -1,6 +1,6 @@
-"""Receipts that are still to be posted when a node is closed: it waits for them, and names those that are left.
+"""The receipts that a closing node still has to post, and the messages that other nodes still process.
 
-A caller without an address asks for its receipts instead. The node waits for its next question, too.
+A caller without an address asks for its receipts instead, so the closing node also waits for its next question.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_NAMES_MAX = 3  # of agents, in one line
-_ASKS_WITHIN = 1.0  # seconds: a caller that is there puts its next question by then
+_NAMES_MAX = 3  # agents that a line names
+_ASKS_WITHIN = 1.0  # seconds in which a live caller sends its next question
 
 
 class Receipts(Hold):
-    """Holds a node open that is about to be closed, until its receipts are posted."""
+    """The hold that keeps a closing node open until its receipts are posted."""
 
     __slots__ = ("_engine",)
 
@@ -36,52 +36,52 @@ class Receipts(Hold):
 
     @property
     def details(self) -> dict[str, object]:
-        """How many there are, and for whom."""
+        """The number of receipts, and their addresses."""
         return {"count": self._engine.unposted, "to": ", ".join(_addresses(self._engine, {}))}
 
     @property
-    def _fate(self) -> Fate:  # type: ignore[override]  # it may have nothing to lose
+    def fate(self) -> Fate:  # type: ignore[override]  # it may have nothing to lose
         return "undelivered" if self._engine.unposted else "nothing"
 
 
 class Untold:
-    """The hops whose end a caller will ask for soon: it was told that they are worked on, and has no address."""
+    """The ended hops whose caller has no address, and has not asked for the end yet."""
 
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
-        self._until: dict[bytes, float] = {}  # the first ends first
+        self._until: dict[bytes, float] = {}  # until when to wait, by edge, earliest first
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._until)
 
     def closed(self, hop: HopRecord | None, now: float) -> None:
-        """Record that a hop is closed, if its caller has to ask for that."""
+        """Record that a hop is closed, if its caller has to ask for the end."""
         if hop is not None and hop.reply is None and hop.is_answered and not hop.is_root:
             self.forget(now)
             self._until[hop.edge] = now + _ASKS_WITHIN
 
     def told(self, edge: bytes) -> None:
-        """Record that the caller has asked, and is told of the end."""
+        """Record that the caller has asked for the end, and gets the answer."""
         self._until.pop(edge, None)
 
     def forget(self, now: float) -> None:
-        """Forget the callers that have not asked in time: they are gone, or will ask the next process."""
+        """Drop the callers that have not asked in time. They have ended, or will ask this node's next process."""
         while self._until and self.next_at() <= now:
             del self._until[next(iter(self._until))]
 
     def next_at(self) -> float:
-        """Return until when the first caller may ask; never, if there is none."""
+        """Return the earliest time at which a caller is dropped; infinity without callers."""
         return next(iter(self._until.values()), math.inf)
 
 
 def not_posted(engine: Engine, errors: Mapping[str, str], *, has_journal: bool) -> str:
-    """Return to which addresses receipts were not posted, why, and what to do.
+    """Return a sentence about the unposted receipts: their addresses, the reasons, and what to do.
 
     Args:
-        engine: the node's.
-        errors: why the last call to an address failed.
+        engine: the engine of the node.
+        errors: by address, why the last call failed.
         has_journal: whether the node's next process has the receipts.
     """
     is_one = engine.unposted == 1
@@ -99,8 +99,26 @@ def not_posted(engine: Engine, errors: Mapping[str, str], *, has_journal: bool) 
     )
 
 
+def not_ended(engine: Engine, *, has_journal: bool) -> str:
+    """Return a sentence about the open messages that the node has sent for other cascades; empty without such.
+
+    Messages of cascades that began in this node do not count: its next process has them in `Node.recovered`.
+    """
+    count = engine.detector.count_handed_on()
+    if not count:
+        return ""
+    is_one = count == 1
+    head = f"{count} {'message' if is_one else 'messages'} that it handed on {'has' if is_one else 'have'} not ended"
+    if has_journal:
+        return f"{head}: start this node again with its journal, and the verdict of {'its cascade' if is_one else 'their cascades'} comes"
+    return (
+        f"{head}, and the node has no journal: the verdict of {'its cascade' if is_one else 'their cascades'} stays "
+        "unknown. Give the node a journal (Node(journal=...))"
+    )
+
+
 def _addresses(engine: Engine, errors: Mapping[str, str], default: str = "") -> list[str]:
-    """Return the first addresses that receipts are for, each with its error, and how many more there are."""
+    """Return the first addresses of unposted receipts, each with its error, and the number of the others."""
     to = list(engine.unposted_to())
     first = [(one, errors.get(one, default)) for one in to[:_NAMES_MAX]]
     named = [f"{one} ({why})" if why else one for one, why in first]

@@ -1,18 +1,17 @@
-"""A smaller journal, while the node goes on: what is known is written anew, a little at a time.
+"""Makes a smaller journal while the node goes on: a draft gets the node's current knowledge, in small steps.
 
-A million messages may be remembered; to write them in one step would take seconds, in which the node
-answers nobody. So it is done in slices of a few milliseconds, and what is written meanwhile goes to both
-files. What holds:
+A node may remember a million messages. To write them in one step would take seconds, in which the node answers no
+calls. So the draft is written in slices of a few milliseconds. Records that the node writes meanwhile go to both files.
+These invariants hold:
 
-1. After every step the draft says of each edge either nothing, or exactly what is known of it by then. An
-   edge that it does not tell of yet is *pending*. When none is, it says all that the journal says.
-2. That is so because the draft takes up an edge in one step, as it stands in that step; a record about it
-   that is written later follows it, and one that was written before does not: it is in what was taken up.
-   (To write both would be wrong: a receipt would be counted twice, or be that of an edge nobody knows.)
-3. What came to be over before the compaction has begun does not change any more, so it needs no care, and
-   no copy is made of it.
-4. Whoever stops it, or whatever fails, the journal is as it was, and goes on.
-5. It does not begin while records wait to be written: the draft would have what they say, and then they would follow.
+1. After every step, the draft has, for each edge, either nothing or exactly the node's current knowledge. An edge that
+   the draft does not have yet is *pending*. When no edge is pending, the draft says all that the journal says.
+2. The draft takes up an edge in one step, in its state at that step. Later records about the edge follow in the draft.
+   Earlier records do not, because the state includes them. (With both, a receipt would be counted twice, or would be
+   that of an unknown edge.)
+3. An edge that was over before the compaction began does not change any more. So it is not copied, and not checked.
+4. If the compaction is cancelled or fails, the journal stays as it is and in use.
+5. The compaction does not begin while records wait to be written: the draft would have their contents twice.
 """
 
 from __future__ import annotations
@@ -54,30 +53,32 @@ __all__: list[str] = []
 
 _COMPACT_FROM = 4 * 1024 * 1024
 _SLICE = 400  # edges; about a millisecond
-_PUT_BYTES = 256 * 1024  # a thread that comes and goes costs others more than a slice
-_SYNC_BYTES = 8 * 1024 * 1024  # the more is synced at once, the longer do others wait for the disk
-_REST_BYTES = 64 * 1024  # may be written in the step in which the draft takes the journal's place
+_PUT_BYTES = 256 * 1024  # per thread call: starting a thread costs more than a slice
+_SYNC_BYTES = 8 * 1024 * 1024  # per sync: other users wait for the disk during a sync
+_REST_BYTES = 64 * 1024  # written in the step in which the draft replaces the journal
 _WHOLE = Begun | Over | Gone | Keep | Born | Stay | Counted
-_ROUNDS_MAX = 5  # of syncing, until so little is left
+_ROUNDS_MAX = 5  # rounds of syncing until at most _REST_BYTES are left
 
 
 class Compaction:
     """The making of one smaller journal."""
 
     def __init__(self, journal: Journal, detector: Detector) -> None:
-        """Begin, in this step: from now on the draft is told what is written."""
+        """Begin, in this step. From now on the draft gets the records that the journal gets."""
         self._journal = journal
         self._draft = journal.draft(self.follow)
         self._detector = detector
-        # Turned round: the last is taken out first, which costs the same however many there are.
-        self._hops: dict[bytes, None] = dict.fromkeys(reversed(detector._hops))  # pending
-        self._edges: dict[bytes, bytes] = {}  # pending, of a hop that is not; and that hop
-        self._sent: set[bytes] = set()  # those that the draft has, and that are open
-        detector._frozen, detector._over = detector._over, {}
+        # Reversed, because removing the last entry of a dict takes constant time.
+        self._hops: dict[bytes, None] = dict.fromkeys(reversed(detector.hop_records))  # pending
+        self._edges: dict[
+            bytes, bytes
+        ] = {}  # pending edges of the hop being taken up, and that hop
+        self._sent: set[bytes] = set()  # open edges that the draft has
+        detector.frozen_receipts, detector.over_receipts = detector.over_receipts, {}
         self._is_all = False
-        self._items = self._take_up([detector._long_over, detector._frozen])
+        self._items = self._take_up([detector.long_over_receipts, detector.frozen_receipts])
 
-    # What the draft has (1, 2): no step of this may be interrupted by another one of the node.
+    # The contents of the draft (1, 2). No other step of the node may come between the steps of one edge.
 
     def _take_up(self, tables: list[dict[bytes, bytes | None]]) -> Iterator[list[Record]]:
         detector = self._detector
@@ -88,24 +89,24 @@ class Compaction:
                 yield [Over(edge, packed, is_long)]
         while self._hops:
             hop, _ = self._hops.popitem()
-            found = detector._hops.get(hop)  # else it is over by now
+            found = detector.hop_records.get(hop)  # None if the hop is over by now
             self._edges = {} if found is None else dict.fromkeys(reversed(found.edges), hop)
             yield detector.records_of(hop)
             while self._edges:
                 edge, _ = self._edges.popitem()
                 self._sent.add(edge)
-                yield detector.records_of_sent(edge, detector._edges[edge])
+                yield detector.records_of_sent(edge, detector.edge_records[edge])
         self._is_all = True
 
     def slice(self, count: int) -> bool:
-        """Take up so many edges; returns whether there may be more."""
-        if self._draft.is_dropped:  # it hears of nothing any more
+        """Take up `count` edges. Return whether there may be more."""
+        if self._draft.is_dropped:  # a dropped draft gets no more records
             return False
         self._draft.add(chain.from_iterable(islice(self._items, count)))
         return not self._is_all
 
     def follow(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Return what the draft has to be told of records that are written in this step."""
+        """Return the records that the draft needs, of the records that the journal gets in this step."""
         for record in records:
             if isinstance(record, Sent):
                 if record.hop not in self._hops:
@@ -114,12 +115,12 @@ class Compaction:
             elif isinstance(record, EdgeClosed):
                 yield from self._follow_closed(record)
             elif isinstance(record, Taken):
-                if record.edge in self._sent:  # else it is taken up as one that was
+                if record.edge in self._sent:  # otherwise the edge is taken up as a taken one
                     yield record
             elif isinstance(record, Aged):
-                self._draft.drop()  # it has taken for new what is old now: it is made anew, later
+                self._draft.drop()  # the draft has old receipts as new ones: a later compaction starts over
                 return
-            # Of one that nothing was known of, or all that is to be known of it; or of one that it has.
+            # The first or the final record of an edge, or a record of an edge that the draft has.
             elif isinstance(record, _WHOLE) or record.edge not in self._hops:
                 yield record
 
@@ -127,17 +128,17 @@ class Compaction:
         if record.edge in self._sent:
             self._sent.remove(record.edge)
             yield record
-        elif record.edge in self._edges:  # it never gets there: its receipt is what counts
+        elif record.edge in self._edges:  # the draft needs only the receipt of a closed edge
             yield Tallied(self._edges.pop(record.edge), record.receipt)
 
-    # Its course.
+    # The course of a compaction.
 
     async def run(self) -> None:
         """Make the journal smaller.
 
-        *Cancel safety*: the journal is as before then, and nothing is left of the draft.
+        *Cancel safety*: if cancelled, the journal is unchanged and the draft is deleted.
 
-        *Raises*: `OSError` if there is no room, or the disk fails; likewise.
+        *Raises*: `OSError` if the disk is full or fails. Then, too, the journal is unchanged and the draft is deleted.
         """
         draft, unsynced = self._draft, 0
         try:
@@ -145,7 +146,8 @@ class Compaction:
             while more:
                 began = time.perf_counter()
                 more = self.slice(_SLICE)
-                await anyio.sleep(time.perf_counter() - began)  # half of the time is for others
+                # Leave half of the time to other tasks.
+                await anyio.sleep(time.perf_counter() - began)
                 if draft.waiting >= _PUT_BYTES:
                     unsynced += draft.waiting
                     is_much = unsynced >= _SYNC_BYTES
@@ -163,14 +165,14 @@ class Compaction:
             self.end()
 
     def replace(self) -> None:
-        """Put the draft in the place of the journal, in this step."""
+        """Replace the journal by the draft, in this step."""
         self._draft.add([Counted(self._journal.count)])
         self._draft.replace()
 
     def run_at_once(self) -> None:
-        """Make the journal smaller in one step: as long as nobody waits for the node, when it is opened.
+        """Make the journal smaller in one step, while the node opens and does not serve calls yet.
 
-        *Raises*: `OSError` if there is no room, or the disk fails; the journal is as before then.
+        *Raises*: `OSError` if the disk is full or fails. Then the journal is unchanged.
         """
         try:
             while self.slice(_SLICE):
@@ -181,29 +183,35 @@ class Compaction:
             self.end()
 
     def end(self) -> None:
-        """End the draft, however it went."""
+        """End the compaction after success, failure or cancellation."""
         self._draft.drop()
         detector = self._detector
-        if detector._frozen:  # else it has aged since
-            detector._frozen.update(detector._over)
-            detector._over, detector._frozen = detector._frozen, {}
+        if detector.frozen_receipts:  # otherwise the receipts have aged meanwhile
+            detector.frozen_receipts.update(detector.over_receipts)
+            detector.over_receipts, detector.frozen_receipts = detector.frozen_receipts, {}
 
 
 async def _in_thread(put: Callable[[], None]) -> None:
-    # A limit of its own: the threads that a program may have at once can all be busy. Nobody waits for
-    # a disk that hangs: a draft may be dropped while a thread is at it.
+    # A limiter of its own, because the program may use up the default one. A cancelled caller does not wait for a disk
+    # that hangs: a draft may be dropped while a thread writes to it.
     limiter = anyio.CapacityLimiter(1)
     await anyio.to_thread.run_sync(put, limiter=limiter, abandon_on_cancel=True)
 
 
 def is_worth(journal: Journal, detector: Detector) -> bool:
-    """Return whether a journal that was just opened is large, and most of what is in it is not needed."""
-    needed = len(detector._over) + len(detector._long_over) + 4 * len(detector._hops)
-    return journal.size > _COMPACT_FROM and journal.lines > 2 * (needed + len(detector._edges))
+    """Return whether a journal that was just opened is large and mostly obsolete."""
+    needed = (
+        len(detector.over_receipts)
+        + len(detector.long_over_receipts)
+        + 4 * len(detector.hop_records)
+    )
+    return journal.size > _COMPACT_FROM and journal.lines > 2 * (
+        needed + len(detector.edge_records)
+    )
 
 
 class Tidying:
-    """When a node's journal is made smaller, while it is open."""
+    """Decides when the journal of an open node is made smaller, and does it."""
 
     def __init__(self, name: str, journal: Journal, detector: Detector) -> None:
         self._name = name
@@ -211,33 +219,33 @@ class Tidying:
         self._detector = detector
         self._has_failed = False
         self.at: float = _COMPACT_FROM
-        """The size from which on it is due."""
+        """The size from which on a compaction is due."""
 
     def is_over(self) -> bool:
         """Return whether the journal has grown beyond that size."""
         return self._journal.size > self.at
 
     def is_due(self) -> bool:
-        """Return whether `run` is to be called now; not again before that has ended."""
+        """Return whether to call `run` now. While `run` is under way, return False."""
         is_due = self.is_over()
         if is_due:
             self.at = math.inf
         return is_due
 
     async def run(self) -> None:
-        """Make the journal smaller; if that cannot be done, the journal goes on until it has grown.
+        """Make the journal smaller. If that fails, keep the journal, and try again when it has grown.
 
         *Cancel safety*: as that of `Compaction.run()`.
         """
         journal = self._journal
         if self._detector.is_volatile:  # (5)
-            self.at = 0.0  # it is due as soon as they are written
+            self.at = 0.0  # due as soon as the waiting records are written
             return
         try:
             await Compaction(journal, self._detector).run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the journal there was goes on
+        except Exception as error:  # noqa: BLE001 - after any failure the journal stays in use
             level = logging.DEBUG if self._has_failed else logging.ERROR  # a full disk stays full
-            text = "node %r could not have a smaller journal, and tries again when it has grown"
+            text = "node %r could not make its journal smaller, and tries again when the journal has grown"
             logger.log(level, text, self._name, exc_info=error)
             self._has_failed = True
             self.at = journal.size + max(_COMPACT_FROM, journal.size // 4)

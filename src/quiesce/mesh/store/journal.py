@@ -1,18 +1,18 @@
-"""The journal: what a node has to know after a restart, in a file, written before it is acted upon.
+"""The journal: a file with the records that a node needs after a restart. A node writes a record before it acts on it.
 
-A line a record (see records.py), in one `write` a batch. Not SQLite: a commit there costs three
-times as much, and every request pays for two; nothing is ever looked up here, it is all read at the start.
-What holds:
+Each record is a line (see `record_format`), and each batch is one `write`. The journal is not SQLite: a commit there
+costs three times as much, and every request needs two. The node reads the whole file when it opens, and never looks
+anything up in it. These guarantees hold:
 
-1. What `write` has returned from is there after the death of the process; after the loss of power too,
-   with `durability="power"`.
-2. One process at a time has the file. It is locked until the process ends: whoever opens it knows that
-   the one before is dead.
-3. A last line that is not whole was not returned from, and is dropped. Anything else that is not as it
-   was written is refused: a node that forgets without knowing would run things twice.
-4. A draft (a smaller file) takes the place of the file in one step. Until then the file has everything,
-   and after it the draft has: whoever dies in between leaves one or the other, whole.
-5. What is slow about a draft (to write it, to sync it, to be rid of a file) is done in threads.
+1. When `write` has returned, the records survive the death of the process. With `durability="power"`, they also survive
+   a loss of power.
+2. One process at a time has the file. The file is locked until that process ends, so a process that opens the file
+   knows that the process before it has ended.
+3. An incomplete last line comes from a `write` that did not return, and is dropped. Any other damage is an error: a node
+   that has forgotten messages without knowing it would run work twice.
+4. A draft (a smaller file) replaces the file in one step. Before that step the file is complete, and after it the draft
+   is. A process that dies at any moment leaves one of them, complete.
+5. The slow operations of a draft (to write it, to sync it, to free the old file) run in threads.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ __all__ = ["Draft", "Journal"]
 DURABILITIES = ("process", "power")
 _HEAD = b"quiesce journal 1\n"
 _LARGE = 1024 * 1024
+_MOVE_AWAY = "To start without this history, move the file away: cascades in which the node took part are then unknown"
 _WRONG_PLACE = frozenset((
     errno.EACCES, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENODEV, errno.ENOENT, errno.ENOTDIR,
     errno.ENXIO, errno.EPERM, errno.EROFS,
@@ -56,42 +57,42 @@ class Journal:
     """A journal in a file.
 
     Args:
-        path: The file; it is made if it is not there, and only its owner may read it.
-        durability: `"process"`: what is written outlives the process. `"power"`: and the machine's
-            power; each write then waits for the disk.
+        path: The file. It is created if it does not exist, and only its owner may read it.
+        durability: With `"process"`, written records survive the process. With `"power"`, they also survive a loss of
+            power, and each write waits for the disk.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, durability: str = "process") -> None:
-        """Describe it; `open` makes the file."""
+        """Describe the journal; `open` makes the file."""
         self.path: Path = _path(path)
         self.syncs: bool = arguments.one_of("durability", durability, DURABILITIES) == "power"
         """Whether each write waits for the disk."""
         self._lock: int | None = None
-        self._file: int | None = None
+        self.file: int | None = None
         self.size: int = 0
-        """How many bytes it has."""
+        """The size of the file in bytes."""
         self.lines: int = 0
-        """How many lines it had when it was opened."""
+        """The number of lines at the time of opening."""
         self.count: int = 0
-        """How many records were ever written into it: those that a draft has left out, too."""
-        self._spoiled = ""  # why nothing may be written any more
-        self._is_torn = False  # whether a write that failed has left a part of a line
-        self._draft: Draft | None = None
+        """The number of records ever written, including records that compactions have left out."""
+        self.spoiled_reason: str = ""  # why the journal must not be written any more
+        self._is_torn = False  # whether a failed write has left a part of a line
+        self.current_draft: Draft | None = None
 
     def open(self) -> list[Record]:
-        """Open the file, and give what it has: see `open_into`."""
+        """Open the file, and return its records; see `open_into`."""
         records: list[Record] = []
         self.open_into(records.extend)
         return records
 
     def open_into(self, take: Callable[[Iterable[Record]], object]) -> None:
-        """Open the file, and have what it has taken, as it is read: all of it may be much.
+        """Open the file, and pass its records to `take` as they are read, because there may be many.
 
-        *Raises*: `JournalInUse` if another has it; `JournalBroken` if it is not a journal, is not
-        as it was written, or cannot be taken; `UsageError` if there cannot be a journal at its path.
+        *Raises*: `JournalInUse` if another node has the file; `JournalBroken` if the file is not a journal, is damaged or
+        is inconsistent; `UsageError` if a journal cannot exist at this path.
         """
         if self._lock is not None:
-            message = f"the journal {self.path} is open already"
+            message = f"the journal {self.path} is open already: open it once, or close it first"
             raise UsageError(message)
         try:
             self._read_into(take)
@@ -105,43 +106,45 @@ class Journal:
                 " process may make files"
             )
             raise UsageError(message) from error
-        except Exception as error:  # noqa: BLE001 - whatever it is, these records are no history
-            # Without its cause: that of a KeyError is the id of an edge, and this is logged.
+        except Exception as error:  # noqa: BLE001 - any failure of `take` means that the records are inconsistent
+            # The cause is left out, because this is logged and a KeyError shows the id of an edge.
             kind = type(error).__name__
-            message = f"the journal {self.path} tells of things that cannot have happened ({kind})"
+            message = f"the journal {self.path} is inconsistent: its records contradict each other ({kind}). {_MOVE_AWAY}"
             raise JournalBroken(message) from None
 
     def _read_into(self, take: Callable[[Iterable[Record]], object]) -> None:
-        self.path = self.path.resolve()  # by whatever name: it has one lock, and stays the file
+        # Follow links, so that all names of the file share one lock.
+        self.path = self.path.resolve()
         try:
             self._lock = self._take_lock()
-            self._draft_path.unlink(missing_ok=True)  # of a process that died at it
-            with closing(self._read()) as records:  # now, not when it is collected
+            # Left by a process that died during a compaction.
+            self._draft_path.unlink(missing_ok=True)
+            with closing(self._read()) as records:  # close the generator at once
                 take(records)
-        except BaseException:  # also of one who has had all of it
+        except BaseException:  # also if `take` fails after the last record
             self.close()
             raise
 
     def _take_lock(self) -> int:
         if not self.path.parent.is_dir():
-            message = f"there is no folder for the journal {self.path}: make it first"
+            message = f"the folder of the journal {self.path} does not exist: make it first"
             raise UsageError(message)
         if self.path.is_dir():
             message = (
-                f"the journal must be a file, and {self.path} is a directory: name a file in it, like"
+                f"the journal must be a file, but {self.path} is a directory: name a file in the directory, like"
                 f" {self.path / 'agent.journal'}"
             )
             raise UsageError(message)
         if self.path.exists() and not self.path.is_file():
             message = (
-                f"the journal {self.path} must be a file, and is a device, a pipe or a socket: name a file in a"
+                f"the journal {self.path} must be a file, but is a device, a pipe or a socket: name a file in a"
                 " folder in which this process may make files"
             )
             raise UsageError(message)
         if fcntl is None:
             message = (
-                f"the journal {self.path} cannot be locked: this platform has no fcntl, so that two"
-                " processes could write it. Run the node without a journal here"
+                f"the journal {self.path} cannot be locked against other processes, because this platform does not have"
+                " fcntl. Run the node without a journal here"
             )
             raise UsageError(message)
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -149,7 +152,7 @@ class Journal:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            message = f"another node has the journal {self.path}: give each, and each process, one of its own"
+            message = f"another node has the journal {self.path}: give each node, in each process, a journal of its own"
             raise JournalInUse(message) from None
         except BaseException:
             os.close(lock)
@@ -157,26 +160,26 @@ class Journal:
         return lock
 
     def _read(self) -> Generator[Record, None, None]:
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with open(self._file, "rb", closefd=False) as file:
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(self.file, "rb", closefd=False) as file:
             head = file.read(len(_HEAD))
-            if head != _HEAD and _HEAD.startswith(head):  # new, or its process has died at it
-                os.ftruncate(self._file, 0)
+            # A new file, or its process died while making it.
+            if head != _HEAD and _HEAD.startswith(head):
+                os.ftruncate(self.file, 0)
                 self.size = self.count = 0
                 self._append(_HEAD)
-                self._sync_folder()
+                self.sync_folder()
                 return
             if head != _HEAD:
                 message = (
                     f"{self.path} is not a journal of this version of quiesce. Name another file, or run the version"
-                    " that has written it. Or move the file away, if you can do without: cascades that its node took"
-                    " part in are unknown then"
+                    f" that has written it. {_MOVE_AWAY}"
                 )
                 raise JournalBroken(message)
             self.size, self.count = len(head), 0
             for number, line in enumerate(file, start=2):
                 if not line.endswith(b"\n"):
-                    os.ftruncate(self._file, self.size)  # (3)
+                    os.ftruncate(self.file, self.size)  # (3)
                     return
                 record = self._record(number, line)
                 self.lines = number
@@ -188,46 +191,42 @@ class Journal:
         try:
             return record_of(line)
         except (LookupError, RecursionError, TypeError, ValueError, QuiesceError) as error:
-            message = (
-                f"line {number} of the journal {self.path} is not as it was written ({error}). What"
-                " this node had begun is not known: move the file away if you can do without, and"
-                " cascades that it took part in are unknown"
-            )
+            message = f"line {number} of the journal {self.path} is damaged ({error}). {_MOVE_AWAY}"
             raise JournalBroken(message) from error
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write records; they last when this returns (1)."""
-        if len(records) == 1:  # as nearly always
+        """Write records. They are durable when this returns (1)."""
+        if len(records) == 1:  # the usual case
             self._append(record_line(records[0]))
         elif records:
             self._append(lines_of(records))
         self.count += len(records)
-        if self._draft is not None:
-            self._draft.follow(records)
+        if self.current_draft is not None:
+            self.current_draft.follow(records)
 
-    def _opened(self) -> int:
-        if self._spoiled:
-            message = f"the journal {self.path} {self._spoiled}: nothing may follow it"
+    def get_open_file(self) -> int:
+        if self.spoiled_reason:
+            message = f"the journal {self.path} cannot be written: it {self.spoiled_reason}. Restart the node"
             raise JournalBroken(message)
-        if self._file is None:
-            message = f"the journal {self.path} is not open"
+        if self.file is None:
+            message = f"the journal {self.path} is not open: call open() first"
             raise UsageError(message)
         if self._is_torn:
             try:
-                self._mend(self._file)
+                self._mend(self.file)
             except OSError as error:
                 message = (
-                    f"the journal {self.path} has a part of a line at its end, which cannot be removed"
-                    f" ({error}): nothing may follow it"
+                    f"the journal {self.path} cannot be written: a failed write has left a part of a line, and removing"
+                    f" that part fails ({error})"
                 )
                 raise JournalBroken(message) from error
-        return self._file
+        return self.file
 
     def _append(self, data: bytes) -> None:
-        """Write all of it, or none: a part would be a line in the midst that is not whole."""
-        file, before = self._file, self.size
-        if file is None or self._spoiled or self._is_torn:
-            file = self._opened()  # which says what is wrong
+        """Write all of `data` or nothing: a part would leave an incomplete line in the middle of the file."""
+        file, before = self.file, self.size
+        if file is None or self.spoiled_reason or self._is_torn:
+            file = self.get_open_file()  # mends the file, or raises
         try:
             size = os.write(file, data)
             if size != len(data):
@@ -237,13 +236,13 @@ class Journal:
                 os.fdatasync(file)
         except BaseException:
             self._is_torn = True
-            with suppress(OSError):  # else what was written next would be the rest of that line
+            with suppress(OSError):  # otherwise the next write would continue that line
                 self._mend(file)
             raise
         self.size = before + size
 
     def _mend(self, file: int) -> None:
-        """Remove what a write that failed has left at the end; the lock is kept: this process is not dead."""
+        """Remove the part of a line that a failed write has left at the end of the file."""
         os.ftruncate(file, self.size)
         self._is_torn = False
 
@@ -252,24 +251,24 @@ class Journal:
         return self.path.with_name(self.path.name + ".new")
 
     def draft(self, follow: Callable[[Iterable[Record]], Iterable[Record]]) -> Draft:
-        """Begin a file that may take the place of this one (4).
+        """Begin a draft that may replace this file (4).
 
         Args:
-            follow: Is given what is written from now on, and gives what the draft is to have of it.
+            follow: A function that gets the records written from now on, and returns those that the draft needs.
         """
-        self._opened()
-        if self._draft is not None:
-            message = f"the journal {self.path} has a draft already"
+        self.get_open_file()
+        if self.current_draft is not None:
+            message = f"the journal {self.path} has a draft already: replace or drop that one first"
             raise UsageError(message)
-        self._draft = draft = Draft(self, self._draft_path, follow)
+        self.current_draft = draft = Draft(self, self._draft_path, follow)
         return draft
 
     def drop_draft(self) -> None:
         """Drop the draft, and delete its file."""
-        if self._draft is not None:
-            self._draft.drop()
+        if self.current_draft is not None:
+            self.current_draft.drop()
 
-    def _sync_folder(self) -> None:
+    def sync_folder(self) -> None:
         if self.syncs:
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -278,25 +277,25 @@ class Journal:
                 os.close(folder)
 
     def sync(self) -> None:
-        """Wait until all that was written is on the disk."""
-        os.fdatasync(self._opened())
+        """Wait until all written records are on the disk."""
+        os.fdatasync(self.get_open_file())
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         self.drop_draft()
-        for number in (self._file, self._lock):  # the lock last
+        for number in (self.file, self._lock):  # release the lock last
             if number is not None:
                 os.close(number)
-        self._file = self._lock = None
-        self._spoiled, self._is_torn = "", False
+        self.file = self._lock = None
+        self.spoiled_reason, self._is_torn = "", False
 
 
 class Draft:
-    """A file that is to take the place of a journal's.
+    """A smaller file that is to replace a journal's file.
 
-    Its lines are made in the event loop, where nothing changes meanwhile, and are written by `put`, in a
-    thread. It may be dropped at any time, also while a thread is at it: the last of both closes the file,
-    so that no thread ever writes to one of the same number that somebody else has opened since.
+    The event loop makes the draft's lines, in steps in which the node's knowledge does not change. `put` writes the lines
+    in a thread. The draft may be dropped at any time, also while a thread writes. Then the thread closes the file, so that
+    it never writes to another file that has got the same descriptor.
     """
 
     def __init__(
@@ -310,69 +309,69 @@ class Draft:
         self._follow = follow
         self._lines = [_HEAD]
         self._size = 0
-        self._busy = threading.Lock()  # a thread has the file
+        self._busy = threading.Lock()  # held while a thread writes
         self.is_dropped: bool = False
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._file: int | None = os.open(path, flags, 0o600)
 
-    # In the event loop.
+    # Methods for the event loop.
 
     def add(self, records: Iterable[Record]) -> None:
-        """Add these records; they become lines at once, and are written later."""
+        """Add records. Their lines are made now and written later."""
         self._lines.append(lines_of(records))
 
     def follow(self, records: Iterable[Record]) -> None:
-        """Add what the journal was given in this step, as far as it is wanted."""
+        """Add the records that the journal gets in this step, as far as the draft needs them."""
         self.add(self._follow(records))
 
     @property
     def waiting(self) -> int:
-        """How many bytes are to be put into the file."""
+        """The number of bytes that wait to be put into the file."""
         return sum(map(len, self._lines))
 
     def take(self) -> bytes:
-        """Return what is to be put into the file next."""
+        """Remove and return the bytes to put into the file next."""
         data = b"".join(self._lines)
         self._lines.clear()
         return data
 
     def replace(self) -> None:
-        """Take the place of the journal's file, in this step.
+        """Replace the journal's file, in this step.
 
-        What was put last was synced. What came since is little: it lasts as any other write does. So
-        only with `durability="power"` does this wait for the disk, as each write does then.
+        The last `put` has synced the draft, so only a few records are left to write. They are as durable as any other
+        write: this waits for the disk only with `durability="power"`.
         """
         journal, new = self._journal, self._file
-        old = journal._opened()
-        assert new is not None  # noqa: S101 - it was not dropped, or the journal has another, or none
+        old = journal.get_open_file()
+        assert new is not None  # noqa: S101 - the journal's current draft is not dropped
         data = self.take()
         _write_all(new, data)
         if data and journal.syncs:
             os.fdatasync(new)
         self._path.replace(journal.path)
         old_size = journal.size
-        journal._file, journal.size, journal._draft = new, self._size + len(data), None
+        journal.file, journal.size, journal.current_draft = new, self._size + len(data), None
         self._file = None
-        _let_go(old, old_size)
+        _close_unnamed(old, old_size)
         try:
-            journal._sync_folder()
+            journal.sync_folder()
         except BaseException:
-            # Its name may still be that of the file before, which has nothing of what comes now.
-            journal._spoiled = "may not be the one that is found after a loss of power"
+            # On the disk, the name may still belong to the old file, which does not get later records.
+            journal.spoiled_reason = "may be lost in a loss of power, as its folder was not synced"
             raise
 
     def drop(self) -> None:
-        """Leave nothing of it."""
+        """Delete the draft."""
         if not self.is_dropped and self._file is not None:
             self.is_dropped = True
-            self._journal._draft = None
+            self._journal.current_draft = None
             self._path.unlink(missing_ok=True)
             self._close()
 
-    # In a thread.
+    # Methods for a thread.
 
     def put(self, data: bytes, *, sync: bool) -> None:
-        """Write what `take` has given; with `sync`, all of it is on the disk then."""
+        """Write data from `take`. With `sync`, wait until the whole draft is on the disk."""
         try:
             with self._busy:
                 if self._file is not None:
@@ -381,32 +380,32 @@ class Draft:
                     if sync:
                         os.fdatasync(self._file)
         finally:
-            if self.is_dropped:  # `drop` has said so before it looked whether somebody is at it
+            if self.is_dropped:  # `drop` sets this before it tests whether a thread writes
                 self._close()
 
     def _close(self) -> None:
-        """Close the file of a draft that was dropped, unless a thread has it: then that one does."""
+        """Close the file of a dropped draft. If a thread is writing to it, that thread closes it."""
         if self._busy.acquire(blocking=False):
             file, self._file = self._file, None
             self._busy.release()
             if file is not None:
-                _let_go(file, self._size)
+                _close_unnamed(file, self._size)
 
 
 def _path(given: object) -> Path:
     if isinstance(given, str | os.PathLike) and Path(given).name:
-        return Path(given).absolute()  # wherever the process goes
+        return Path(given).absolute()  # the process may change its directory later
     message = f"journal must be the path of a file, not {given!r}"
     raise ArgumentError(message)
 
 
-def _let_go(file: int, size: int) -> None:
-    """Close a file that has no name any more; a large one in a thread, for all it has is freed then."""
+def _close_unnamed(file: int, size: int) -> None:
+    """Close a file that has lost its name. Closing a large one frees its blocks, so that is done in a thread."""
     if size >= _LARGE:
         thread = threading.Thread(
             target=os.close, args=(file,), name="quiesce journal", daemon=True
         )
-        with suppress(RuntimeError):  # there may be no more of them
+        with suppress(RuntimeError):  # the limit of threads is reached
             thread.start()
             return
     os.close(file)

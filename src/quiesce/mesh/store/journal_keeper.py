@@ -1,19 +1,19 @@
-"""How a node keeps its journal: also while the disk is full, and when an old copy was put in its place.
+"""How a node uses its journal, also while the disk is full and after an old copy has replaced the journal.
 
-What holds:
+These guarantees hold:
 
-1. Records are written in the order in which they were made, each once. Those of a write that failed are kept, and
-   are written before any other as soon as a write succeeds: what the node knows is what is written, and these.
-2. With `on_journal_failure="refuse"` nothing is done meanwhile that rests on a record which is not written.
-3. With `"serve"` the node goes on as one without a journal: its receipts say that they are volatile. That it may is
-   written when it is opened, and that it has written everything, when it is closed. If its process dies, the next one, in
-   either mode, knows that it may not know: of messages from before it the node says `unknown`, never `never`, and a
-   hop that was running may have sent messages that nobody wrote down. So it is with `durability="process"`, if the
-   machine was started anew since, or is another.
-4. A journal says since when it has had everything. The node tells others how many records it has, signed; they say
-   it back with their next call. A journal with fewer records than it once had is an old copy: it begins anew, as
-   one that knows nothing of what was before. A caller that says again and again what another journal has told it
-   reaches two nodes at one address: that is logged.
+1. Each record is written once, in the order in which the records were made. If a write fails, its records are kept, and
+   are written first as soon as a write succeeds. The node's knowledge is the written records plus the kept ones.
+2. With `on_journal_failure="refuse"`, the node does nothing meanwhile that depends on an unwritten record.
+3. With `"serve"`, the node goes on as if it did not have a journal, and its receipts say that they are volatile. When
+   the node opens, it writes that this may happen. When it closes, it writes that the journal is complete. If the process
+   dies in between, the next process, in either mode, knows that records may be missing. For messages from before its
+   start the node then answers `unknown`, never `never`, and a hop that was running may have sent messages without a
+   record. The same holds with `durability="process"` if the machine has restarted since, or is another machine.
+4. A journal has the time since when it is complete. The node tells other nodes the number of its records, signed, and
+   they repeat it in their next call. A journal with fewer records than it once had is an old copy. The node then starts
+   the journal anew, without knowledge of earlier messages. A caller that keeps repeating the number of another journal
+   reaches two nodes at one address. The node logs that.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ RETRY_SECONDS = 1.0
 _BEHIND_MAX = 100_000  # records
 _STRAYS, _STRAYS_MAX = 10, 1024
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NO_BOOT = "none"  # no run of a machine
+_NO_BOOT = "none"  # differs from the boot id of every machine
 
 
 def _boot() -> str:
-    """Return the run of the machine that this is; empty, where the system does not say."""
+    """Return the id of this start of the machine; empty if the system does not have one."""
     try:
         return _BOOT.read_text(encoding="ascii").strip()
     except OSError:
@@ -56,39 +56,39 @@ def _boot() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a node can do its part now; see `Node.health`."""
+    """The state of a node: whether it works on messages, and why not; see `Node.health`."""
 
     state: Literal["closed", "ready", "draining", "refusing", "behind"]
-    """`refusing`: it cannot write its journal, and takes no messages until a write succeeds. `behind`: the same, but
-    it goes on without (`on_journal_failure="serve"`). `draining`: it takes no more messages."""
+    """`refusing`: the node cannot write its journal, and rejects messages until a write succeeds. `behind`: the node
+    cannot write its journal, but goes on (`on_journal_failure="serve"`). `draining`: the node rejects new messages."""
     why: str = ""
-    """What is wrong, for people."""
+    """What is wrong, as a sentence."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the node is ready."""
         return self.state == "ready"
 
     @property
     def takes_messages(self) -> bool:
-        """Whether a message would be worked on."""
+        """Whether the node would work on a message."""
         return self.state in {"ready", "behind"}
 
 
 class Keeping:
-    """The journal of a node that is open.
+    """The journal of an open node, and the records that could not be written yet.
 
     Args:
-        journal: the file.
-        engine: what the node knows; nothing yet.
-        mode: what to do when it cannot be written, one of `MODES`.
-        random: gives random bytes.
+        journal: The file.
+        engine: The node's engine, which `open` fills from the file.
+        mode: What to do when the file cannot be written, one of `MODES`.
+        random: A function that returns random bytes.
     """
 
     def __init__(
         self, journal: Journal, engine: Engine, mode: str, random: Callable[[int], bytes]
     ) -> None:
-        """Start with nothing open."""
+        """Prepare; `open` opens the file."""
         self._journal = journal
         self._engine = engine
         self._name = engine.detector.name
@@ -101,31 +101,31 @@ class Keeping:
         self._is_opened = False
         self._boot = ""
         self.error: BaseException | None = None
-        """Why the journal could not be written the last time; None: it could."""
+        """Why the last write failed; None if it succeeded."""
         self.tidying: Tidying = Tidying(self._name, journal, engine.detector)
 
     @property
     def is_refusing(self) -> bool:
-        """Whether nothing may be done that rests on a record (2)."""
+        """Whether the node must not do anything that depends on a record (2)."""
         return self.error is not None and not (self._serves and len(self._behind) <= _BEHIND_MAX)
 
     def why(self) -> str:
-        """Return what is wrong, and what is to be done about it."""
+        """Return what is wrong, and when it ends."""
         return (
-            f"it cannot write {self._journal.path} ({self.error}). It resumes when a write succeeds,"
-            " which is tried every second"
+            f"it cannot write {self._journal.path} ({self.error}). It tries again every second, and resumes when a write"
+            " succeeds"
         )
 
     def broken(self) -> JournalBroken:
-        """Return the error of what cannot be done now."""
-        return JournalBroken(f"node {self._name!r} takes no messages: {self.why()}")
+        """Return the error for a message that the node rejects now."""
+        return JournalBroken(f"node {self._name!r} rejects all messages: {self.why()}")
 
-    # When it is opened, and closed.
+    # Opening and closing.
 
     def open(self) -> None:
         """Read the journal into the engine.
 
-        *Raises*: `JournalInUse`, `JournalBroken`; `UsageError` if it is another node's.
+        *Raises*: `JournalInUse`, `JournalBroken`; `UsageError` if the journal belongs to another node.
         """
         detector = self._engine.detector
         detector.boot = _boot()
@@ -135,9 +135,9 @@ class Keeping:
         if born is not None and born.node != self._name:
             self._journal.close()
             message = (
-                f"the journal {self._journal.path} is that of node {born.node!r}, and this one is"
-                f" {self._name!r}: give each node a journal of its own; if it was renamed, move the old"
-                " journal away when nothing waits for it any more"
+                f"the journal {self._journal.path} belongs to node {born.node!r}, not to node {self._name!r}: give each"
+                " node a journal of its own. If the node was renamed, move the old journal away once no cascade waits for"
+                " the node any more"
             )
             raise UsageError(message)
         if born is None or not detector.has_all:  # (3)
@@ -150,42 +150,43 @@ class Keeping:
         self._engine.detector.bear(wall, key, self._boot)
 
     def opened(self) -> None:
-        """Make the journal smaller, if that is worth it: a process that lives for short has no other time."""
+        """Make the journal smaller if that is worth it: a short-lived process may not get to it later."""
         self._is_opened = True
         if self.error is None and is_worth(self._journal, self._engine.detector):
             try:
                 Compaction(self._journal, self._engine.detector).run_at_once()
-            except Exception:  # noqa: BLE001 - whatever it is, the journal there was goes on
-                text = "node %r could not have a smaller journal, and tries again when it has grown"
+            except Exception:  # noqa: BLE001 - after any failure the journal stays in use
+                text = "node %r could not make its journal smaller, and tries again when the journal has grown"
                 logger.exception(text, self._name)
 
     def close(self) -> None:
         """Close the file."""
         if self._behind:
-            text = "node %r is closed, and %d records were not written: %s"
+            text = "node %r has closed without writing %d records: %s"
             logger.error(text, self._name, len(self._behind), self.why())
         elif self._is_opened and self._boot:
             self._complete()
         self._journal.close()
 
     def _complete(self) -> None:
-        """Write that the journal has everything, and that it is on the disk: its node ends well (3)."""
+        """Write that the journal is complete and on the disk, because its node closes in order (3)."""
         born = self._engine.detector.born
-        assert born is not None  # noqa: S101 - since it was opened
+        assert born is not None  # noqa: S101 - set when the journal was opened
         try:
             self._journal.write([replace(born, boot="")])
             self._journal.sync()
         except OSError:
-            logger.exception("node %r could not write the end of its journal", self._name)
+            text = "node %r could not write that its journal is complete: the next start counts it as incomplete"
+            logger.exception(text, self._name)
 
     # Writing.
 
     def write(self, records: list[Record]) -> bool:
-        """Write records; returns whether what rests on them may be done."""
+        """Write records. Return whether the node may act on them."""
         if self.error is None:
             try:
                 self._journal.write(records)
-            except BaseException as error:  # noqa: BLE001 - raised again, if it is not an `Exception`
+            except BaseException as error:  # noqa: BLE001 - raised again unless it is an `Exception`
                 return self._failed(records, error)
             return True
         self._behind += records
@@ -194,14 +195,14 @@ class Keeping:
         return self.retry() or not self.is_refusing
 
     def retry(self) -> bool:
-        """Write what could not be written; returns whether all is written."""
+        """Write the records that could not be written before. Return whether all records are written now."""
         if self.error is None:
             return True
         behind, self._behind = self._behind, []
         self._retry_at = time.monotonic() + RETRY_SECONDS
         try:
             self._journal.write(behind)
-        except BaseException as error:  # noqa: BLE001 - likewise
+        except BaseException as error:  # noqa: BLE001 - raised again unless it is an `Exception`
             self._failed(behind, error)
             return False
         self.error = None
@@ -210,7 +211,7 @@ class Keeping:
         return True
 
     def _failed(self, records: list[Record], error: BaseException) -> bool:
-        """Keep what could not be written; return whether what rests on it may be done all the same."""
+        """Keep records that could not be written. Return whether the node may act on them all the same."""
         self._fail(records, error)
         if not isinstance(error, Exception):
             raise error
@@ -219,21 +220,21 @@ class Keeping:
     def _fail(self, records: list[Record], error: BaseException) -> None:
         self._behind = [*records, *self._behind]
         first, self.error = self.error is None, error
-        self._journal.drop_draft()  # what is known is no longer what was written
+        self._journal.drop_draft()  # the draft has records that the journal does not have
         self._engine.detector.is_volatile = True
         if first:
-            what = "goes on without it" if self._serves else "takes no messages"
+            what = "goes on without its journal" if self._serves else "rejects all messages"
             logger.critical("node %r %s: %s", self._name, what, self.why(), exc_info=error)
 
     def withdraw(self, edge: bytes) -> None:
-        """Forget a hop that was to begin, and must not: its record could not be written."""
+        """Forget a hop that must not begin, because its record could not be written."""
         self._engine.detector.withdraw(edge)
         self._behind = [one for one in self._behind if getattr(one, "edge", None) != edge]
 
-    # What others are told of it (4).
+    # The count of records that other nodes repeat (4).
 
     def seen(self) -> str:
-        """Return how far the journal has come, for others to say back."""
+        """Return the signed number of records, which other nodes repeat in their next call."""
         return self._signed(self._journal.count)
 
     def _signed(self, count: int) -> str:
@@ -247,7 +248,7 @@ class Keeping:
         return f"{own}.{count:x}.{signed}"
 
     def check(self, seen: str, caller: str = "") -> None:
-        """Compare what was said of this journal at some time with what it is now."""
+        """Compare the number of records that a caller repeats with the journal as it is now."""
         own, _, rest = seen.partition(".")
         try:
             count = int(rest.partition(".")[0], 16)
@@ -259,9 +260,9 @@ class Keeping:
         if count <= self._journal.count or not hmac.compare_digest(self._signed(count), seen):
             return
         logger.critical(
-            "node %r: the journal %s has %d records, and once had %d: an old copy was put in its place, or the"
-            " machine lost what was written. Never restore a journal. Of messages from before now it says"
-            " `unknown`",
+            "node %r: the journal %s has %d records, but once had %d. An old copy has replaced it, or the machine has lost"
+            " written records. For messages from before now, the node answers `unknown`. Never restore a journal from a"
+            " copy",
             self._name,
             self._journal.path,
             self._journal.count,
@@ -270,15 +271,15 @@ class Keeping:
         self._begin_anew()
 
     def _stray(self, caller: str) -> None:
-        """Count how often a caller was told of another journal since it was told of this one."""
+        """Count how often a caller has repeated the number of another journal."""
         if len(self._strays) >= _STRAYS_MAX:
             self._strays.clear()
         self._strays[caller] = times = self._strays.get(caller, 0) + 1
         if times == _STRAYS and not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "node %r: callers at %s reach another node at this address, too. Give each replica an address of its"
-                " own, or verdicts are unknown or wrong",
+                "node %r: callers at %s reach another node at this node's address, too. Give each replica an address of"
+                " its own. Otherwise verdicts are unknown or wrong",
                 self._name,
-                caller or "an address that is not known",
+                caller or "an unknown address",
             )

@@ -1,4 +1,4 @@
-"""How the records of a journal are written, and read: a line each, a checksum and JSON."""
+"""The format of a journal's records: one line for each, with a checksum and JSON. `Journal` writes and reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SPACE = 9  # a checksum of eight digits, and a space
 def _one_of(*kinds: type) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if type(value) not in kinds:
-            message = "a value of another kind"
+            message = "a value has the wrong type"
             raise TypeError(message)
         return value
 
@@ -53,16 +53,13 @@ def _one_of(*kinds: type) -> Callable[[Any], Any]:
 
 def _status(value: Any) -> Any:
     if value not in ENDS:
-        message = "a status that is none"
+        message = "unknown status"
         raise ValueError(message)
     return value
 
 
 def _time(value: Any) -> Any:
-    if value is not None and not codec.is_time(value):
-        message = "a time that is none"
-        raise ValueError(message)
-    return value
+    return None if value is None else _seconds(value)
 
 
 def _packed(value: Any) -> bytes:
@@ -77,7 +74,7 @@ def _packed_or_none(value: Any) -> bytes | None:
 
 def _seconds(value: Any) -> Any:
     if not codec.is_time(value):
-        message = "a time that is none"
+        message = "invalid time"
         raise ValueError(message)
     return value
 
@@ -87,8 +84,8 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _root(edge: bytes, cascade: bytes, name: str) -> Begun:
-    return Begun(edge, cascade, "", None, is_root=True, name=name)
+def _root(edge: bytes, cascade: bytes, name: str, at: float | None = None) -> Begun:
+    return Begun(edge, cascade, "", None, is_root=True, name=name, at=at)
 
 
 def _old(edge: bytes, packed: bytes | None) -> Over:
@@ -101,6 +98,7 @@ _FORMS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...]]
         (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(str, NoneType), _one_of(bool)),
     ),
     "root": (_root, (bytes.fromhex, bytes.fromhex, _one_of(str))),
+    "root at": (_root, (bytes.fromhex, bytes.fromhex, _one_of(str), _seconds)),
     "sent": (Sent, (bytes.fromhex, bytes.fromhex, _one_of(str), _one_of(int))),
     "taken": (Taken, (bytes.fromhex,)),
     "gone": (Gone, (bytes.fromhex,)),
@@ -120,40 +118,41 @@ _FORMS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...]]
 
 
 def lines_of(records: Iterable[Record]) -> bytes:
-    """Write records, a line each."""
+    """Return the lines of records."""
     return b"".join(map(record_line, records))
 
 
 def record_line(record: Record) -> bytes:
-    """Write a record: its checksum, and JSON."""
+    """Return the line of a record: its checksum and JSON."""
     text = _TEXTS[type(record)](record)
     return b"%08x %s" % (_checksum(text), text)
 
 
 def record_of(line: bytes) -> Record:
-    """Read a line.
+    """Return the record of a line.
 
     Raises:
-        LookupError, RecursionError, TypeError, ValueError, QuiesceError: it is not as it was written.
+        LookupError, RecursionError, TypeError, ValueError, QuiesceError: the line is damaged.
     """
     text = line[_SPACE:]
     if line[:_SPACE] != b"%08x " % _checksum(text):
-        message = "its checksum is another"
+        message = "its checksum does not match"
         raise ValueError(message)
-    return _usual(text) or _decode(json.loads(text))
+    return _parse_common(text) or _decode(json.loads(text))
 
 
-# JSON, written by hand: every request waits for two lines, and this takes a fifth of the time.
+# Writing. The JSON is made by hand: every request waits for two lines, and this takes a fifth of the time.
 
 
 def _begun(record: Begun) -> bytes:
+    ids = f'"{record.edge.hex()}","{record.cascade.hex()}"'
+    if record.at is not None:
+        return f'["root at",{ids},{quoted(record.name)},{record.at!r}]\n'.encode()
     if record.name:
-        ids = f'"{record.edge.hex()}","{record.cascade.hex()}"'
         return f'["root",{ids},{quoted(record.name)}]\n'.encode()
     reply = "null" if record.reply is None else quoted(record.reply)
     return (
-        f'["begun","{record.edge.hex()}","{record.cascade.hex()}",{quoted(record.parent)},{reply},'
-        f"{'true' if record.is_root else 'false'}]\n"
+        f'["begun",{ids},{quoted(record.parent)},{reply},{"true" if record.is_root else "false"}]\n'
     ).encode()
 
 
@@ -162,7 +161,7 @@ def _sent(record: Sent) -> bytes:
     return f'["sent",{ids},{quoted(record.to)},{record.by:d}]\n'.encode()
 
 
-def _alone(name: str) -> Callable[[Any], bytes]:
+def _edge_only(name: str) -> Callable[[Any], bytes]:
     form = b'["%s","%%s"]\n' % name.encode()
     return lambda record: form % record.edge.hex().encode()
 
@@ -212,8 +211,8 @@ def _over(record: Over) -> bytes:
 _TEXTS: dict[type, Callable[[Any], bytes]] = {
     Begun: _begun,
     Sent: _sent,
-    Taken: _alone("taken"),
-    Gone: _alone("gone"),
+    Taken: _edge_only("taken"),
+    Gone: _edge_only("gone"),
     Keep: _keep,
     Born: _born,
     Counted: _counted,
@@ -222,13 +221,13 @@ _TEXTS: dict[type, Callable[[Any], bytes]] = {
     EdgeClosed: _with_receipt("edge closed"),
     Tallied: _with_receipt("tallied"),
     Ended: _ended,
-    Cancelled: _alone("cancelled"),
+    Cancelled: _edge_only("cancelled"),
     Closed: _closed,
     Over: _over,
 }
 
 
-# And read: a million messages may be remembered, and JSON takes six times as long.
+# Reading. A journal may have a million messages, and the JSON parser takes six times as long as these expressions.
 
 _USUAL_OVER = re.compile(
     rb'\["(over|old)","([0-9a-f]{24})",'
@@ -243,8 +242,8 @@ _USUAL_BEGUN = re.compile(
 _NO_RECEIPTS: dict[bytes, bytes | None] = {b"null": None, b'""': RAN}
 
 
-def _usual(text: bytes) -> Record | None:
-    """Read a record of a hop that handed nothing on, or is over, if it is one: what `_decode` would give."""
+def _parse_common(text: bytes) -> Record | None:
+    """Return the record of a line in one of the most common forms, as `_decode` would; None for other forms."""
     over = _USUAL_OVER.fullmatch(text)
     if over is not None:
         kind, edge, packed = over.groups()

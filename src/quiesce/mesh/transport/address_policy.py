@@ -1,8 +1,8 @@
-"""Which addresses a node uses, and how much it takes from whom.
+"""Which addresses a node may use, and how many messages it accepts.
 
-A message brings the address that its receipt is to be posted to. Whoever could choose that freely could
-make a node post to any server that it reaches. So an address is used only if it is a configured peer's,
-or at the node's own origin; else no receipt is posted, and the sender, who is told so, asks for it.
+A message brings the address to which its receipt is to be posted. If a sender could choose any address, it could make a
+node post to any server within the node's reach. So a node posts a receipt only to a configured peer or to its own
+origin. For other addresses it tells the sender that it will not post, and the sender asks for the receipt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def address(what: str, value: object) -> str:
-    """Check the address of a node."""
+    """Return the checked address of a node.
+
+    *Raises*: `ArgumentError`.
+    """
     fine = isinstance(value, str) and origin(value) is not None
     if not fine or not isinstance(value, str):
         message = (
@@ -36,25 +39,34 @@ def address(what: str, value: object) -> str:
 
 
 def own_address(value: object) -> str:
-    """Check the address of a node that others are to reach it by."""
+    """Return the checked address by which other nodes reach this node.
+
+    *Raises*: `ArgumentError`.
+    """
     url = address("url", value)
     if urlsplit(url).hostname in {"0.0.0.0", "::"}:  # noqa: S104 - refused
-        message = f"url must be where others reach the agent: {url!r} is where a server listens, at every address"
+        message = (
+            f"url must be the address by which others reach the agent, not {url!r}, at which a server listens on all its"
+            " addresses: name a host"
+        )
         raise ArgumentError(message)
     return url
 
 
 def keep_time(value: object) -> float:
-    """Check for how long messages are remembered: it is written, and others are told."""
+    """Return the checked time for which messages are remembered. The journal and other nodes get this number.
+
+    *Raises*: `ArgumentError`.
+    """
     seconds = arguments.seconds("keep_seconds", value)
     if not codec.is_time(seconds):
-        message = f"keep_seconds must be a number of seconds that has an end, not {value!r}"
+        message = f"keep_seconds must be a finite number of seconds, not {value!r}"
         raise ArgumentError(message)
     return seconds
 
 
 def origin(url: str) -> tuple[str, str, int] | None:
-    """Return scheme, host and port; None if a node cannot have this address."""
+    """Return the scheme, host and port of a URL; None if the URL cannot be a node's address."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -80,25 +92,31 @@ def _addresses(what: str, given: Iterable[str]) -> frozenset[str]:
 
 
 class AddressPolicy:
-    """Whose address is used."""
+    """The addresses that a node may use: its peers, its own origin, and agents outside of the mesh (opaque)."""
 
     def __init__(self, own: str | None, peers: Iterable[str], opaque: Iterable[str] = ()) -> None:
         self._peers = _addresses("peers", peers)
         self._opaque = _addresses("opaque", opaque)
         if both := self._peers & self._opaque:
-            message = f"{min(both)!r} is in peers and in opaque: it takes part, or it does not"
+            message = (
+                f"{min(both)!r} is in peers and in opaque: name an agent that takes part in the mesh in peers, any other in"
+                " opaque"
+            )
             raise ArgumentError(message)
-        self._by_length = sorted(self._peers | self._opaque, key=len, reverse=True)
+        self.addresses_by_length: list[str] = sorted(
+            self._peers | self._opaque, key=len, reverse=True
+        )
         self._own = None if own is None else origin(own)
         self._judged: dict[str | None, str | None] = {None: None}
 
     def allows(self, home: str) -> bool:
-        """Return whether a receipt may be posted there."""
+        """Return whether a receipt may be posted to this address."""
         return self.reply_to(home) is not None
 
     def reply_to(self, home: str | None) -> str | None:
-        """Return the address that a receipt is to be posted to, if that is allowed."""
-        if home is None or home in self._judged:  # there are few, and every message has one
+        """Return the address to which a receipt is posted; None if that is not allowed."""
+        # A cache: every message brings one of a few addresses.
+        if home is None or home in self._judged:
             return self._judged[home]
         return self._judge(home)
 
@@ -106,28 +124,29 @@ class AddressPolicy:
         found, plain = origin(home), home.rstrip("/")
         allowed = found is not None and (plain in self._peers or found == self._own)
         if len(self._judged) >= _JUDGED_MAX:
-            self._judged = {None: None}  # somebody sends ever new addresses
+            self._judged = {None: None}  # a sender keeps using new addresses
         self._judged[home] = judged = plain if allowed else None
         return judged
 
     def is_opaque(self, to: str) -> bool:
-        """Return whether an agent is known to take no part."""
+        """Return whether an agent is configured as not taking part in the mesh."""
         return to in self._opaque
 
     def node_of(self, url: str) -> str:
-        """Return the node that a request to this URL goes to: a peer below which it is, or its origin."""
-        for peer in self._by_length:
+        """Return the address of the node behind a URL: the peer whose address the URL begins with, or the origin."""
+        for peer in self.addresses_by_length:
             if url.startswith(peer) and url[len(peer) : len(peer) + 1] in {"", "/", "?"}:
                 return peer
         try:
             parts = urlsplit(url)
-        except ValueError:  # nobody is there, whoever has named it
+        except ValueError:  # a request to this URL cannot succeed
             return "not an address"
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # others see it: no passwords
+        # The password is left out, because other nodes see this address.
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class Allowance:
-    """So many at once, and so many more a second."""
+    """A rate limit (a token bucket): `most` at once, and `per_second` more each second."""
 
     def __init__(self, most: int, per_second: float, clock: Callable[[], float]) -> None:
         self._most = float(most)
@@ -137,7 +156,7 @@ class Allowance:
         self._at = clock()
 
     def take(self) -> bool:
-        """Take one, if there is one."""
+        """Take one token. Return False if there is none left."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._at) * self._per_second)
         self._at = now

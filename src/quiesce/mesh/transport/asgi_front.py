@@ -1,30 +1,31 @@
-"""What stands before a server that takes part in the mesh: the outermost of its ASGI apps.
+"""The outermost ASGI app of a server that takes part in the mesh.
 
-1. Calls of other nodes are answered whatever the app does with its own requests: hops that are in flight
-   while a server drains need their receipts.
-2. A message that something before the mesh has answered with an error, and that nobody has worked on, is
-   refused for good, and its sender is told: a 503 of a server that drains, a 401. Without a word, it would
-   count as taken by one who takes no part; as does what is answered otherwise there.
+Other middleware may answer a request before the mesh sees it: a drain with a 503, or a login with a 401. This app makes
+up for that:
+
+1. It answers calls of other nodes itself, whatever the app does with its requests. While a server drains, hops in flight
+   need their receipts.
+2. If other middleware answers a message with an error, and the app has not worked on the message, this app refuses the
+   message for good and tells the sender so by a header. Without that header, the sender would record the edge as opaque.
+   A message that other middleware answers without an error is recorded so.
+3. The same holds for a message in the body of a request, as in MCP over HTTP, and a call of another node in such a body
+   is answered like any other call; see `refused_posts`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quiesce.errors import QuiesceError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.transport import asgi_server, links
 from quiesce.mesh.transport.asgi_lifespan import hearing
+from quiesce.mesh.transport.refused_posts import RefusedPosts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
-
+    from quiesce.core.asgi_types import App, Message, Receive, Send
     from quiesce.mesh.runtime.node import Node
 
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 __all__ = ["CascadeFront"]
 
@@ -33,7 +34,7 @@ _ERRORS = 400
 
 
 class CascadeFront:
-    """The outermost of the ASGI apps of an agent, if there are others around that of `node.asgi()`.
+    """The outermost ASGI app of an agent. Use it if other middleware is around the app of `node.asgi()`.
 
     ```python
     app = CascadeFront(node, Quiesce(node.asgi(app)))
@@ -41,28 +42,32 @@ class CascadeFront:
 
     Args:
         node: The node of this agent.
-        app: All the rest.
+        app: The agent's app with its other middleware.
+        inside: The app to call for requests that `app` refuses because it drains, if they do not begin any work. With
+            None, such requests stay refused.
     """
 
-    def __init__(self, node: Node, app: App) -> None:
-        """Stand before an app."""
+    def __init__(self, node: Node, app: App, *, inside: App | None = None) -> None:
+        """Wrap an app."""
         links.check_node(node)
         self._node = node
         self._app = app
+        self._posts = app if inside is None else RefusedPosts(node, app, inside)
         self._mesh = asgi_server.Mesh(node, app)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or let the app live."""
+        """Serve one request, or the lifespan of the app."""
         send = asgi_server.leaving(self._node, scope, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif asgi_server._path(scope) in self._mesh._paths:
+        elif asgi_server.path_below_mount(scope) in self._mesh.mesh_paths:
             await self._mesh(scope, receive, send)  # (1)
         else:
             found = [value for name, value in scope["headers"] if name == _HEADER]
-            await self._app(scope, receive, self._telling(found[0], send) if found else send)
+            app = self._posts if scope["method"] == "POST" else self._app  # (3)
+            await app(scope, receive, self._with_answer_header(found[0], send) if found else send)
 
-    def _telling(self, header: bytes, send: Send) -> Send:
+    def _with_answer_header(self, header: bytes, send: Send) -> Send:
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
                 lines = list(message.get("headers", ()))
@@ -75,30 +80,30 @@ class CascadeFront:
         return tell
 
     def _answer(self, header: bytes, *, is_error: bool) -> bytes | None:
-        """Send what became of a message of which the app says nothing (2)."""
+        """Return the answer for a message whose response does not have one (2)."""
         node = self._node
         try:
             edge = codec.parse_request_header(header).edge
-            node._check()
-            hop = node._hops.get(edge)
+            node.check_accepts()
+            hop = node.running_hops.get(edge)
             if hop is not None:
                 return node.answer(hop).encode()
-            if node._engine.detector.knows(edge):
-                known = node._engine.detector.find(edge)
-                answer = node._engine.ride(edge, node._clock())
-                node._commit()
+            if node.engine.detector.knows(edge):
+                known = node.engine.detector.find(edge)
+                answer = node.engine.ride(edge, node.clock())
+                node.commit_records()
                 must_ask = known is not None and known.reply is None
                 return codec.response_header(edge, answer, must_ask=must_ask).encode()
         except QuiesceError:
-            return None  # it is not of the protocol, or the node is not there
+            return None  # the header is invalid, or the node is not open
         told = links.refuse_message(node, header) if is_error else None
         return None if told is None else told.encode()
 
 
 class CascadeInside:
-    """The innermost of the ASGI apps around that of an SDK: the mesh, unless it is around it already.
+    """The innermost ASGI middleware around the app of an SDK: it adds the mesh, unless the mesh is further out already.
 
-    If it is, it has taken the message, and passes on no header of it.
+    A mesh further out removes the header of a message that it accepts, so this one does not see the message.
     """
 
     def __init__(self, app: App, node: Node) -> None:
@@ -108,18 +113,17 @@ class CascadeInside:
         self._mesh = asgi_server.Mesh(node, app)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or the whole life of the app."""
+        """Serve one request, or the lifespan of the app."""
         if scope["type"] != "lifespan":
             await self._mesh(scope, receive, send)
             return
-        first = [
-            await receive()
-        ]  # a mesh that is around it has opened the node by then, or the program itself
+        # By the first message, a mesh further out, or the program itself, has opened the node.
+        first = [await receive()]
 
         async def hear() -> Message:
             return first.pop() if first else await receive()
 
-        if self._node._scope is None:
+        if self._node.own_scope is None:
             await self._mesh(scope, hear, send)
         else:
             with hearing(self._node):

@@ -1,8 +1,8 @@
-"""The life of an app that takes part in the mesh: its node is open for as long.
+"""The lifespan of an app that takes part in the mesh: its node is open from startup to shutdown.
 
-Inside of a `Quiesce`, which drains requests and hops together, the node is opened below the scope that is
-drained there, and closed with it. Alone, the node is drained before the app is told to shut down: its hops
-may need what the app closes then.
+Inside a `Quiesce`, which drains requests and hops together, the node opens below the scope that `Quiesce` drains, and
+closes with it. Without a `Quiesce`, this module drains the node before the app gets its shutdown message, because hops
+may need resources that the app then closes.
 """
 
 from __future__ import annotations
@@ -11,40 +11,42 @@ import logging
 import signal
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
 from quiesce.core import exit_threads, process_exit
 from quiesce.core.announce import say
+from quiesce.core.report import Report
 from quiesce.core.server_drain import drain_of_server
 from quiesce.core.signals import heard
 from quiesce.core.tree import current, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterator
 
+    from quiesce.core.asgi_types import App, Message, Receive, Send
     from quiesce.core.scope import Scope
     from quiesce.mesh.runtime.node import Node
 
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 __all__: list[str] = []
 
 AROUND = "quiesce.mesh"
-"""In the scope of a lifespan: that there is a node around the app, which is drained apart."""
-_LEFT = (
-    "the app's lifespan failed after its startup, and the server still serves. So node %r stays open until the"
-    " shutdown, of which the app is not told"
+"""A key in the scope of a lifespan: the name of a node around the app, which is drained separately."""
+_ANSWER_SECONDS = 1.0  # for sending the answers of cancelled handlers
+_FAILED_LATE = (
+    "the app's lifespan failed after its startup, but the server goes on serving. So node %r stays open until the"
+    " shutdown, and the app will not get its shutdown message"
 )
-_ALONE = "Requests outside of cascades are the server's: Quiesce(app, node=node) drains them, too"
+_ONLY_THE_NODE = (
+    "This does not drain requests outside of cascades. Quiesce(app, node=node) drains them, too"
+)
 
 
 class NodeLifespan:
-    """One lifespan of an app, with its node."""
+    """One lifespan of an app, and of its node."""
 
     def __init__(
         self,
@@ -62,22 +64,22 @@ class NodeLifespan:
         self._signals = ExitStack()
         self._home: Scope | None = None
         self._cut_at: float | None = None
-        self._is_told = False
+        self._is_told = False  # whether a signal has told the server to stop
         self._has_served = has_served
-        self._is_silent = False  # the server has not served at all, as when its port is taken
+        self._is_silent = False  # whether the server never served, for example if its port is taken
         self._begun = False
-        self._is_answered = False  # the startup
-        self._is_over = False  # it has failed, or the shutdown was received
+        self._is_answered = False  # whether the startup was answered
+        self._is_over = False  # whether the startup failed or the shutdown was received
         self._why = "the lifespan has ended"
 
     async def run(self, app: App, scope: Message) -> None:
-        """Run the app from its startup to its shutdown; when the app returns, serve the rest of its lifespan.
+        """Run the app's lifespan from startup to shutdown.
 
-        The server goes on to serve then, and the node with it. So it is if the app raises between its startup and its
-        shutdown. If the app raises in its startup, the server is told that it failed: some would serve on, without the
-        node.
+        If the app returns early, or raises between startup and shutdown, the server goes on serving. Then this method
+        serves the rest of the lifespan, so that the node stays open. If the app raises during startup, the server gets
+        `lifespan.startup.failed`; some servers would otherwise go on without the node.
 
-        *Raises*: what the app raises in its startup or in its shutdown.
+        *Raises*: the error that the app raises in its startup or shutdown.
         """
         if self._owner is None:
             scope = {**scope, AROUND: self._node.name}
@@ -92,8 +94,8 @@ class NodeLifespan:
                     if self._is_over:
                         raise
                     if self._begun:
-                        logger.exception(_LEFT, self._node.name)
-                await self._live_on()
+                        logger.exception(_FAILED_LATE, self._node.name)
+                await self._serve_rest()
             finally:
                 await self._close()
 
@@ -123,8 +125,8 @@ class NodeLifespan:
                 self._is_over = True
                 self._why = "the startup failed"
 
-    async def _live_on(self) -> None:
-        """Serve the lifespan of an app that has none; or the rest of it, if the app has left."""
+    async def _serve_rest(self) -> None:
+        """Serve the rest of a lifespan after the app has returned, or all of it if the app does not support one."""
         while not self._is_over:
             if self._begun and not self._is_answered:
                 await self._send({"type": "lifespan.startup.complete"})
@@ -135,11 +137,11 @@ class NodeLifespan:
     async def _open(self) -> None:
         node, owner = self._node, self._owner
         if owner is None:
-            home = self._home = (await node.open())._opened()
+            home = self._home = (await node.open()).get_open_scope()
             self._signals.enter_context(
                 heard(
-                    home._backend.post,
-                    self._told_to_end,
+                    home.backend.post,
+                    self._on_signal,
                     sets_exit_code=True,
                     is_busy=self._is_busy,
                 )
@@ -151,84 +153,100 @@ class NodeLifespan:
         finally:
             current.reset(token)
         owner.met(node)
+        owner.join(f"node {node.name}", partial(self._drain_for_server, owner.scope))
         self._signals.enter_context(hearing(node))
 
-    def _is_busy(self) -> bool:
-        """Return whether the node has hops that the drain lets go on."""
-        home = self._home
-        return home is not None and home._closing is None and bool(self._node._hops)
+    async def _drain_for_server(self, requests: Scope, grace: float, cleanup: float) -> Report:
+        """Drain the node's handlers of connections, before the server's drain cancels requests and the rest of the node.
 
-    def _told_to_end(self) -> None:
-        """Count the grace from the signal: the server waits for its open requests first."""
+        Return an empty report: the report of the server's requests includes the node.
+        """
+        exchange = self._node.exchange
+        exchange.told_to_end(grace + cleanup)  # another node's open question is also a request
+        if await exchange.links.handlers.cut(grace, cleanup):
+            with anyio.move_on_after(min(cleanup, _ANSWER_SECONDS)):
+                await requests.idle()
+        return Report(requests.name, 0, 0, (), (), (), ())
+
+    def _is_busy(self) -> bool:
+        """Return whether the node has hops for which the drain waits."""
+        home = self._home
+        return home is not None and home.close_plan is None and bool(self._node.running_hops)
+
+    def _on_signal(self) -> None:
+        """Start the grace at the signal, because the server first waits for its open requests."""
         node, home = self._node, self._home
         if home is not None and self._is_told:
-            home._close(grace=0.0, cleanup=self._cleanup)  # a second signal
-        elif home is not None and self._cut_at is None and node._scope is home:
+            home.plan_close(grace=0.0, cleanup=self._cleanup)  # a second signal
+        elif self._cut_at is None and node.own_scope is home and home is not None:
             self._is_told = True
-            self._begin("told to stop", home)
-            node._exchange.told_to_end(self._grace + self._cleanup)  # it is closed by then
-            node._exchange.service("deadline", self._at_the_deadline, home)
+            self._begin_drain("told to stop", home)
+            node.exchange.told_to_end(self._grace + self._cleanup)  # the node is closed by then
+            node.exchange.service("deadline", self._at_the_deadline, home)
 
     async def _at_the_deadline(self, home: Scope) -> None:
-        """Close the node: its open questions, for which the server waits, are answered with the end."""
+        """Close the node at the end of the grace. That answers open questions, for which the server waits."""
         await anyio.sleep(self._grace)
-        home._close(grace=0.0, cleanup=self._cleanup)
+        home.plan_close(grace=0.0, cleanup=self._cleanup)
 
     async def _close(self) -> None:
-        """Drain the node, unless that is done by what is around it, or was done before.
+        """Drain the node, unless a `Quiesce` drains it or it has closed before.
 
-        If the app's lifespan itself is part of a hop, all other hops have ended, and the node is closed later.
+        If the app's lifespan is itself part of a hop, this waits for all other hops, and the node closes later.
         """
         home = self._home
         if home is None:
             return
         cut_at = self._cut_at
         if cut_at is None:
-            cut_at = self._begin(self._why, home)
-        await home.drain(max(0.0, cut_at - home._backend.clock()), cleanup=self._cleanup)
+            cut_at = self._begin_drain(self._why, home)
+        await home.drain(max(0.0, cut_at - home.backend.clock()), cleanup=self._cleanup)
         report = home.report
         if report is None:
             return
         self._home = None
-        seconds = home._backend.clock() - cut_at + self._grace
-        report = replace(report, seconds=seconds)  # since the signal: the server has waited before
-        if self._node._tells_drain and not (self._is_silent and report.ok):
+        seconds = home.backend.clock() - cut_at + self._grace
+        # Counted from the signal, as the server waited first.
+        report = replace(report, seconds=seconds)
+        if self._node.is_telling_drain and not (self._is_silent and report.ok):
             say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         exit_threads.watch_exit_threads()
         if not report.ok and self._is_told:
             process_exit.lost()
 
-    def _begin(self, why: str, home: Scope) -> float:
-        """Say that the node drains, and what would drain the rest of the server; return when the grace is over."""
-        count, unposted = len(self._node._hops), self._node._engine.unposted
+    def _begin_drain(self, why: str, home: Scope) -> float:
+        """Log that the node drains, and how to drain the rest of the server. Return the time when the grace ends."""
+        count, unposted = len(self._node.running_hops), self._node.engine.unposted
         hops = f"{count or 'no'} hop{'s' * (count != 1)} in flight"
         if unposted:
             hops += f", {unposted} receipt{'s' * (unposted != 1)} to be posted"
         text = f"{why}: node {self._node.name!r} is draining, grace {self._grace:g} s: {hops}"
         self._is_silent = not (self._has_served() or self._is_told or count or unposted)
-        if self._node._tells_drain and not self._is_silent:
-            say(logger, logging.INFO, f"{text}. {_ALONE}", str(home.frontier()))
-        self._cut_at = home._backend.clock() + self._grace
+        if self._node.is_telling_drain and not self._is_silent:
+            say(logger, logging.INFO, f"{text}. {_ONLY_THE_NODE}", str(home.frontier()))
+        self._cut_at = home.backend.clock() + self._grace
         return self._cut_at
 
 
 @contextmanager
 def hearing(node: Node, seconds: float = 30.0) -> Iterator[None]:
-    """Answer questions as soon as the node's own work has ended, once the server was told to end.
+    """Answer other nodes' open questions soon after a signal tells the server to end.
 
-    The server waits for them. Not if the signal is held back: then the server goes on to serve.
+    The server waits for these questions. The node answers each when its own work has ended, or after a time limit.
+
+    A signal that is held back does not count: the server then goes on serving.
 
     Args:
         node: A node that is open.
-        seconds: How long a question may wait for that, if nothing drains the whole server.
+        seconds: That time limit, if there is no drain of the whole server.
     """
     owner = drain_of_server.get()
     numbers = (signal.SIGTERM, signal.SIGINT) if owner is None else owner.unheld
     limit = seconds if owner is None else owner.seconds
 
     def told() -> None:
-        if node._scope is not None:
-            node._exchange.told_to_end(limit)
+        if node.own_scope is not None:
+            node.exchange.told_to_end(limit)
 
-    with heard(node._opened()._backend.post, told, numbers):
+    with heard(node.get_open_scope().backend.post, told, numbers):
         yield

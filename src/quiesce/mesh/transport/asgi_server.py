@@ -1,10 +1,9 @@
-"""An agent's HTTP server as part of the mesh: ASGI middleware, and the route for calls of other nodes.
+"""ASGI middleware that makes an agent's HTTP server part of the mesh, with the routes for calls of other nodes.
 
-A request with a `Cascade` header becomes a hop, whose end is told on the response if it is there by then,
-and posted otherwise. The response is held back for one turn of the event loop, not longer: if the app
-returns within it, as it does with a response in one piece and nothing to do afterwards, the hop may have
-ended, and a receipt need not be posted. One that has started something which has ended by then ends a turn
-later: that turn is waited for, too.
+A request with a `Cascade` header becomes a hop. If the hop has ended when the response leaves, the response carries the
+receipt. Otherwise the node posts the receipt later. To save that post, the middleware holds the response back for one
+turn of the event loop, in which an app that has sent a whole response usually returns. If the app returns then, and the
+hop needs one more turn to end, the middleware waits for that turn, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from quiesce.core import arguments
+from quiesce.core import arguments, handler_naming
 from quiesce.core.announce import say
 from quiesce.core.current import current_scope
 from quiesce.core.light_scope import LightScope
@@ -31,25 +30,21 @@ from quiesce.errors import (
 from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.runtime import admission
-from quiesce.mesh.runtime.hop_parts import Visit
-from quiesce.mesh.transport import handler_naming
+from quiesce.mesh.runtime.hop_parts import Origin, Visit
 from quiesce.mesh.transport.asgi_lifespan import NodeLifespan
 from quiesce.mesh.transport.call_bodies import BodyLate
 from quiesce.mesh.transport.node_transport import PROBE, READY, RECEIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable
     from contextvars import Context
 
+    from quiesce.core.asgi_types import App, Message, Receive, Send
     from quiesce.core.job import Job
     from quiesce.core.scope import Scope
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.node import Node
 
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
-    App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 __all__ = ["Mesh"]
 
@@ -60,15 +55,15 @@ _FORBIDDEN = 403
 _TURNED_AWAY = (401, 403, 404, 405)
 _WITH_CONNECTIONS = ("1.0", "1.1")
 _CLOSE = (b"connection", b"close")
-_CUT = (b"quiesce-outcome", b"cut")  # as `Quiesce` says it
+_CUT = (b"quiesce-outcome", b"cut")  # the same header as that of `Quiesce`
 WRONG_ORDER = (
-    "node.asgi() is around a Quiesce, which would drain the requests apart from the node: write"
-    " Quiesce(app, node=node), or Quiesce(node.asgi(app)); an A2A agent is quiesce_app(agent, node=node)"
+    "node.asgi() is around a Quiesce, so requests and the node would drain separately: write"
+    " Quiesce(app, node=node), or Quiesce(node.asgi(app)); for an A2A agent, write quiesce_app(agent, node=node)"
 )
 _NEVER_OPENED = (
-    "node {name!r} was never opened: no lifespan has reached the app that it is for, because the app is mounted below"
-    " another app, or the server runs without a lifespan. Messages of cascades are answered with 503. Write"
-    " Quiesce(outermost_app, node=node) and have the server run its lifespan; or open the node by `async with node:` in"
+    "node {name!r} was never opened, and refuses messages of cascades with 503. A lifespan has not reached the node's app,"
+    " because the app is mounted below another app, or the server runs without a lifespan. Write"
+    " Quiesce(outermost_app, node=node) and let the server run its lifespan, or open the node by `async with node:` in"
     " the lifespan of the outermost app"
 )
 
@@ -79,21 +74,33 @@ class Mesh:
     def __init__(self, node: Node, app: App, *, grace: float = 30.0, cleanup: float = 5.0) -> None:
         """Wrap an app."""
         arguments.check_callable(app, "asgi", "an ASGI app")
-        self._node = node
+        self.own_node = node
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
-        self._is_told = False  # that the node was never opened
-        self._has_served = False  # a request, since the lifespan began
-        below = urlsplit(node.url or "").path  # if no proxy takes it off
-        self._paths = {prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)}
+        self._has_logged = False  # whether the log has that the node was never opened
+        self._has_served = False  # whether a request has come since the lifespan began
+        below = urlsplit(node.url or "").path  # in requests, unless a proxy removes it
+        self.mesh_paths: dict[str, str] = {
+            prefix + path: path for path in (RECEIPTS, PROBE) for prefix in ("", below)
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the app: code that uses `app.state` goes on to work after `app = node.asgi(app)`.
+
+        *Raises*: `AttributeError` if the app has no such attribute.
+        """
+        if name.startswith("_"):  # of a class of its own, or before it was made
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(message)
+        return getattr(self._app, name)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or the whole life of the app."""
+        """Serve one request, or the lifespan of the app."""
         kind = scope["type"]
-        send = leaving(self._node, scope, send)
+        send = leaving(self.own_node, scope, send)
         self._has_served = kind != "lifespan"
         if kind == "lifespan":
-            life = NodeLifespan(self._node, receive, send, self._times, lambda: self._has_served)
+            life = NodeLifespan(self.own_node, receive, send, self._times, lambda: self._has_served)
             await life.run(self._app, scope)
         elif kind != "http":
             await self._app(scope, receive, send)
@@ -114,13 +121,12 @@ class Mesh:
                     serving.clear()
                     plain_request.reset(token)
                 return
-            # One that passes on all headers would hand the edge to another, for whom nobody waits.
+            # An app that forwards all request headers would hand this edge to another agent as well.
             passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
             try:
-                caller = admission.check_accept(self._node, scope, header)
+                caller = admission.check_accept(self.own_node, scope, header)
                 exchange = _Exchange(self._begin(header, caller), send, caller, (self._app, passed))
             except QuiesceError as error:
-                self._tell_if_never_opened()
                 await _refuse(send, error)
                 return
             failure: BaseException | None = None
@@ -132,58 +138,69 @@ class Mesh:
                 await (exchange.finish() if failure is None else exchange.fail(failure, scope))
             finally:
                 if not exchange.is_answered:
-                    exchange.header()  # nobody is there to be answered: it is posted
+                    exchange.header()  # without a response, the receipt is posted
 
     # Requests that hand over a message.
 
     def _begin(self, header: bytes, caller: str) -> Hop:
-        """Take the message, if it is to be worked on.
+        """Accept the message, and return its hop.
 
         Raises:
-            QuiesceError: it is not.
+            QuiesceError: The node refuses the message.
         """
-        node, handed = self._node, codec.parse_request_header(header)
+        node, handed = self.own_node, codec.parse_request_header(header)
+        if not (node.was_opened or node.is_opening):
+            self._tell_never_opened()
+            raise admission.never_opened(node, handed)
         outer = None if current.get() is None else current_scope()
-        if outer is None or node._scope is None or _covers(outer, node._scope):
-            return node._arrive(handed, caller=caller)
-        hop = node._arrive(handed, _closing(outer), caller)
-        hop.held_by(outer)  # or a drain of that would not see it
+        if outer is None or node.own_scope is None or _covers(outer, node.own_scope):
+            return node.accept_arrival(handed, caller=caller)
+        hop = node.accept_arrival(handed, _closing(outer), caller)
+        hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
         return hop
 
     # Calls of other nodes.
 
     def _is_own(self, scope: Message) -> bool:
-        """Return whether a request is for the node; the probe is the app's, as long as the node has no objection."""
-        path = _path(scope)
-        return path in self._paths or (path == READY and not self._node.health.takes_messages)
+        """Return whether the node answers a request. It answers the readiness probe only while it rejects messages."""
+        path = path_below_mount(scope)
+        return path in self.mesh_paths or (
+            path == READY and not self.own_node.health.takes_messages
+        )
 
-    def _tell_if_never_opened(self) -> None:
-        """Write to the operator of the server, once, why its node takes no messages."""
-        node = self._node
-        if not (node._was_opened or node._is_opening or self._is_told):
-            self._is_told = True
-            say(logger, logging.ERROR, _NEVER_OPENED.format(name=node.name))
+    def _tell_never_opened(self) -> None:
+        """Log once, for the operator of the server, why the node rejects all messages."""
+        if not self._has_logged:
+            self._has_logged = True
+            say(logger, logging.ERROR, _NEVER_OPENED.format(name=self.own_node.name))
 
     async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        self._tell_if_never_opened()
-        if _path(scope) == READY:
-            health = self._node.health
-            await _say(send, _UNAVAILABLE, f"{health.state}: {health.why}".removesuffix(": "))
+        if not (self.own_node.was_opened or self.own_node.is_opening):
+            self._tell_never_opened()
+        if path_below_mount(scope) == READY:
+            health = self.own_node.health
+            await _answer_error(
+                send, _UNAVAILABLE, f"{health.state}: {health.why}".removesuffix(": ")
+            )
             return
         if scope["method"] != "POST":
-            await _say(send, _NO_METHOD, "only POST", {b"allow": b"POST"})
+            await _answer_error(send, _NO_METHOD, "use POST", {b"allow": b"POST"})
             return
         try:
-            caller = admission.check_accept(self._node, scope)
+            caller = admission.check_accept(self.own_node, scope)
             body = await self._body(receive)
             if body is None:
-                await _say(send, _TOO_LARGE, f"over {codec.BODY_BYTES_MAX} bytes")
+                await _answer_error(
+                    send, _TOO_LARGE, f"the body has more than {codec.BODY_BYTES_MAX} bytes"
+                )
                 return
-            answer = await self._node._serve(self._paths[_path(scope)], body, caller)
+            answer = await self.own_node.serve_call(
+                self.mesh_paths[path_below_mount(scope)], body, caller
+            )
         except admission.NotAccepted as error:
-            await _say(send, _FORBIDDEN, str(error))
+            await _answer_error(send, _FORBIDDEN, str(error))
         except RemoteProtocolError as error:
-            await _say(send, _BAD, str(error))
+            await _answer_error(send, _BAD, str(error))
         except QuiesceError as error:
             lines = {b"retry-after": b"1"}
             if (
@@ -191,73 +208,77 @@ class Mesh:
                 and scope.get("http_version", "1.1") in _WITH_CONNECTIONS
             ):
                 lines |= dict((_CLOSE,))
-            await _say(send, _UNAVAILABLE, str(error), lines)
+            await _answer_error(send, _UNAVAILABLE, str(error), lines)
         else:
             await _answer(send, 200, answer)
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """Read the body of a call, which the node bounds; None if it is too large."""
-        node = self._node
-        if node._scope is None:
-            message = f"node {node.name!r} is not open: it has not started yet, or it was closed"
+        """Read the body of a call, within the node's time limits. Return None if it is too large."""
+        node = self.own_node
+        if node.own_scope is None:
+            message = f"node {node.name!r} is not open: it has not started yet, or it has closed"
             raise PeerLost(message)
-        calls = node._exchange
+        calls = node.exchange
         return await calls.bodies.read(receive, is_ending=calls.is_told_to_end())
 
 
 class _Exchange(Visit):
-    """One request that hands over a message, and its response: the app's work on the hop."""
+    """One request that hands over a message, and its response. It is the handler's visit in the hop."""
 
     __slots__ = (
         "__dict__", "_caller", "_context", "_kept", "_request", "_send", "_started", "is_answered",
     )  # fmt: skip
 
-    _context: Context  # of the app, from its first message on
+    _context: Context  # the app's context at its first message
 
-    # What most of them never need, and set then.
+    # Defaults of attributes that most requests never set.
     _error: BaseException | None = None
     _last: tuple[tuple[bytes, bytes], ...] = ()
     _sending: Job[None] | None = None
-    _status = 0  # of the answer that the app has begun
+    _status = 0  # the status of the app's response, if that is an error
 
     def __init__(self, hop: Hop, send: Send, caller: str, request: tuple[App, Message]) -> None:
-        """Begin; `request` is what the app is called with, and may write to."""
+        """Begin. `request` is the app and the scope with which it is called; a framework adds to that scope."""
         self._request = request
         self._send = send
         self._caller = caller
         self._started = self.is_answered = False
         self._kept: list[Message] = []
         Visit.__init__(self, hop, "handler", "handler")
+        hop.origin = self
 
     @property
     def name(self) -> str:
-        """The request."""
+        """The method and path of the request."""
         return handler_naming.handler_name(self._request[1])
 
     @property
     def where(self) -> str | None:
-        """The file and line of its endpoint, if the framework says which that is; else those of the app."""
+        """The file and line of the request's endpoint or, if the framework does not tell, of the app."""
         return handler_naming.handler_place(*self._request)
 
     def finish(self) -> Awaitable[None]:
-        """End, when the app has; what is to be awaited sends what was kept."""
+        """End the visit after the app has returned. Return an awaitable that sends the rest of the response."""
         hop = self._hop
         if self._status >= _BAD:
             hop.answered_with_error(self._status)
-        hop.rides = True  # if it was not answered, as it was if some of it is sent already
+        hop.rides = True  # has no effect if the answer has left with an earlier part
         self.leave(None)
+        self._part_from(hop)
         if self._started:
             return self._flush()
-        return self._send_kept() if hop._ended else self._send_soon()
+        return self._send_kept() if hop.has_ended else self._send_soon()
 
     async def fail(self, failure: BaseException, scope: Message) -> None:
-        """End, when the app has failed, or was cancelled; raises what is left to raise."""
+        """End the visit after the app has failed or was cancelled. Raise the error that the server is to see."""
         if self._started and isinstance(failure, Exception):
-            self._hop._fail_unheard(failure, self)  # a background task: no answer tells of it
+            self._hop.note_failed_unheard(failure, self)  # a failure after the response
         left = self.leave(failure)
+        self._note_cut(left)
+        self._part_from(self._hop)
         if scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
-            # Servers close a connection on which an app has failed, without a word if it has answered:
-            # what the client sends next on it would be lost.
+            # Servers close the connection of a failed app, even after a complete response. Without this header,
+            # the client's next request on the connection would be lost.
             self._last = (_CLOSE,)
         if isinstance(left, Exception):
             await self._hop.turned()
@@ -265,33 +286,44 @@ class _Exchange(Visit):
         if left is not None and not isinstance(left, CascadeCancelled):
             raise left
 
+    def _note_cut(self, left: BaseException | None) -> None:
+        """Record that the server has cancelled the request, unless a `Quiesce` is around it: that reports it."""
+        hop = self._hop
+        is_cut = isinstance(left, hop.backend.cancelled) and not (self._is_cut or hop.is_cancelled)
+        home = hop.mesh_node.own_scope
+        if is_cut and home is not None and not isinstance(self.outer, LightScope):
+            home.note_cut(self)
+
+    def _part_from(self, hop: Hop) -> None:
+        """Drop the request. If the hop goes on, keep only the name and place that reports show."""
+        hop.origin = None if hop.has_ended else Origin(self.name, self.where)
+
     async def _end_badly(self, left: Exception) -> None:
         if self._started or self._kept:
             await self._flush()
             return
-        # The server would answer that it failed, without a word on what still runs: as one that takes
-        # no part.
+        # The server's own error response would not carry the receipt, and the edge would count as opaque.
         self._started = True
-        # One that was told to end gets no 503, which proxies repeat: it may have had effects.
+        # Not a 503 for a cancelled handler: proxies retry a 503, but the handler may have had effects.
         is_told = isinstance(left, CascadeCancelled)
         text, outcome = (str(left), [_CUT]) if is_told else ("the agent failed", [])
         headers = {_ANSWER: self.header(), **dict(self._last), **dict(outcome)}
-        await _say(self._send, _FAILED, text, headers)
+        await _answer_error(self._send, _FAILED, text, headers)
 
     def header(self) -> bytes:
-        """Return what is to be said of the message, once."""
+        """Return the value of the response header, and record that the message was answered."""
         self.is_answered = True
-        return self._hop._mesh.answer(self._hop).encode()
+        return self._hop.mesh_node.answer(self._hop).encode()
 
     def _turn_away(self) -> bytes:
-        told = self._hop._mesh._turned_away(self._hop, self._caller)
+        told = self._hop.mesh_node.answer_turned_away(self._hop, self._caller)
         if told is None:
             return self.header()
         self.is_answered = True
         return told.encode()
 
     async def keep(self, message: Message) -> None:
-        """Send a message of the app, or keep it until the next turn of the loop."""
+        """Send an ASGI message of the app, or keep it until the next turn of the loop."""
         kind = message["type"]
         if kind == "http.response.start" and message["status"] >= _BAD:
             self._status = message["status"]
@@ -304,30 +336,30 @@ class _Exchange(Visit):
             return
         if not self._kept:
             self._context = copy_context()
-            self._hop._backend.soon(self._turn)
+            self._hop.backend.soon(self._turn)
         self._kept.append(message)
 
     def _turn(self) -> None:
-        """Send what was kept, if the app has not returned: a job, for those that take longer."""
+        """Start a job that sends the kept messages, because the app has not returned within the turn."""
         if not self._kept or self._started:
             return
-        scope = self._hop._mesh._hops_scope
-        if scope._state is not ScopeState.CLOSED:
+        scope = self._hop.mesh_node.scope_of_hops
+        if scope.phase is not ScopeState.CLOSED:
             self._started = True
-            # Not by `spawn`, which starts nothing that a callback asks for while it is drained.
+            # Not by `spawn`: while the scope is drained, `spawn` refuses jobs from a callback.
             code, start = self._send_first.__code__, self._context.run
-            self._sending = start(scope._start, scope, self._send_first(), "response", code, 0)
-            scope._insert(self._sending, self._sending)  # type: ignore[arg-type]  # a job is Held
+            self._sending = start(scope.start_job, scope, self._send_first(), "response", code, 0)
+            scope.insert_hold(self._sending, self._sending)  # type: ignore[arg-type]  # a job is Held
 
     async def _send_first(self) -> None:
-        """Send what was kept; the app is told if it fails, when it sends more."""
+        """Send the kept messages. If that fails, the app gets the error with its next message."""
         try:
             await self._send_kept()
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - raised again by the app's next message
             self._error = error
 
     async def _flush(self) -> None:
-        """Send what was kept, after what is being sent."""
+        """Wait until the job has sent its messages, then send the kept ones."""
         if self._sending is not None:
             await self._sending
             self._sending = None
@@ -337,7 +369,7 @@ class _Exchange(Visit):
         await self._send_kept()
 
     async def _send_soon(self) -> None:
-        """Send what was kept in a turn of the loop, in which the hop ends: nothing of it is in flight."""
+        """Wait one turn of the loop, in which the hop may end, then send the kept messages."""
         self._started = True
         await self._hop.turned()
         await self._send_kept()
@@ -348,7 +380,7 @@ class _Exchange(Visit):
         while kept:
             message = kept.pop(0)
             if message["type"] == "http.response.start":
-                # An app that passes on what another agent has answered passes that on, too.
+                # Remove the header from the response of another agent, which the app may forward.
                 lines = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
                 is_taken = message["status"] not in _TURNED_AWAY
                 answer = self.header() if is_taken else self._turn_away()
@@ -360,10 +392,10 @@ class _Exchange(Visit):
 def leaving(node: Node, scope: Message, send: Send) -> Send:
     """Return a `send` that closes the connection after the response, if the server was told to end.
 
-    It tells those connections that it has by then. On one that was made in that moment it would wait for another
-    request, for as long as clients may be silent.
+    A server closes the idle connections that it has at the signal. On a connection that is made just then, it would wait
+    for another request for as long as its keep-alive time.
     """
-    if node._scope is None or not node._exchange.is_told_to_end():
+    if node.own_scope is None or not node.exchange.is_told_to_end():
         return send
     if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
         return send
@@ -380,59 +412,61 @@ def leaving(node: Node, scope: Message, send: Send) -> Send:
 
 async def _refuse(send: Send, error: QuiesceError) -> None:
     if isinstance(error, admission.NotAccepted):
-        await _say(send, _FORBIDDEN, str(error), {_ANSWER: error.header.encode()})
+        await _answer_error(send, _FORBIDDEN, str(error), {_ANSWER: error.header.encode()})
     elif isinstance(error, EdgeRefused) and error.is_busy:
         lines = {_ANSWER: error.header.encode(), b"retry-after": b"1"}
-        await _say(send, _UNAVAILABLE, str(error), lines)
+        await _answer_error(send, _UNAVAILABLE, str(error), lines)
     elif isinstance(error, EdgeRefused):
-        await _say(send, _CONFLICT, str(error), {_ANSWER: error.header.encode()})
+        await _answer_error(send, _CONFLICT, str(error), {_ANSWER: error.header.encode()})
     elif isinstance(error, RemoteProtocolError):
-        # It would run outside of the cascade that it claims to be part of.
-        await _say(send, _BAD, str(error))
+        # Without a valid header, the message would run outside of its cascade.
+        await _answer_error(send, _BAD, str(error))
     else:
-        await _say(send, _UNAVAILABLE, str(error))
+        await _answer_error(send, _UNAVAILABLE, str(error))
 
 
 def wrap_app(node: Node, app: App, *, grace: float, cleanup: float) -> Mesh:
-    """Wrap an app, unless it drains the server: such a drain has to be around the node's, too.
+    """Return an app with the mesh around it.
 
-    *Raises*: `ArgumentError` if it does, or is not an app.
+    *Raises*: `ArgumentError` if `app` is not an app, belongs to another node, or is a `Quiesce`, which must be outermost.
     """
     if hasattr(app, "drains_server"):
         raise ArgumentError(WRONG_ORDER)
-    if isinstance(app, Mesh) and app._node is not node:
+    if isinstance(app, Mesh) and app.own_node is not node:
         message = (
-            f"the app has node {app._node.name!r} already, and is given to node {node.name!r}: an app has one node. Use"
-            " the same one for both, or wrap it once"
+            f"the app belongs to node {app.own_node.name!r}, and is now given to node {node.name!r}, but an app can have"
+            " only one node: use the same node in both places, or wrap the app once"
         )
         raise ArgumentError(message)
     return Mesh(node, app, grace=grace, cleanup=cleanup)
 
 
 def _covers(outer: Scope, home: Scope) -> bool:
-    """Return whether whatever drains a scope drains the node's own scope along with it."""
-    if not isinstance(outer, LightScope):  # the scope of one request has the server's above it
-        return home._parent is not None
-    above = outer._above()
-    return above is not None and home._is_within(above)
+    """Return whether a drain of `outer`, or of the scope above it, also drains the node's own scope."""
+    # Only the scope of a request has the server's scope above it.
+    if not isinstance(outer, LightScope):
+        return home.parent is not None
+    above = outer.node_above()
+    return above is not None and home.is_within(above)
 
 
 def _closing(outer: Scope) -> str | None:
-    """Return why a scope takes nothing any more, if it does not."""
+    """Return why a scope does not accept new work; None if it does."""
     try:
-        outer._admit()
+        outer.check_may_start()
     except QuiesceError as error:
         return str(error)
     return None
 
 
-def _path(scope: Message) -> str:
+def path_below_mount(scope: Message) -> str:
+    """Return the path of a request, without the prefix at which the app is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-async def _say(
+async def _answer_error(
     send: Send, status: int, text: str, headers: dict[bytes, bytes] | None = None
 ) -> None:
     await _answer(send, status, json.dumps({"error": text}).encode(), headers)

@@ -1,7 +1,6 @@
-"""The mesh over HTTP: calls from node to node, and requests that hand over messages. Needs httpx or httpx2.
+"""The mesh over HTTP: calls from node to node, and requests that carry messages. Needs httpx or httpx2.
 
-Where both are installed, httpx is used by the node's own calls. A client or a transport that is given may be of
-either: what belongs to a request is taken from the library of that request.
+If both are installed, the node's own calls use httpx. A client or transport of the user may come from either library.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from quiesce.mesh.runtime.node import Node
 else:
-    _Transport = object  # a client asks for nothing more than the methods
+    _Transport = object  # a client only needs the methods
 
 __all__ = ["CascadeTransport", "HttpTransport"]
 
@@ -40,14 +39,14 @@ _LIBRARIES = ("httpx", "httpx2")
 _OK, _ERRORS = 200, 400
 _AT_ONCE = 8  # calls to one node
 _CLOSE_SECONDS = 5.0
-_KEPT_MAX = 100
-_OF_TRANSPORTS = ("verify", "cert", "http1", "http2", "limits")
+_KEPT_MAX = 100  # idle connections
+_TRANSPORT_OPTIONS = ("verify", "cert", "http1", "http2", "limits")
 
 
 def _installed(names: tuple[str, ...] = _LIBRARIES) -> ModuleType:
-    """Return the first of some libraries that is installed.
+    """Return the first of these libraries that is installed.
 
-    *Raises*: `SdkMissing`.
+    *Raises*: `SdkMissing` if none of them is.
     """
     for name in names:
         try:
@@ -60,11 +59,11 @@ def _installed(names: tuple[str, ...] = _LIBRARIES) -> ModuleType:
     raise SdkMissing(message)
 
 
-_installed()  # what imports this module needs one
+_installed()  # fail at the import, not at the first call
 
 
 def _library_of(thing: object) -> ModuleType | None:
-    """Return the library that a client, a transport or a request is of."""
+    """Return the library of a client, a transport or a request; None for other objects."""
     for kind in type(thing).__mro__:
         name = kind.__module__.partition(".")[0]
         if name in _LIBRARIES:
@@ -73,38 +72,38 @@ def _library_of(thing: object) -> ModuleType | None:
 
 
 class HttpTransport:
-    """Calls nodes over HTTP.
+    """The transport by which a node calls other nodes over HTTP.
 
-    A question waits for its answer, and takes a connection meanwhile. So the number of connections has no limit:
-    questions that wait would use it up, and no receipt would come through. The calls to one node have a limit, so
-    that a node which hangs does not take ever more connections.
+    A question to another node waits for its answer, and uses a connection meanwhile. With a limit on all connections,
+    waiting questions could use them up, and receipts would not get through. So the total has no limit, but the number of
+    calls to one node has one: a node that hangs does not use up ever more connections.
 
     Args:
-        client: The `AsyncClient` to call with, of httpx or of httpx2, for certificates and credentials of your
-            own; you close it. Its limit, `Limits(max_connections=...)`, has to be above the number of nodes that
-            it calls. None: one that follows no redirects.
+        client: An `AsyncClient` of httpx or httpx2 for the calls, with your own certificates or credentials. You close
+            it. Its limit, `Limits(max_connections=...)`, must be higher than the number of nodes that it calls. By default
+            the transport makes a client.
     """
 
     def __init__(self, client: Any = None) -> None:
-        """Make no connection yet."""
+        """Prepare; the first call opens a connection."""
         self._given = client
         self._library = (None if client is None else _library_of(client)) or _installed()
         self._client = client
         self._lines: dict[str, _Line] = {}
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Post a body to a node, and return its answer, unless it is too long.
+        """Post a body to a node, and return its answer.
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or an answer that is not a success; `NoMesh` if what answers is not a node.
+        *Raises*: `PeerLost` if there is no answer, or the answer is too long or not a success; its subclass `NoMesh` if the
+        server that answers is not a node.
         """
         client, library = self._client, self._library
         if client is None:
             limits = library.Limits(max_connections=None, max_keepalive_connections=_KEPT_MAX)
-            client = self._client = library.AsyncClient(
-                timeout=None, limits=limits
-            )  # the caller bounds it
+            # The caller limits the time of a call.
+            client = self._client = library.AsyncClient(timeout=None, limits=limits)
         try:
             headers = {"Content-Type": "application/json"}
             request = client.build_request("POST", to + path, content=body, headers=headers)
@@ -123,7 +122,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def _line(self, to: str) -> AsyncIterator[None]:
-        """Wait for one of the calls that may be made to a node at once."""
+        """Wait until one more call to a node is allowed, and count it."""
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = _Line()
@@ -137,25 +136,28 @@ class HttpTransport:
                 del self._lines[to]
 
     async def aclose(self) -> None:
-        """Close the connections, unless the client was given."""
+        """Close the client, unless it is the user's."""
         client, self._client = self._client, self._given
         if client is not None and client is not self._given:
             await client.aclose()
 
 
 class WholeBody:
-    """A body, sent in one part. A cancellation leaves httpx's own as a half-read generator, for the loop to end."""
+    """A request body that is sent in one part.
+
+    The body class of httpx is an async generator. A cancelled request would leave it half-read, for the event loop to close.
+    """
 
     def __init__(self, body: bytes) -> None:
-        """Take what is sent, as often as it is asked for."""
+        """Keep the body. It may be sent several times."""
         self._parts = [body]
 
     def __aiter__(self) -> Self:
-        """Begin."""
+        """Return a new iterator over the body."""
         return type(self)(*self._parts)
 
     async def __anext__(self) -> bytes:
-        """Return the one part."""
+        """Return the whole body as the only part."""
         if not self._parts:
             raise StopAsyncIteration
         return self._parts.pop()
@@ -163,12 +165,12 @@ class WholeBody:
 
 @functools.cache
 def _body_type(library: Any) -> type[WholeBody]:
-    """Return a body that a library takes for its own."""
+    """Return the subclass of `WholeBody` that a library accepts as a stream."""
     return type("Body", (WholeBody, library.AsyncByteStream), {})
 
 
 class _Line:
-    """The way to one node, and how many use it, or wait for it."""
+    """The calls to one node: a semaphore, and the number of calls that are open or wait."""
 
     __slots__ = ("free", "users")
 
@@ -184,23 +186,25 @@ async def _read(response: Any, to: str) -> bytes:
         parts.append(part)
         size += len(part)
         if size > codec.BODY_BYTES_MAX:
-            message = f"{to} answered with more than {codec.BODY_BYTES_MAX} bytes"
+            message = (
+                f"{to} answered with more than the {codec.BODY_BYTES_MAX} bytes that a node accepts"
+            )
             raise PeerLost(message)
     return b"".join(parts)
 
 
 class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
-    """A transport for a client of httpx or of httpx2: requests that are sent in a hop hand over messages of it.
+    """A transport for a client of httpx or httpx2 that makes each request inside a hop a message of that hop.
 
-    A transport, and not an event hook: a hook does not see requests that fail. A request that the client sends
-    again, to where it was redirected or with other credentials, is another message.
+    This is a transport and not an event hook, because a hook does not see requests that fail. If the client sends a
+    request again, after a redirect or with other credentials, that is another message.
 
     Args:
         node: The node of this agent.
-        inner: What really sends; the library's own transport by default. If it tries again by itself, it is
-            with the same request, so that its receiver takes one of them.
-        methods: Methods by which work is handed over. None: to a peer, or to a server that has answered with a
-            receipt before, all; to others, all but GET, HEAD, OPTIONS and TRACE.
+        inner: The transport that really sends; by default the library's own. If it retries by itself, it repeats the same
+            edge, so that the receiver accepts only one of the requests.
+        methods: The HTTP methods of requests that are messages. By default, these are all methods for a peer or for a
+            server that has answered with a receipt before, and all but GET, HEAD, OPTIONS and TRACE for other servers.
     """
 
     def __init__(
@@ -210,7 +214,7 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
         *,
         methods: tuple[str, ...] | None = None,
     ) -> None:
-        """Wrap a transport."""
+        """Wrap a transport of the client's library."""
         self._node = node
         self._inner = inner
         self._methods = None if methods is None else frozenset(methods)
@@ -233,9 +237,9 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
             self._inner = (_library_of(request) or _installed()).AsyncHTTPTransport()
         if not self._hands_over(request) or codec.REQUEST_HEADER in request.headers:
             hop = current_hop()
-            if hop is None or hop._mesh is not self._node:
+            if hop is None or hop.mesh_node is not self._node:
                 return await self._inner.handle_async_request(request)
-            token = within.set(hop)  # it hands over nothing, or carries an edge
+            token = within.set(hop)  # the request is not a message, or carries an edge already
             try:
                 return await self._inner.handle_async_request(request)
             finally:
@@ -248,9 +252,9 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
 
     async def _hand_over(self, request: Any) -> Any:
         hop, inner = hop_of_node(self._node), self._inner
-        assert hop is not None  # noqa: S101 - seen by the caller
+        assert hop is not None  # noqa: S101 - checked by the caller
         url = str(request.url)
-        to = peers_of(self._node).find_url(url) or self._node._policy.node_of(url)
+        to = peers_of(self._node).find_url(url) or self._node.policy.node_of(url)
         extensions, departure = request.extensions, Departure()
         library = _library_of(inner)
         is_plain = library is not None and type(inner) is library.AsyncHTTPTransport
@@ -263,14 +267,14 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
                 if departure.is_prevented(error, is_sure=is_plain):
                     handing.not_sent()
                 raise
-            finally:  # the client may send it again: to another server, which must not have this edge
+            finally:  # the client may send the request to another server, which must not get this edge
                 request.headers.pop(codec.REQUEST_HEADER, None)
                 request.extensions = extensions
             try:
                 is_error = response.status_code >= _ERRORS or response.has_redirect_location
                 header, status = response.headers.get(codec.RESPONSE_HEADER), response.status_code
                 handing.answered(header, is_error=is_error, status=status)
-            except BaseException:  # the caller never gets it: nothing else closes its connection
+            except BaseException:  # the caller does not get the response, and so cannot close it
                 with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await response.aclose()
                 raise
@@ -282,7 +286,7 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
             await self._inner.aclose()
 
     async def __aenter__(self) -> Self:
-        """Return itself; the client enters it."""
+        """Return this transport; the client enters it."""
         return self
 
     async def __aexit__(
@@ -291,25 +295,26 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Close it; the client leaves it."""
+        """Close the transport; the client leaves it."""
         await self.aclose()
 
 
 def client(node: Node, library: Literal["httpx", "httpx2"] | None = None, **options: Any) -> Any:
-    """Return an `AsyncClient` whose requests hand over messages; the options are its library's own.
+    """Return an `AsyncClient` whose requests inside hops are messages; the options are those of its library.
 
     *Raises*: `SdkMissing` if the library is not installed; `ArgumentError` for an option by which requests would
-    pass the mesh by.
+    bypass the mesh.
     """
     if library is not None:
         arguments.one_of("library", library, _LIBRARIES)
     made_of = _installed() if library is None else _installed((library,))
     if "proxies" in options:
-        message = "write proxy=..., or mounts=..., in place of proxies=..."
+        message = "proxies=... would bypass the mesh: write proxy=... or mounts=... in its place"
         raise ArgumentError(message)
     proxy, inner = options.pop("proxy", None), options.pop("transport", None)
-    given = {name: options.pop(name) for name in _OF_TRANSPORTS if name in options}
-    if inner is None or proxy is not None:  # the library would make it by itself, without the mesh
+    given = {name: options.pop(name) for name in _TRANSPORT_OPTIONS if name in options}
+    # Otherwise the library makes a transport without the mesh.
+    if inner is None or proxy is not None:
         trust = options.get("trust_env", True)
         inner = made_of.AsyncHTTPTransport(proxy=proxy, trust_env=trust, **given)
     mounts = options.pop("mounts", None) or {}

@@ -1,15 +1,14 @@
-"""Calls from node to node over a connection that two agents have anyway: no address, no port.
+"""Calls from node to node over a connection that two agents already have, so that they need no address and no port.
 
-Agents that speak JSON-RPC to each other, as those of MCP and ACP do, hand over edges in `_meta`, and are
-asked for receipts by methods of our own on the same connection. docs/reference/protocol.md has the names.
-What holds:
+Agents that speak JSON-RPC to each other, by MCP or ACP, hand over edges in `_meta`. Their nodes call each other by
+additional methods on the same connection. docs/reference/protocol.md has the names. These guarantees hold:
 
-1. A link that has no name of its own is one connection. When that ends, nobody can be asked any more:
-   what it was handed, and is not closed, is `unknown`, at once.
-2. One that has a name is whichever connection has it at the time; never two at once, because the one
-   would be taken at its word about what the other was handed.
-3. Nothing is taken for an answer that did not come from the receiver: an agent is opaque only if it has
-   said, by the handshake or by an answer without a receipt, that it takes no part.
+1. A link without a name is one connection. When the connection ends, the agent cannot be asked any more, so its open
+   edges become `unknown` at once.
+2. A link with a name is the current connection under that name. There are never two at once, because the agent behind
+   one would answer for edges that the other was handed.
+3. Only the receiver can answer. An agent is opaque only if it has shown, by the handshake or by an answer without a
+   receipt, that it does not take part in the mesh.
 """
 
 from __future__ import annotations
@@ -40,33 +39,37 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 REQUEST_KEY, RESPONSE_KEY = "quiesce/cascade", "quiesce/cascade-receipt"
-"""The keys in `_meta`; the first is also how an agent says that it takes part."""
+"""The keys in `_meta`. By the first key, an agent also shows in the handshake that it takes part."""
 METHODS = {RECEIPTS: "quiesce/receipts", PROBE: "quiesce/probe"}
 PATHS = {method: path for path, method in METHODS.items()}
 CALL_SECONDS = 60.0
-"""More than any call takes: those who make them have bounds of their own."""
+"""A time limit above that of every call: each caller has a shorter limit of its own."""
 
 _SCHEMES = ("acp:", "mcp:")
 _KEEP_MIN = 64
 
 
 class Links:
-    """Calls nodes over connections, and all others by another transport: HTTP, by default."""
+    """The transport of a node: it calls agents over their links, and other nodes by another transport (HTTP)."""
 
     def __init__(self, inner: Transport | None, make: Callable[[], Transport]) -> None:
-        """Start without a connection; `make` returns the transport when it is needed, if there is none."""
+        """Start without links. If `inner` is None, `make` returns the other transport when it is needed."""
         self._inner = inner
         self._make = make
         self._made: Transport | None = None
         self._links: dict[str, Link] = {}
+        self.handlers: LinkHandlers = LinkHandlers()
+        """The hops of messages that arrived over links, while their handlers run."""
 
     def attach(self, link: Link) -> None:
         """Register a link at its address (2).
 
-        *Raises*: `UsageError` if another one is.
+        *Raises*: `UsageError` if another link is registered there.
         """
         if link.address in self._links:
-            message = f"there is a connection to {link.address} already: close that one first"
+            message = (
+                f"there is a connection to {link.address} already: close that connection first"
+            )
             raise UsageError(message)
         self._links[link.address] = link
 
@@ -76,11 +79,11 @@ class Links:
             del self._links[link.address]
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Post a body to a node, and give its answer.
+        """Post a body to a node, and return its answer.
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or one that is no success.
+        *Raises*: `PeerLost` if there is no answer, or an answer that is not a success.
         """
         link = self._links.get(to)
         if link is not None:
@@ -101,15 +104,59 @@ class Links:
             await made.aclose()
 
 
+class LinkHandlers:
+    """The hops of messages that arrived over a connection, each until its handler has ended.
+
+    With MCP over HTTP, the handler does not run in the request that waits for its answer. So a drain of the server first
+    cancels the handlers, and cancels the requests only when the answers have been sent.
+    """
+
+    def __init__(self) -> None:
+        """Start without hops."""
+        self._hops: dict[Hop, None] = {}
+        self._ended: anyio.Event | None = None  # set at the end of a handler, if a drain waits
+
+    @contextmanager
+    def handling(self, hop: Hop) -> Iterator[None]:
+        """Register a hop while its message is handled."""
+        self._hops[hop] = None
+        try:
+            yield
+        finally:
+            del self._hops[hop]
+            if self._ended is not None:
+                self._ended.set()
+
+    async def cut(self, grace: float, cleanup: float) -> bool:
+        """Cancel the handlers that have not ended after the grace, and wait for their end.
+
+        Return whether any was cancelled.
+
+        *Cancel safety*: may be cancelled at any time.
+        """
+        await self._end_within(grace)
+        cut = list(self._hops)
+        for hop in cut:
+            hop.close_with_parent(hop.backend.clock() + cleanup)  # the parent's report has the hop
+        await self._end_within(cleanup)
+        return bool(cut)
+
+    async def _end_within(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            while self._hops:
+                self._ended = ended = anyio.Event()
+                await ended.wait()
+
+
 class Link:
-    """One connection to an agent, as the sender of messages has it.
+    """The sender's end of a connection to an agent.
 
     Args:
-        node: The sender's node; it has to be open.
-        kind: The protocol that the connection speaks.
-        address: The URL of the agent's own node, which is asked then; or a name that stays the same
-            when the connection is made anew; None: none (1).
-        ask: Has the agent answer a call, over the connection.
+        node: The sender's node, which has to be open.
+        kind: The protocol of the connection.
+        address: The URL of the agent's own node, which then gets the calls; or a name for the agent that stays the same
+            after a reconnection; or None for a link without a name (1).
+        ask: A function that sends a call over the connection and returns the agent's answer.
     """
 
     def __init__(
@@ -121,56 +168,56 @@ class Link:
     ) -> None:
         """Register the link with the node."""
         check_node(node)
-        node._opened()
+        node.get_open_scope()
         self._node = node
-        self._engine = node._engine
-        self._links = node._exchange.links
+        self._engine = node.engine
+        self._links = node.exchange.links
         self._ask = ask
         self.takes_part: bool | None = None
-        """Whether the agent has said that it takes part; None: it has said nothing so far."""
+        """Whether the agent takes part in the mesh; None as long as it has not shown that."""
         self.closed: bool = False
         self._calls: set[anyio.CancelScope] = set()
         self._edges: dict[bytes, None] = {}
         self._prune_at = _KEEP_MIN
         self._named = address is not None
         if address is not None and address.startswith(("http://", "https://")):
-            self.address: str = node._policy.node_of(address)
+            self.address: str = node.policy.node_of(address)
             return
         self.address = f"{kind}:{secrets.token_hex(6) if address is None else address}"
         self._links.attach(self)
-        if self._named:  # what was asked of the connection before this one is asked soon
-            node._exchange.contact(self.address, node._clock())
+        if self._named:  # repeat the open questions of the earlier connection soon
+            node.exchange.contact(self.address, node.clock())
 
     # Handing over.
 
     @contextmanager
     def delegate(self, hop: Hop) -> Iterator[Handing]:
-        """Hand over a message of a hop; what is to be done with its answer is the caller's."""
+        """Hand over a message of a hop. The caller passes the answer to `answered`."""
         handing = hop.delegate(self.address)
-        self._keep(handing._edge)
+        self._keep(handing.edge_id)
         try:
             yield handing
         finally:
-            if not handing._uses:
-                self.opaque(handing)  # it went without an edge, whatever was said since
+            if not handing.use_count:
+                self.opaque(handing)  # the message did not carry the edge
             handing.in_doubt()
 
     def opaque(self, handing: Handing) -> None:
-        """Record that the agent takes no part (3).
+        """Record that the agent does not take part (3).
 
-        Also if it has an address, at which a node would say that it never came, and never will run.
+        The agent's node is not asked, even if it has an address: it would answer that the edge will never run.
         """
-        handing._resolve("is opaque")
+        handing.resolve_sending("is opaque")
 
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
-        """Record what the answer to a message has in its `_meta`; an error may have none (3)."""
+        """Record the `_meta` of the answer to a message. An error may come without a receipt (3)."""
         told = meta.get(RESPONSE_KEY) if isinstance(meta, dict) else None
-        if not handing._uses:
-            pass  # whatever it says, it was handed nothing
+        if not handing.use_count:
+            pass  # the message did not carry the edge
         elif isinstance(told, str):
             handing.answered(told)
         elif self.takes_part and not failed:
-            # It has the message: who then does not know of it has lost what came along.
+            # The agent has the message. If its node does not know the edge, the edge was lost on the way.
             handing.told(WORKING, must_ask=True)
         elif not failed:
             self.opaque(handing)
@@ -198,7 +245,7 @@ class Link:
                 answer = await self._ask(METHODS[path], json.loads(body))
                 return codec.dumps(answer)
         except (ValueError, TypeError, RecursionError) as error:
-            message = f"{self.address} gave an answer that is not of the protocol"
+            message = f"{self.address} gave an invalid answer to a call of the protocol: {type(error).__name__}"
             raise PeerLost(message) from error
         finally:
             self._calls.discard(scope)
@@ -218,31 +265,33 @@ class Link:
 
     def _give_up(self, edges: Iterable[bytes]) -> None:
         node, engine = self._node, self._engine
-        if self._named or node._scope is None:
+        if self._named or node.own_scope is None:
             return
         why = (
-            f"the connection to {self.address} has ended. With address=, an agent that keeps a journal is asked when it"
-            " is back"
+            f"the connection to {self.address} has ended. With address=, an agent that keeps a journal is asked again after"
+            " a reconnection"
         )
         for edge in edges:
             engine.detector.give_up(edge, why)
-        engine._absorb(node._clock())
+        engine.absorb_news(node.clock())
         try:
-            node._commit()
-        except Exception:  # noqa: BLE001 - of the journal: the node refuses messages then
-            logger.exception("node %r could not record that a connection ended", node.name)
+            node.commit_records()
+        except Exception:  # noqa: BLE001 - the journal failed: the node then rejects messages
+            logger.exception(
+                "node %r could not write to its journal that a connection ended", node.name
+            )
 
 
-# What both sides do with `_meta`.
+# Functions of both sides for `_meta`.
 
 
 def handed(params: object) -> str | None:
-    """Return what hands over an edge, from the parameters of a request; None if nothing does."""
+    """Return the value that hands over an edge, from the parameters of a request; None if there is none."""
     meta = params.get("_meta") if isinstance(params, dict) else None
     if not isinstance(meta, dict) or REQUEST_KEY not in meta:
         return None
     value = meta[REQUEST_KEY]
-    return value if isinstance(value, str) else ""  # which no parser takes
+    return value if isinstance(value, str) else ""  # the parser refuses an empty value
 
 
 def with_meta(found: Mapping[str, Any] | None, key: str, value: object) -> dict[str, Any]:
@@ -254,7 +303,7 @@ def with_meta(found: Mapping[str, Any] | None, key: str, value: object) -> dict[
 
 
 def without_meta(found: Any, key: str) -> Any:
-    """Return a JSON object without a key in its `_meta`; and without `_meta`, if nothing else is there."""
+    """Return a JSON object without a key in its `_meta`. An empty `_meta` is removed."""
     meta = found.get("_meta") if isinstance(found, dict) else None
     if not isinstance(meta, dict) or key not in meta:
         return found
@@ -264,7 +313,7 @@ def without_meta(found: Any, key: str) -> Any:
 
 
 def with_answer(error: object, told: str) -> Any:
-    """Return the data of an error with an answer in it; as it is, if it has no room for one."""
+    """Return the data of an error with an answer added. Data that is not an object is returned unchanged."""
     if error is None or isinstance(error, dict):
         return with_meta(error, RESPONSE_KEY, told)
     return error
@@ -273,34 +322,34 @@ def with_answer(error: object, told: str) -> Any:
 def start_answer(
     node: Node, name: str, fn: Callable[..., Coroutine[Any, Any, None]], *args: object
 ) -> Job[None]:
-    """Start what answers a call; also while the node is drained, for those who wait hear by that alone.
+    """Start a job that answers a call, also while the node drains: nodes that wait for it need the answer.
 
     *Raises*: `UsageError` if the node is not open.
     """
-    node._opened()
-    job = node._exchange.service(name, fn, *args)
-    assert job is not None  # noqa: S101 - it is open
+    node.get_open_scope()
+    job = node.exchange.service(name, fn, *args)
+    assert job is not None  # noqa: S101 - the node is open
     return job
 
 
 async def serve_link(node: Node, method: str, params: object) -> Any:
-    """Answer a call that came over a connection.
+    """Return the answer to a call that arrived over a connection.
 
     *Cancel safety*: as that of any call.
 
-    *Raises*: `RemoteProtocolError` if it is none; `PeerLost` if the node takes no calls now.
+    *Raises*: `RemoteProtocolError` if the call is invalid; `PeerLost` if the node does not answer calls now.
     """
     try:
         body = codec.dumps(params)
     except (ValueError, TypeError, RecursionError):
         body = b""
-    return json.loads(await node._serve(PATHS[method], body))
+    return json.loads(await node.serve_call(PATHS[method], body))
 
 
 def refuse_message(node: Node, header: str | bytes) -> str | None:
-    """Refuse a message that is not even looked at; return the answer, if there is one to give."""
+    """Refuse a message without reading it, and return the answer; None if the header is invalid."""
     try:
-        node._arrive(
+        node.accept_arrival(
             codec.parse_request_header(header),
             "its agent refused the request before it read the message",
         )
@@ -312,11 +361,11 @@ def refuse_message(node: Node, header: str | bytes) -> str | None:
 
 
 def check_node(node: object) -> None:
-    """Check what is to be a node.
+    """Check that an argument is a node.
 
     *Raises*: `ArgumentError`.
     """
-    from quiesce.mesh.runtime.node import Node  # noqa: PLC0415 - it needs this module
+    from quiesce.mesh.runtime.node import Node  # noqa: PLC0415 - that module imports this one
 
     if not isinstance(node, Node):
         message = f"node must be a Node, as made by Node('hotel', ...), not {node!r}"

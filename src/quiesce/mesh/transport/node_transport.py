@@ -1,4 +1,7 @@
-"""How nodes reach each other: the calls of the protocol, as bytes; nothing here knows what they say."""
+"""How nodes reach each other: the interface of a transport, which carries the protocol's calls as bytes.
+
+`http_transport` and `links` are transports between processes. `Memory` connects nodes of one process.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,24 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Transport"]
 
 RECEIPTS, PROBE, READY = "/quiesce/receipts", "/quiesce/probe", "/quiesce/ready"
-# Said by what is there, and is no node, or does not pass on what is for one. Not by one that is being
-# started, or by a proxy whose server is down.
-# A node itself says 200, and no other success.
+# Statuses of a server that is not a node, or does not forward calls to its node. A node answers a call with 200, never
+# with another success. A server that is starting, or a proxy whose server is down, answers with other statuses.
 _NOT_HERE = frozenset((*range(201, 300), 301, 302, 303, 307, 308, 404, 405, 410, 501))
 
 
 class NoMesh(PeerLost):
-    """Something answers at the address of a node, and it is none."""
+    """A server answers at the address of a node, but is not a node."""
 
 
 def not_ok(to: str, status: int) -> PeerLost:
-    """Return the error for an HTTP answer whose status is not a success."""
+    """Return the error for an HTTP answer whose status is not 200."""
     if status in _NOT_HERE:
         return NoMesh(no_mesh(to, f"it answered {status}"))
     return PeerLost(f"{to} answered {status}")
 
 
 def no_mesh(to: str, how: str) -> str:
-    """Say what is wrong with an address, and what to do."""
+    """Return a message that says what is wrong with an address, and what to do."""
     return (
         f"no mesh at {to}: {how}. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app), "
         "is its url= right, and, if it is below a path, is it in peers=?"
@@ -38,15 +40,15 @@ def no_mesh(to: str, how: str) -> str:
 
 
 class Transport(Protocol):
-    """What a node needs to call others."""
+    """The interface by which a node calls other nodes. Implement it to connect nodes in a new way."""
 
     async def call(self, to: str, path: str, body: bytes) -> bytes:
-        """Post a body to a node, and give its answer.
+        """Post a body to a node, and return its answer.
 
         *Cancel safety*: may be cancelled at any time.
 
-        *Raises*: `PeerLost` if there is no answer, or one that is no success; `NoMesh`, which is one, if what
-        answers is no node.
+        *Raises*: `PeerLost` if there is no answer, or an answer that is not a success; its subclass `NoMesh` if the server
+        that answers is not a node.
         """
 
     async def aclose(self) -> None:
@@ -54,7 +56,10 @@ class Transport(Protocol):
 
 
 def checked_transport(transport: Transport | None) -> Transport | None:
-    """Refuse what is none, when it is given, not when somebody is to be called."""
+    """Return a transport after a check of its methods, so that a wrong one fails early.
+
+    *Raises*: `ArgumentError`.
+    """
     if transport is not None and not (
         callable(getattr(transport, "call", None)) and callable(getattr(transport, "aclose", None))
     ):
@@ -66,7 +71,7 @@ def checked_transport(transport: Transport | None) -> Transport | None:
 
 
 class Memory:
-    """Nodes of one process that call each other directly; for tests, and for agents that share one.
+    """A transport between nodes of one process, which call each other directly. Use it in tests, or for agents in one process.
 
     ```python
     memory = Memory()
@@ -81,10 +86,10 @@ class Memory:
     def join(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
         """Register a node at an address.
 
-        *Raises*: `UsageError` if another one is.
+        *Raises*: `UsageError` if another node is registered there.
         """
         if self._nodes.setdefault(url, serve) != serve:
-            message = f"another node is open at {url}: give each an address of its own"
+            message = f"another node is open at {url}: give each node an address of its own"
             raise UsageError(message)
 
     def leave(self, url: str, serve: Callable[[str, bytes], Awaitable[bytes]]) -> None:
@@ -96,9 +101,9 @@ class Memory:
         """Send a call to another node, and return its answer."""
         serve = self._nodes.get(to)
         if serve is None:
-            message = f"no node is open at {to}"
+            message = f"no node is open at {to} in this process: open it first"
             raise PeerLost(message)
         return await serve(path, body)
 
     async def aclose(self) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""

@@ -1,9 +1,9 @@
-"""When is a child process ready? The probes, and listeners that the parent binds.
+"""Probes that wait until a child process is ready, and listeners that the parent binds.
 
 In reading order:
 
-- `probe`: the contract of all probes, and those that need no socket.
-- `connect`: probes that connect until the child answers.
-- `listener`: a listener that the parent binds and hands down.
-- `addresses`: checks of addresses, and whether a process listens at one.
+- `probe`: the contract of all probes, and the probes without sockets.
+- `connect`: probes that connect to the child until it answers.
+- `listener`: a listening socket that the parent binds and the child inherits.
+- `addresses`: checks of addresses, and of whether a process listens at an address.
 """

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from quiesce.errors import ArgumentError
+from quiesce.errors import ArgumentError, UsageError
 
 __all__ = [
     "Address",
@@ -28,47 +28,48 @@ __all__ = [
     "socket_path",
 ]
 
-# The size of sun_path, with the byte that ends it. Abstract names need no such byte.
+# The size of sun_path, including the final NUL byte, which abstract names do not need.
 PATH_BYTES_MAX = 108 if sys.platform == "linux" else 104
 PORT_MAX = 65535
-LOOK_SECONDS = (
-    0.05  # on this machine an answer comes at once, unless the queue of the listener is full
-)
+LOOK_SECONDS = 0.05  # a listener on this machine answers at once, unless its queue is full
 RESET = struct.pack("ii", 1, 0)  # close without a TIME_WAIT that keeps the port
 
 Address = str | tuple[str, int]
 
 
 def socket_path(what: str, path: object) -> str:
-    """Check the path of a unix socket; on Linux one that starts with a NUL is abstract."""
+    """Check the path of a unix socket, and return it. On Linux a path that starts with a NUL is abstract."""
+    if not hasattr(socket, "AF_UNIX"):
+        message = f"{what} needs unix sockets, which Python does not have on this platform: use TCP"
+        raise UsageError(message)
     if not isinstance(path, str | os.PathLike):
         message = f"{what} needs a path, not {path!r}"
         raise ArgumentError(message)
     name: Any = os.fspath(path)
     if not isinstance(name, str) or not name:
-        message = f"{what} needs a path that is text, and not empty, not {name!r}"
+        message = f"{what} needs a path that is a string and not empty, not {name!r}"
         raise ArgumentError(message)
     abstract = name.startswith("\0") and sys.platform == "linux"
     if "\0" in name and not abstract:
-        message = f"{what}: there is a NUL in the path {name!r}"
+        message = f"{what}: the path {name!r} contains a NUL: remove it"
         raise ArgumentError(message)
     try:
         size = len(os.fsencode(name))
     except UnicodeEncodeError as error:
-        message = f"{what}: the path {name!r} cannot be written in the system's encoding"
+        message = f"{what}: the file system's encoding cannot express the path {name!r}"
         raise ArgumentError(message) from error
     size_max = PATH_BYTES_MAX if abstract else PATH_BYTES_MAX - 1
     if size > size_max:
         message = (
-            f"{what}: {name!r} has {size} bytes, and the path of a socket at most {size_max}: "
-            "use a shorter folder"
+            f"{what}: the path {name!r} has {size} bytes, but a socket's path may have at most "
+            f"{size_max}: use a shorter folder"
         )
         raise ArgumentError(message)
     return name
 
 
 def port_of(what: str, port: object, *, lowest: int = 1) -> int:
-    """Check a port."""
+    """Check a port, and return it."""
     if isinstance(port, bool) or not isinstance(port, int) or not lowest <= port <= PORT_MAX:
         message = f"{what} needs a port, a whole number from {lowest} to {PORT_MAX}, not {port!r}"
         raise ArgumentError(message)
@@ -76,7 +77,7 @@ def port_of(what: str, port: object, *, lowest: int = 1) -> int:
 
 
 def ip_of(host: str) -> str | None:
-    """Return the address itself, if it is one and no name."""
+    """Return the host if it is an IP address; None if it is a name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -90,7 +91,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which socket file it is. Inode numbers are used again at once, so the time counts too."""
+    """The identity of a socket file: inode and time, because inode numbers are reused at once."""
 
     device: int
     inode: int
@@ -98,7 +99,7 @@ class Identity:
 
 
 def identity(path: str) -> Identity | None:
-    """Look which socket is at a path; None: none is."""
+    """Return the identity of the socket at a path; None if no socket is there."""
     if path.startswith("\0"):
         return None
     try:
@@ -111,15 +112,15 @@ def identity(path: str) -> Identity | None:
 
 
 class SocketFile:
-    """The file of a socket that a child is going to bind; whatever is there already is not its."""
+    """The socket file that a child will create, distinguished from a file that exists before."""
 
     def __init__(self, path: str) -> None:
-        """See what is there."""
+        """Record the file that exists now."""
         self._path = path
         self._before = identity(path)
 
     def remove(self) -> None:
-        """Remove what the child has left there, unless somebody listens at it."""
+        """Remove the file that the child created, unless a process listens at it."""
         now = identity(self._path)
         if now is not None and now != self._before and abandoned(self._path):
             with contextlib.suppress(OSError):
@@ -127,7 +128,7 @@ class SocketFile:
 
 
 def abandoned(path: str) -> bool:
-    """Return whether nobody listens at a socket file any more."""
+    """Return whether no process listens at a socket file any more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(0)
         try:
@@ -140,7 +141,7 @@ def abandoned(path: str) -> bool:
 
 
 def is_taken(family: socket.AddressFamily, address: Address) -> bool:
-    """Return whether a process of this machine listens at an address, also if its queue is full."""
+    """Return whether a process of this machine listens at an address, even if its queue is full."""
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(LOOK_SECONDS if family != socket.AF_UNIX else 0)
         try:
@@ -153,10 +154,10 @@ def is_taken(family: socket.AddressFamily, address: Address) -> bool:
 
 
 def connected_to_itself(sock: socket.socket) -> bool:
-    """Return whether a TCP socket has reached nobody but itself, and see that it goes at once.
+    """Return whether a TCP socket is connected to itself; if so, make its close free the port at once.
 
-    Nobody listens on the port, the system picks a port for our end, and picks that very one: then
-    TCP connects the socket to itself. It would also keep the child from binding the port.
+    This happens if no process listens on the port, and the system chooses the same port for our end.
+    Such a connection would keep the child from binding the port.
     """
     if sock.getsockname() != sock.getpeername():
         return False

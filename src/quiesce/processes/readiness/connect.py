@@ -1,8 +1,8 @@
-"""Probes that connect to the child, again and again, until it answers.
+"""Probes that connect to the child repeatedly until it answers.
 
-There is no event for "somebody listens now", so they try: at once, after a millisecond, and then
-less and less often, down to twenty times a second. An attempt that hangs is given up, and the next
-one is given twice the time, so that a slow answer is waited for in the end.
+The system has no event for "a process listens now". So these probes try at once, after a
+millisecond, and then less and less often, down to twenty times a second. An attempt that hangs is
+given up, and the next attempt may take twice the time, so that a slow child can answer in the end.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ __all__ = ["Http", "Tcp", "UnixSocket"]
 
 ATTEMPT_SECONDS = 1.0
 HEAD_BYTES_MAX = 65536
-STATUS_MIN, STATUS_MAX = 200, 599  # below, the answer proper is still to come
+STATUS_MIN, STATUS_MAX = 200, 599  # a lower status is interim: the final answer follows
 STATUSES_SHOWN_MAX = 4
 STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] ([1-9][0-9]{2})(?:[ \r\n]|$)")
 LOCALHOST = ("127.0.0.1", "::1")
 
 
 class NotYetError(Exception):
-    """This attempt did not find the child ready; the text says why."""
+    """The child was not ready at this attempt; the text says why."""
 
 
 class Connecting(Probe):
-    """The base of the probes that try until it works."""
+    """The base of the probes that try until an attempt succeeds."""
 
     def __init__(self, *, check_peer: bool) -> None:
         self._check_peer = check_peer
 
     def prepare(self, launch: Launch) -> None:
-        """Refuse an address at which a process listens before the child has begun."""
+        """Raise if a process already listens at the address: it would be mistaken for the child."""
         listeners = self._places() if self._check_peer and VARIABLE not in launch.env else []
         for family, address in listeners:
             if addresses.is_taken(family, address):
                 message = (
-                    f"a process listens at {address!r} already: end it, use another address, "
-                    "or say check_peer=False"
+                    f"a process already listens at {address!r}: end it, use another address, "
+                    "or pass check_peer=False"
                 )
                 raise OSError(errno.EADDRINUSE, message)
 
     def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
-        """Return the addresses that can be looked at in one step: those of this machine."""
+        """Return the addresses of this machine, which can be checked without waiting."""
         raise NotImplementedError
 
     async def wait(self, process: ProbedChild) -> None:  # noqa: ARG002 - the contract of all probes
         """Return when an attempt succeeds."""
         self.obstacle = f"{self!r} has given no answer so far"
-        await anyio.lowlevel.checkpoint()  # a unix socket may be connected without any wait
+        await anyio.lowlevel.checkpoint()  # connecting a unix socket may not wait at all
         pause, patience = PAUSE_SECONDS_MIN, ATTEMPT_SECONDS
         while True:
             try:
@@ -102,13 +102,13 @@ class UnixSocket(Connecting):
     """Ready when the child listens on a unix socket.
 
     The child sees a connection that is closed at once. When the process is gone, the socket file
-    goes too, if it is the child's and nobody listens there.
+    is removed if the child created it and no process listens there.
 
     Args:
-        path: As the child binds it; a relative one is relative to our own working folder. On Linux
-            a NUL in front makes it an abstract one.
-        check_peer: Whether to refuse the start with `SpawnFailed` if a process listens there already: an old
-            server would be taken for the child. A `listen=` of the same start is not refused.
+        path: The path that the child binds. A relative path is relative to this program's working
+            folder. On Linux a leading NUL makes an abstract path.
+        check_peer: Whether to refuse the start with `SpawnFailed` if a process already listens there, such
+            as an old server, which would be mistaken for the child. The `listen=` of the same start is allowed.
 
     *Raises*: `ArgumentError` if the path is longer than the system allows for a socket.
     """
@@ -118,11 +118,11 @@ class UnixSocket(Connecting):
         self.path: str = addresses.socket_path("UnixSocket", path)
 
     def __repr__(self) -> str:
-        """Show the path."""
+        """Return the probe with its path."""
         return f"UnixSocket({self.path!r})"
 
     def prepare(self, launch: Launch) -> None:
-        """See to it that the socket file goes with the child."""
+        """Register the removal of the socket file for the child's end."""
         super().prepare(launch)
         launch.cleanup.append(addresses.SocketFile(self.path).remove)
 
@@ -134,13 +134,13 @@ class UnixSocket(Connecting):
 
 
 class Tcp(Connecting):
-    """Ready when the child takes connections on a TCP port.
+    """Ready when the child accepts connections on a TCP port.
 
     The child sees a connection that is closed at once.
 
     Args:
-        host: An IP address, `localhost` (IPv4, then IPv6), or a name, which is looked up in a
-            thread: that may outlast a deadline, the wait for it does not.
+        host: An IP address, `localhost` (IPv4, then IPv6), or a name. A thread looks the name up; the
+            deadline ends the wait for the lookup, but not the thread.
         port: From 1 to 65535.
         check_peer: As for `UnixSocket`, for `localhost` and the addresses of the loopback interface.
     """
@@ -151,7 +151,7 @@ class Tcp(Connecting):
         self.port: int = addresses.port_of("Tcp", port)
 
     def __repr__(self) -> str:
-        """Show the address."""
+        """Return the probe with its address."""
         return f"Tcp({self.host!r}, {self.port})"
 
     def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
@@ -162,15 +162,15 @@ class Tcp(Connecting):
 
 
 class Http(Connecting):
-    """Ready when the child answers `GET url` with a certain status.
+    """Ready when the child answers `GET url` with the given status.
 
-    Redirects are not followed. For https, or anything but a plain GET, give an async function.
+    Redirects are not followed. For https or other methods, pass an async function as `ready=`.
 
     Args:
         url: `http://host:port/path`.
-        status: The status that means ready, or several.
-        unix: The path of a unix socket to connect to; the URL then only names host and path. Its
-            file goes with the process, as that of `UnixSocket` does.
+        status: The status that means ready, or several of them.
+        unix: The path of a unix socket to connect to. The URL then only provides the host and path of
+            the request. The socket file is removed as for `UnixSocket`.
         check_peer: As for `UnixSocket` and `Tcp`.
     """
 
@@ -191,11 +191,11 @@ class Http(Connecting):
         self.unix: str | None = None if unix is None else addresses.socket_path("Http", unix)
 
     def __repr__(self) -> str:
-        """Show the URL."""
+        """Return the probe with its URL."""
         return f"Http({self.url!r})"
 
     def prepare(self, launch: Launch) -> None:
-        """See to it that the socket file goes with the child, if there is to be one."""
+        """Register the removal of the socket file, if `unix` is given, for the child's end."""
         super().prepare(launch)
         if self.unix is not None:
             launch.cleanup.append(addresses.SocketFile(self.unix).remove)
@@ -211,12 +211,12 @@ class Http(Connecting):
         else:
             connecting = dialled(self.host, self.port)
         with await connecting as sock:
-            self.obstacle: str | None = f"{self!r} takes the connection, and does not answer"
+            self.obstacle: str | None = f"{self!r} has accepted the connection, but does not answer"
             await _send(sock, self._request)
             status = await _status(sock)
         if status not in self.status:
             few = len(self.status) <= STATUSES_SHOWN_MAX
-            wanted = " or ".join(map(str, self.status)) if few else "one that was asked for"
+            wanted = " or ".join(map(str, self.status)) if few else "one of the given statuses"
             raise NotYetError(f"{self.url} answers {status}, not {wanted}")
 
 
@@ -230,9 +230,9 @@ def _loopback(host: str, port: int) -> list[tuple[socket.AddressFamily, addresse
 
 
 async def connected(family: socket.AddressFamily, address: addresses.Address) -> socket.socket:
-    """Connect a socket, once.
+    """Return a connected socket; try once.
 
-    *Cancel safety*: the socket is closed. *Raises*: `OSError`.
+    *Cancel safety*: if cancelled, the socket is closed. *Raises*: `OSError`.
     """
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -244,16 +244,16 @@ async def connected(family: socket.AddressFamily, address: addresses.Address) ->
     except BaseException:
         sock.close()
         raise
-    if code:  # EAGAIN: a unix socket whose queue is full, which is to be tried again
+    if code:  # EAGAIN means that the queue of a unix socket is full; the caller tries again
         sock.close()
         raise OSError(code, os.strerror(code))
     return sock
 
 
 async def dialled(host: str, port: int) -> socket.socket:
-    """Connect to the first address of a host that answers.
+    """Return a socket that is connected to the first address of the host that answers.
 
-    *Cancel safety*: the socket is closed. *Raises*: the last `OSError`.
+    *Cancel safety*: if cancelled, the socket is closed. *Raises*: the last `OSError`.
     """
     failure = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
     for address in await _addresses(host):
@@ -266,7 +266,7 @@ async def dialled(host: str, port: int) -> socket.socket:
             if not addresses.connected_to_itself(sock):
                 return sock
             failure = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        except OSError as error:  # it was taken, and reset in the same moment
+        except OSError as error:  # the connection was accepted and reset at once
             failure = error
         sock.close()
     raise failure
@@ -291,7 +291,7 @@ async def _send(sock: socket.socket, data: bytes) -> None:
 
 
 async def _status(sock: socket.socket) -> int:
-    """Read the status of the answer; interim ones (1xx) go before it."""
+    """Return the status of the answer; skip interim answers (1xx)."""
     head = bytearray()
     while len(head) < HEAD_BYTES_MAX:
         await readable(sock.fileno())
@@ -304,7 +304,7 @@ async def _status(sock: socket.socket) -> int:
             found = STATUS_LINE.match(head)
             if found is None:
                 what = f"begins with {bytes(head[:40])!r}" if head else "ends"
-                raise NotYetError(f"no status of HTTP/1 comes: the answer {what}")
+                raise NotYetError(f"the answer has no HTTP/1 status: it {what}")
             status = int(found[1])
             if status >= STATUS_MIN:
                 return status
@@ -314,22 +314,22 @@ async def _status(sock: socket.socket) -> int:
 
 def _host(what: str, host: object) -> str:
     text = arguments.check_text(f"the host of {what}", host)
-    message = f"the host of {what} cannot be {text!r}"
+    message = f"the host of {what} must be a valid host name or IP address, not {text!r}"
     if not text or not text.isprintable() or " " in text:
         raise ArgumentError(message)
     try:
-        text.encode("idna")  # as the lookup will: a part may be too long, or empty
+        text.encode("idna")  # raises, as the lookup would, if a part is too long or empty
     except UnicodeError:
         raise ArgumentError(message) from None
     return text
 
 
 def _parsed(url: str) -> tuple[str, int, bytes]:
-    """Check a URL; give host, port and the request."""
+    """Check a URL; return the host, the port and the request."""
     wrong = f"Http needs a URL like http://127.0.0.1:8000/health, not {url!r}"
-    # Before it is split: urlsplit drops line ends, which would make up headers in a request.
+    # Check before `urlsplit`, which drops line ends: these could add headers to the request.
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise ArgumentError(f"{wrong}: it has characters that a URL cannot have")
+        raise ArgumentError(f"{wrong}: it contains characters that are not allowed in a URL")
     try:
         parts = urlsplit(url)
         port = 80 if parts.port is None else addresses.port_of("Http", parts.port)
@@ -338,9 +338,9 @@ def _parsed(url: str) -> tuple[str, int, bytes]:
     except ValueError as error:
         raise ArgumentError(f"{wrong}: {error}") from None
     if parts.scheme != "http":
-        raise ArgumentError(f"{wrong}: for {parts.scheme or 'it'!r}, give an async function")
+        raise ArgumentError(f"{wrong}: for other schemes, pass an async function as ready=")
     if not parts.hostname or parts.username is not None or parts.password is not None:
-        raise ArgumentError(f"{wrong}: it needs a host, and no user")
+        raise ArgumentError(f"{wrong}: it must have a host and must not have a user")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = (
         f"GET {target} HTTP/1.1",
@@ -360,5 +360,5 @@ def _statuses(status: object) -> tuple[int, ...]:
             message = f"the status of Http must be a number like 200, not {one!r}"
             raise ArgumentError(message)
     if not wanted:
-        raise ArgumentError("the status of Http must be a number like 200, or several, not none")
+        raise ArgumentError("the status of Http must be a number like 200, or several, not empty")
     return wanted

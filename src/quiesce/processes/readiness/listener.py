@@ -1,8 +1,8 @@
-"""A listener that the parent binds, and hands down to the child.
+"""A listening socket that the parent binds and the child inherits.
 
-It can be connected to before the child has even begun, so nobody has to find out when: the system
-keeps the connections until the child takes them. That a child *works* is another matter, and still
-needs a probe that hears from it: `Http`, `Line` or `Fd`.
+Clients can connect before the child runs, because the system keeps the connections until the child
+accepts them. So a client does not have to wait until the child listens. To know that the child
+*works*, use a probe that gets an answer from it: `Http`, `Line` or `Fd`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Listener"]
 
 VARIABLE = "LISTEN_FD"
 BACKLOG = 128
-BACKLOG_MAX = 65535  # systems have a limit of their own, below that
+BACKLOG_MAX = 65535  # systems have lower limits
 USER_ONLY = 0o600
 MODE_MAX = 0o777
 
@@ -36,12 +36,13 @@ MODE_MAX = 0o777
 class Listener:
     """A listening socket, made by `Listener.unix` or `Listener.tcp`.
 
-    The child inherits it, as a blocking one, under the number that `fileno()` gives here, for its
-    command line, and that is in its environment variable `LISTEN_FD`. (The variables of systemd's
-    socket activation name the child's id, which nobody knows before the fork; they are not set.)
+    The child inherits the socket, in blocking mode, under the number that `fileno()` returns. Put the
+    number into its command line, or let the child read its environment variable `LISTEN_FD`. (The
+    variables of systemd's socket activation contain the child's pid, which is not known before the
+    fork, so they are not set.)
 
-    It is closed, and its socket file is removed, when the process is gone; one made with
-    `keep=True` stays, for the next process, and is closed by `close()` or `with`.
+    When the process is gone, the listener is closed and its socket file is removed. A listener made
+    with `keep=True` stays open for the next process, until `close()` or the end of a `with` block.
     """
 
     def __init__(self, sock: socket.socket, *, path: str | None = None, keep: bool = False) -> None:
@@ -63,23 +64,23 @@ class Listener:
     ) -> Listener:
         """Listen on a unix socket.
 
-        A socket file that is there, but at which nobody listens any more, is replaced.
+        An existing socket file is replaced if no process listens at it.
 
         Args:
-            path: Where; on Linux a NUL in front makes it an abstract one.
-            mode: Who may connect; only our own user by default.
+            path: The path of the socket; on Linux a leading NUL makes an abstract path.
+            mode: The permissions of the socket file; by default only our own user may connect.
             backlog: How many connections may wait for the child.
-            keep: Whether it outlives the process it is given to.
+            keep: Whether the listener stays open after the process has ended.
 
-        *Raises*: `ArgumentError` if the path is longer than the system allows; `OSError` if it
-        cannot be bound.
+        *Raises*: `ArgumentError` if the path is longer than the system allows; `OSError` if the
+        socket cannot be bound.
         """
         name = addresses.socket_path("Listener.unix", path)
         bits, length = _mode(mode), _length(backlog)
         sock = _socket(socket.AF_UNIX)
         try:
             if sys.platform == "linux":
-                os.fchmod(sock.fileno(), bits)  # goes over to the file: it is never open to more
+                os.fchmod(sock.fileno(), bits)  # before `bind`: the file inherits them
             try:
                 sock.bind(name)
             except OSError as error:
@@ -103,16 +104,16 @@ class Listener:
     def tcp(
         cls, host: str = "127.0.0.1", port: int = 0, *, backlog: int = BACKLOG, keep: bool = False
     ) -> Listener:
-        """Listen on a TCP port; 0 takes a free one, which `port` then tells.
+        """Listen on a TCP port.
 
         Args:
-            host: An IP address, or `localhost` (127.0.0.1). Other names are not looked up: that
+            host: An IP address, or `localhost` (127.0.0.1). Other names are refused, because a lookup
                 would block.
-            port: Which, or 0.
+            port: The port; 0 chooses a free port, which is then in the attribute `port`.
             backlog: How many connections may wait for the child.
-            keep: Whether it outlives the process it is given to.
+            keep: Whether the listener stays open after the process has ended.
 
-        *Raises*: `ArgumentError`; `OSError` if it cannot be bound.
+        *Raises*: `ArgumentError` if the host is a name; `OSError` if the port cannot be bound.
         """
         text = arguments.check_text("the host of Listener.tcp", host)
         address = addresses.ip_of("127.0.0.1" if text == "localhost" else text)
@@ -122,7 +123,7 @@ class Listener:
         length = _length(backlog)
         sock = _socket(addresses.family_of(address))
         try:
-            # Else the port of a server that has just ended could not be had again for a minute.
+            # Without this, the port of a server that has just ended is blocked for a minute.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, number))
             sock.listen(length)
@@ -132,7 +133,7 @@ class Listener:
         return cls(sock, keep=keep)
 
     def __repr__(self) -> str:
-        """Show where it listens."""
+        """Return the listener with its address."""
         if self.closed:
             return "<Listener, closed>"
         where = repr(self.path) if self.path is not None else "{}:{}".format(*self.address)
@@ -140,14 +141,14 @@ class Listener:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed here; the child may still have it open."""
+        """Whether the listener is closed in this program; the child may still have it open."""
         return self._sock.fileno() < 0
 
     @property
     def address(self) -> tuple[str, int]:
         """The host and port of a TCP listener."""
         if self.path is not None:
-            raise UsageError(f"{self!r} is a unix socket: it has a path, and no port")
+            raise UsageError(f"{self!r} is a unix socket, which has no port: use its path")
         host, port = self._address[:2]
         return str(host), int(port)
 
@@ -157,43 +158,43 @@ class Listener:
         return self.address[1]
 
     def fileno(self) -> int:
-        """Return the number of the descriptor, here and in the child."""
+        """Return the number of the descriptor, which is the same here and in the child."""
         if self.closed:
-            raise UsageError("the listener is closed: a process that had it is gone; see keep=True")
+            raise UsageError("the listener is closed, as at its process's end: use keep=True")
         return self._sock.fileno()
 
     def prepare(self, launch: Launch) -> None:
-        """Hand it down; from now on the process's end is its end, unless it is kept."""
+        """Make the child inherit the listener, and close it at the child's end unless it is kept."""
         launch.pass_fds.append(self.fileno())
         launch.env[VARIABLE] = str(self.fileno())
         launch.cleanup.append(self.let_go)
 
     def let_go(self) -> None:
-        """Close it unless it is kept: the process that it was for is gone, or never came."""
+        """Close the listener unless it is kept. Called when its process has ended or could not start."""
         if not self._keep:
             self.close()
 
     def close(self) -> None:
-        """Close it, and remove its socket file if it is still ours. Does nothing the second time."""
+        """Close the listener, and remove its socket file if it is still ours. Idempotent."""
         if self.closed:
             return
-        # Before it is closed: as long as it is open, its inode is not given to another.
+        # Compare before the close: while the socket is open, its inode is not reused.
         if self._identity is not None and addresses.identity(self.path or "") == self._identity:
             with contextlib.suppress(OSError):
                 os.unlink(self.path or "")  # noqa: PTH108 - the path as it was given
         self._sock.close()
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return the listener."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close it."""
+        """Close the listener."""
         self.close()
 
 
 def _mode(mode: object) -> int:
-    """Check who may connect."""
+    """Check the permissions of a socket file, and return them."""
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MODE_MAX:
         message = f"the mode of Listener.unix must be one like 0o600, not {mode!r}"
         raise ArgumentError(message)
@@ -201,17 +202,17 @@ def _mode(mode: object) -> int:
 
 
 def _length(backlog: object) -> int:
-    """Check the length of a queue."""
+    """Check the length of a listener's queue, and return it."""
     return min(arguments.size("backlog", backlog) or BACKLOG, BACKLOG_MAX)
 
 
 def _socket(family: socket.AddressFamily) -> socket.socket:
-    """Make a socket whose number can be the same in a child."""
+    """Return a new socket whose number a child can inherit unchanged."""
     return socket.socket(fileno=beyond_standard(socket.socket(family).detach()))
 
 
 def _make_room(path: str) -> bool:
-    """Remove a socket file that nobody listens at any more."""
+    """Remove a socket file if no process listens at it; return whether it was removed."""
     if addresses.identity(path) is None or not addresses.abandoned(path):
         return False
     os.unlink(path)  # noqa: PTH108 - the path as it was given

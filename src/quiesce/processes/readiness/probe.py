@@ -1,20 +1,19 @@
-"""When is a child process ready? The contract of all probes, and those that need no socket.
+"""The contract of all probes, which wait until a child process is ready; and the probes without sockets.
 
-A probe is used twice: `prepare(launch)` before the fork, in one synchronous step with it (it may
-add variables, descriptors and work to be done in the end), and `await wait(child)` after it.
+`start_process` calls a probe twice: `prepare(launch)` in the same synchronous step as the fork, just
+before it, and `await wait(child)` after the fork. `prepare` may add environment variables,
+descriptors and cleanup functions to the launch.
 
-- `wait` returns when the child is ready, and never because it is not: it knows neither a deadline
-  nor the child's exit. Who started the child races it against both, and cancels it. So there is
-  one place that says why a start failed, and it has the exit code. What stands in the way is in
-  `obstacle`, for that message.
-- A probe that a user made is a description, and may be given to many starts at the same time:
-  `ready_of` gives a fresh one for one launch. That is why `wait` can keep what `prepare` opened.
-- What `prepare` opened is closed when `wait` ends, or, if it never ran, by the functions in
-  `launch.cleanup`. They may be called at any time, more than once, also if there was no fork:
-  they leave alone what a `wait` still uses.
+- `wait` returns only when the child is ready. It ignores the deadline and the child's exit, because
+  `start_process` watches both and cancels `wait`. So the error of a failed start is made in one
+  place, which has the exit code. The probe's `obstacle` tells that place why the child is not ready.
+- A user's probe is a description, and several starts may use it at the same time. `ready_of` copies
+  it for each launch, so `wait` may use files that `prepare` opened.
+- Files that `prepare` opened are closed when `wait` ends, or, if `wait` never ran, by the functions
+  in `launch.cleanup`. These may be called at any time, more than once, also if no fork happened. They
+  must not close files that a running `wait` uses.
 
-The probes with sockets are in `connect` (`UnixSocket`, `Tcp`, `Http`); `listener` has the listener that is
-handed down.
+The probes with sockets are in `connect` (`UnixSocket`, `Tcp`, `Http`).
 """
 
 from __future__ import annotations
@@ -45,64 +44,64 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(slots=True)
 class Launch:
-    """What is about to be started; a probe may change it before the fork."""
+    """A process that will be started; a probe may change this before the fork."""
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
-    """What is added to the environment of the child."""
+    """Variables to add to the environment of the child."""
     pass_fds: list[int] = field(default_factory=list)
-    """What the child inherits, under the same numbers."""
+    """Descriptors that the child inherits, under the same numbers."""
     cleanup: list[Callable[[], None]] = field(default_factory=list)
-    """Called when the process is gone, or could not be started. They do not raise."""
+    """Functions to call when the process has ended or could not be started. They do not raise."""
 
 
 class LineSource(Protocol):
     """The lines that a child writes."""
 
     async def line_matching(self, pattern: re.Pattern[str], /) -> str:
-        """Return the first line in which the pattern is found, from the child's first line on."""
+        """Wait for the first line of the child that contains the pattern, and return it."""
 
 
 class ProbedChild(Protocol):
-    """What a probe needs to know of a process."""
+    """The part of a process that a probe may use."""
 
     @property
     def lines(self) -> LineSource:
-        """What it writes."""
+        """The lines that the process writes."""
 
 
 @runtime_checkable
 class Ready(Protocol):
-    """How to find out that a child is ready; the probes of this package are such, and yours may be."""
+    """The interface of probes. You can write your own."""
 
     def prepare(self, launch: Launch, /) -> None:
-        """Get ready for the fork, without waiting for anything."""
+        """Prepare the fork, without waiting."""
 
     async def wait(self, process: Any, /) -> None:
-        """Return when the child is ready; be cancelled if that takes too long, or it has ended."""
+        """Wait until the child is ready. The caller cancels this at the deadline or at the child's exit."""
 
 
 class Probe:
-    """The base of the probes here."""
+    """The base of the probes in this package."""
 
     obstacle: str | None = None
-    """What the last attempt met: why the child is not ready yet, as far as we can see."""
+    """Why the child is not ready yet, according to the last attempt."""
 
     def prepare(self, launch: Launch) -> None:
-        """Change nothing."""
+        """Do nothing; subclasses may change the launch."""
 
     async def wait(self, process: ProbedChild) -> None:
-        """Return when the child is ready."""
+        """Wait until the child is ready."""
         raise NotImplementedError
 
 
 def ready_of(given: object) -> Ready:
-    """Make a probe for one launch of what a user gave: a probe, or an async function.
+    """Return a probe for one launch, made from the user's probe or async function.
 
     *Raises*: `ArgumentError` if it is neither.
     """
     if isinstance(given, type):
-        message = f"ready needs a probe: write {given.__name__}(…), not {given.__name__}"
+        message = f"ready needs a probe, not its class: write {given.__name__}(…)"
         raise ArgumentError(message)
     if isinstance(given, Probe):
         return copy.copy(given)
@@ -114,31 +113,31 @@ def ready_of(given: object) -> Ready:
 
 
 class Asking(Probe):
-    """Ready when an async function of the user's returns."""
+    """Ready when the user's async function returns."""
 
     def __init__(self, fn: Callable[[Any], Awaitable[object]]) -> None:
         self._fn = fn
 
     async def wait(self, process: ProbedChild) -> None:
-        """Call it. One that gives False asks to be called again: it looked, and it was too early.
+        """Call the function until it returns something other than False, which means not ready yet.
 
-        *Raises*: whatever the function raises.
+        *Raises*: the function's exception.
         """
         name = arguments.name_of(self._fn)
         pause = PAUSE_SECONDS_MIN
         self.obstacle = f"{name} has not returned"
         while await arguments.coroutine(self._fn, self._fn(process)) is False:
-            self.obstacle = f"{name} gives False"
+            self.obstacle = f"{name} returned False"
             await anyio.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
         self.obstacle = None
 
 
 class Line(Probe):
-    """Ready when the child writes a line in which the pattern is found, to stdout or stderr.
+    """Ready when the child writes a line that contains the pattern, to stdout or stderr.
 
     Args:
-        pattern: A regular expression, as text or compiled.
+        pattern: A regular expression, as a string or compiled.
     """
 
     def __init__(self, pattern: str | re.Pattern[str]) -> None:
@@ -149,35 +148,35 @@ class Line(Probe):
         try:
             self.pattern = re.compile(arguments.check_text("the pattern of Line", pattern))
         except re.error as error:
-            message = f"the pattern of Line, {pattern!r}, is no regular expression: {error}"
+            message = f"the pattern of Line, {pattern!r}, is not a regular expression: {error}"
             raise ArgumentError(message) from None
 
     def __repr__(self) -> str:
-        """Show the pattern."""
+        """Return the probe with its pattern."""
         return f"Line({self.pattern.pattern!r})"
 
     async def wait(self, process: ProbedChild) -> None:
-        """Return when the line was written."""
+        """Wait until the child has written the line."""
         self.obstacle = f"it has written no line with {self.pattern.pattern!r}"
         await process.lines.line_matching(self.pattern)
         self.obstacle = None
 
 
 class Fd(Probe):
-    """Ready when the child writes a line to a pipe that it inherits, or a byte, and closes it.
+    """Ready when the child writes a line to a pipe that it inherits, or writes a byte and closes the pipe.
 
-    The child learns the number of the descriptor from an environment variable, or from its command
-    line. The pipe is the child's and its descendants' alone, so nobody else can say "ready".
+    The child gets the number of the descriptor from an environment variable or its command line. Only
+    the child and its descendants have the pipe, so no other process can report readiness.
 
     Args:
         variable: The environment variable with the number.
-        placeholder: Where this text occurs in an argument, the number takes its place; None:
-            arguments are left alone.
+        placeholder: A text to replace by the number in all arguments; None leaves the arguments
+            unchanged.
     """
 
     def __init__(self, variable: str = "READY_FD", *, placeholder: str | None = None) -> None:
         if VARIABLE.fullmatch(arguments.check_text("the variable of Fd", variable)) is None:
-            message = f"the variable of Fd cannot be called {variable!r}: use letters, digits and _"
+            message = f"the variable of Fd must have only letters, digits and _, not {variable!r}"
             raise ArgumentError(message)
         if placeholder is not None and not arguments.check_text(
             "the placeholder of Fd", placeholder
@@ -190,17 +189,17 @@ class Fd(Probe):
         self._ends: list[int] = []
 
     def __repr__(self) -> str:
-        """Show the variable."""
+        """Return the probe with its variable."""
         return f"Fd({self.variable!r})"
 
     def __copy__(self) -> Fd:
-        """Return one with no pipe of its own yet."""
+        """Return a probe with the same options, without a pipe."""
         return Fd(self.variable, placeholder=self.placeholder)
 
     def prepare(self, launch: Launch) -> None:
         """Open the pipe."""
         if self._prepared:
-            raise UsageError("this Fd is another process's already: give each its own")
+            raise UsageError("this Fd already belongs to another process: make one for each")
         self._prepared = True
         launch.cleanup.append(self._clean)
         self._ends[:] = os.pipe()  # neither is inherited, unless a launch names it
@@ -214,21 +213,20 @@ class Fd(Probe):
             launch.argv[:] = [item.replace(self.placeholder, told) for item in launch.argv]
 
     async def wait(self, process: ProbedChild) -> None:  # noqa: ARG002 - the contract of all probes
-        """Return when the child has said it.
+        """Wait until the child has reported that it is ready.
 
-        One that closes the pipe without a word will never say it; its exit, or the deadline, tells
-        the rest.
+        If the child closes the pipe without writing, wait for the cancellation at its exit or at the deadline.
         """
         if not self._prepared:
-            raise UsageError("Fd: prepare() goes before wait()")
-        if not self._ends:  # the process was gone before we came here
+            raise UsageError("Fd: call prepare() before wait()")
+        if not self._ends:  # the process has ended, and its cleanup has closed the pipe
             await anyio.sleep_forever()
-        os.close(self._ends.pop())  # or the pipe would not end with the child
+        os.close(self._ends.pop())  # otherwise the pipe would not end with the child
         self._waiting = True
         self.obstacle = f"it has written no line to descriptor {self.variable}"
         try:
             if not await self._told(self._ends[0]):
-                self.obstacle = f"it has closed descriptor {self.variable} without a word"
+                self.obstacle = f"it has closed descriptor {self.variable} without writing to it"
                 await anyio.sleep_forever()
             self.obstacle = None
         finally:

@@ -1,10 +1,10 @@
-"""Where work leaves a hop: `escapes`.
+"""A test helper that lists the places where work leaves a hop: `escapes`.
 
 In reading order:
 
-- `escapes`: a block in which every place is listed where work leaves a hop.
-- `escape_report`: one such place, and what to write instead.
-- `trails`: what is seen of each hop while hops are watched.
-- `detectors`: detectors that a server would not pay for.
+- `escapes`: the block that lists every place where work leaves a hop.
+- `escape_report`: the list of places, with what to write instead at each.
+- `trails`: what is recorded of each hop while hops are watched.
+- `detectors`: detectors that are too slow for a server.
 - `app_driver`: an ASGI app that runs without a server.
 """

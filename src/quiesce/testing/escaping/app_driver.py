@@ -1,4 +1,7 @@
-"""An ASGI app that runs without a server: its lifespan, and requests that are hops."""
+"""An ASGI app that runs without a server: its lifespan, and requests that are hops.
+
+`escapes(app)` starts the app with this, and sends requests to it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import anyio
 
@@ -19,19 +22,21 @@ from quiesce.mesh.protocol.receipt import edge_mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    App = Callable[[Any, Any, Any], Any]
+    from quiesce.core.asgi_types import App
+
 
 __all__: list[str] = []
 
 _HEADER = codec.REQUEST_HEADER.lower().encode()
 _CONTENT_TYPE = b"content-type"
 _ERRORS = 400
+_MOVED = (301, 307, 308)  # the client repeats the request, so no handler has done its work yet
 _CLEANUP_SECONDS = 1.0
 _BEGIN_SECONDS = 60
 
 
 class AppAnswer(NamedTuple):
-    """What an app has answered."""
+    """The answer of an app."""
 
     status: int
     headers: dict[str, str]
@@ -39,16 +44,16 @@ class AppAnswer(NamedTuple):
 
 
 class DrivenApp:
-    """An app, and the ways to send requests to it."""
+    """A running app that can be sent requests."""
 
     def __init__(self, app: App, count: Callable[[], int]) -> None:
-        """Describe it; `count` counts the hops that have begun."""
+        """Keep the app; `count` returns how many hops have begun."""
         self._app = app
         self._count = count
         self.requests: int = 0
         """How many requests were served."""
-        self.turned_away: dict[tuple[str, str, int], int] = {}
-        """How often a request (its method, its path) was answered with an error."""
+        self.turned_away: dict[str, int] = {}
+        """How often each request was answered with an error, or redirected to its own path, by a text for it."""
         self.life: DrivenLifespan = DrivenLifespan(app)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -60,7 +65,7 @@ class DrivenApp:
         """
         is_ours = scope["type"] == "http" and all(name != _HEADER for name, _ in scope["headers"])
         if is_ours:
-            scope = {**scope, "headers": [*scope["headers"], (_HEADER, _edge())]}
+            scope = {**scope, "headers": [*scope["headers"], (_HEADER, _edge_header())]}
         before = self._count()
         await self._app(scope, receive, self._noting(scope, send) if is_ours else send)
         if is_ours and self._count() == before:
@@ -71,13 +76,14 @@ class DrivenApp:
             raise UsageError(message)
 
     def _noting(self, scope: Any, send: Any) -> Any:
-        """Return a `send` that takes note of an error."""
+        """Return a `send` that records answers without a handler's work: errors and redirects to the same path."""
         self.requests += 1
 
         async def note(message: Any) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= _ERRORS:
-                what = scope["method"], scope["path"], message["status"]
-                self.turned_away[what] = self.turned_away.get(what, 0) + 1
+            if message["type"] == "http.response.start":
+                told = _turned_away(scope, message)
+                if told:
+                    self.turned_away[told] = self.turned_away.get(told, 0) + 1
             await send(message)
 
         return note
@@ -87,7 +93,7 @@ class DrivenApp:
     ) -> AppAnswer:
         """Send a request to the app, and return its answer when the app has returned.
 
-        A body that is a JSON object or list is sent with that content type, unless the headers have one.
+        If the body is a JSON object or list, the content type is JSON, unless the headers have a content type.
 
         *Cancel safety*: that of the app.
 
@@ -120,7 +126,10 @@ class DrivenApp:
         await self.serve(scope, receive, send)
         heads = [one for one in told if one["type"] == "http.response.start"]
         if not heads:
-            message = f"the app has not answered {method} {path}"
+            message = (
+                f"the app has returned without an answer to {method} {path}: it sent no"
+                " http.response.start"
+            )
             raise UsageError(message)
         found = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in heads[0]["headers"]
@@ -153,7 +162,7 @@ class DrivenLifespan:
             raise UsageError(message)
 
     async def stop(self) -> None:
-        """End the app; it is cancelled if it takes long."""
+        """End the app; cancel it if it takes longer than some seconds."""
         self._told_to_end.set()
         if self._scope is not None:
             await self._scope.drain(4 * _CLEANUP_SECONDS, cleanup=_CLEANUP_SECONDS)
@@ -161,7 +170,7 @@ class DrivenLifespan:
     async def _live(self) -> None:
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         try:
-            with detached():  # as a server runs it
+            with detached():  # a server runs the lifespan outside of hops too
                 await self._app(scope, self._receive, self._send)
         except Exception as error:
             if self._begun.is_set() and self._failure is None:
@@ -181,11 +190,29 @@ class DrivenLifespan:
         self._begun.set()
 
 
-def _edge() -> bytes:
-    """Return the header of a message that nobody asks for the end of."""
+def _edge_header() -> bytes:
+    """Return the header of an edge whose end no sender queries."""
     begin_by = int(time.time()) + _BEGIN_SECONDS
     handed = codec.Handed(os.urandom(16), os.urandom(12), edge_mark(os.urandom(12)), begin_by)
     return codec.request_header(handed).encode()
+
+
+def _turned_away(scope: Any, head: Any) -> str:
+    """Return a text for an answer without a handler's work: an error, or a redirect to the same path; else "".
+
+    Routers redirect a request to its own path with a slash at the end, or without it.
+    """
+    status, path = head["status"], scope["path"]
+    told = f"{scope['method']} {path} was answered with {status}"
+    if status >= _ERRORS:
+        return told
+    lines = dict(head.get("headers", ())) if status in _MOVED else {}
+    target = next((value for name, value in lines.items() if name.lower() == b"location"), None)
+    if target is None:
+        return ""
+    location = target.decode("latin-1")
+    same = unquote(urlsplit(location).path).rstrip("/") == path.rstrip("/")
+    return f"{told}, which sends it on to {location}" if same else ""
 
 
 def _is_json(body: bytes) -> bool:

@@ -1,13 +1,13 @@
-"""Detectors that a server would not pay for: places where work may leave a hop, which the hop does not follow.
+"""Detectors that are too slow for a server: they find places where work may leave a hop unnoticed.
 
-- Wake-ups: code in a hop wakes a task or a thread that works for no hop, by whatever means: a semaphore, a future, an
-  event of trio, a queue of another library. If that one waits in a loop, it is a worker, and was given something to do.
-- Ways past the functions that hops follow, as by a name that was imported before: `fork`, `_thread`, `SimpleQueue`,
-  pipes of multiprocessing.
-- Doors: connections to anywhere, databases, files that are appended to. They are listed, and mean nothing by
-  themselves.
+`escapes` turns them on. They find:
 
-They look only while code runs in a hop, and stop at once if the hop's node declares its caller to be housekeeping.
+- Wake-ups: code in a hop wakes a task or a thread that works for no hop, by a semaphore, a future, an event of trio,
+  or a queue of another library. If the woken task or thread waits in a loop, it is a worker, and probably got work.
+- Calls that go around the functions that hops follow: `fork`, `_thread`, `SimpleQueue`.
+- Possible exits: connections, databases, files that are opened for appending. They are listed as `possible`.
+
+The detectors run only for code in a hop. They ignore callers that the hop's node declares as housekeeping.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import callsites, libraries
 from quiesce.core.patches import Patch
+from quiesce.core.python_private import get_frame, thread_frames
 from quiesce.core.tree import current
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.clients.sending import _PLUMBING
@@ -29,6 +30,7 @@ from quiesce.mesh.routes.bytecode_flow import is_in_loop
 from quiesce.mesh.routes.following import hop_now, is_declared
 from quiesce.testing.escaping.escape_report import Escape
 from quiesce.testing.escaping.trails import Trails, watch
+from quiesce.testing.trio_private import reschedulers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -43,18 +45,18 @@ _LOOPS = frozenset(
     {"asyncio.events", "asyncio.runners", "trio._core._run", "uvloop", "uvloop._noop"}
 )
 _OURS = ("quiesce.core.patches", "quiesce.mesh.clients", "quiesce.mesh.routes", "quiesce.testing")
-# Who takes something, or lets go of a lock, wakes others as well, and gives them nothing to do.
+# Taking an item or releasing a lock wakes other tasks as well, but hands them no work.
 _TAKING = frozenset({"batch", "get", "get_nowait", "receive", "receive_nowait", "task_done"})
-_THREADS = "quiesce.mesh.routes.executors"  # below it, a thread works for a hop
+_THREADS = "quiesce.mesh.routes.executors"  # a thread with a frame of this module works for a hop
 _FORKS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})
 
 
 def asking_frame(frame: FrameType | None, skip: Collection[str] = ()) -> FrameType | None:
-    """Return the frame of the program that asks for something; None if it is not the program that does.
+    """Return the program's own frame that has called a detected function; None if a library has called it for itself.
 
     Args:
-        frame: where to begin.
-        skip: packages whose frames are passed over, too.
+        frame: the innermost frame.
+        skip: more packages whose frames are skipped.
     """
     while frame is not None:
         module, code = frame.f_globals.get("__name__") or "", frame.f_code
@@ -72,8 +74,8 @@ def asking_frame(frame: FrameType | None, skip: Collection[str] = ()) -> FrameTy
 def note_place(
     hop: Hop, fate: Fate, route: str, name: str = "", *, skip: Collection[str] = ()
 ) -> None:
-    """Add the place where the running code is to what leaves its hop."""
-    frame = asking_frame(sys._getframe(1), skip)
+    """Record the running code's place as a place where work leaves its hop."""
+    frame = asking_frame(get_frame(1), skip)
     if frame is None or is_declared(hop, frame):
         return
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -90,7 +92,7 @@ def _by_call_soon(call: Callable[..., Any]) -> Callable[..., Any]:
             hop = hop_now()
             future = args[0] if args else None
             if hop is not None and not (isinstance(future, asyncio.Future) and future.cancelled()):
-                _wakes(hop, context, callback.__self__)
+                _note_wake_up(hop, context, callback.__self__)
         return call(callback, *args, **options)
 
     return call_soon
@@ -100,25 +102,25 @@ def _by_reschedule(reschedule: Callable[..., None]) -> Callable[..., None]:
     def rescheduled(task: Any, *args: Any) -> None:
         hop = hop_now()
         if hop is not None:
-            _wakes(hop, task.context, task)
+            _note_wake_up(hop, task.context, task)
         reschedule(task, *args)
 
     return rescheduled
 
 
-def _wakes(hop: Hop, context: Any, task: Any) -> None:
-    """Note that a task is woken that works for no hop."""
+def _note_wake_up(hop: Hop, context: Any, task: Any) -> None:
+    """Record the wake-up of a task, if the task works for no hop."""
     node = context.get(current)
-    if node is not None and node._errand is not None:
+    if node is not None and node.hop_served is not None:
         return
     coroutine = task.get_coro() if hasattr(task, "get_coro") else task.coro
-    frames = [frame for frame, _ in callsites._walk(coroutine)]
+    frames = [frame for frame, _ in callsites.walk_awaits(coroutine)]
     fate: Fate = "unseen" if any(map(_is_worker, frames)) else "possible"
     note_place(hop, fate, "wakes the task", getattr(coroutine, "__qualname__", ""))
 
 
 def _is_worker(frame: FrameType) -> bool:
-    """Return whether a frame is of the program, and comes back to where it waits."""
+    """Return whether a frame belongs to the program and waits in a loop."""
     return not libraries.is_housekeeper(frame) and is_in_loop(frame.f_code, frame.f_lasti)
 
 
@@ -134,8 +136,8 @@ def _by_notify(notify: Callable[..., None]) -> Callable[..., None]:
 
 
 def _threads_at(condition: object) -> Iterator[tuple[str, bool]]:
-    """Return the threads that wait for a condition and work for no hop: the function, and whether it is a worker."""
-    for frame in sys._current_frames().values():
+    """Yield the function of each thread that waits for a condition and works for no hop, and whether it is a worker."""
+    for frame in thread_frames().values():
         below: list[FrameType] = []
         at: FrameType | None = frame
         while at is not None:
@@ -155,21 +157,11 @@ _WAIT = inspect.unwrap(
 ).__code__  # of the interpreter, whatever is around it
 
 
-# Ways past what hops follow.
-
-
-def _by_send(send: Callable[..., Any]) -> Callable[..., Any]:
-    def sending(self: Any, *args: Any, **options: Any) -> Any:
-        hop = hop_now()
-        if hop is not None:
-            note_place(hop, "unseen", "multiprocessing.Pipe")
-        return send(self, *args, **options)
-
-    return sending
+# Calls that go around the functions that hops follow.
 
 
 def _profile(frame: FrameType, event: str, arg: Any) -> None:
-    """See calls of functions of the interpreter, which take no attributes."""
+    """Record calls of C functions, which cannot be patched: SimpleQueue.put and the start of threads."""
     if event != "c_call":
         return
     if type(getattr(arg, "__self__", None)) is SimpleQueue:
@@ -190,7 +182,7 @@ _STARTS = frozenset(
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """See what the interpreter tells of; it cannot be told to stop, so nothing is done while nobody watches."""
+    """Record audit events; Python cannot remove an audit hook, so this returns at once while the detectors are off."""
     if not detectors.is_on or event not in _EVENTS:
         return
     hop = hop_now()
@@ -209,34 +201,29 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 _EVENTS = _FORKS | {"open", "socket.connect", "sqlite3.connect"}
 
 
-def _pipes(module: ModuleType) -> Iterator[Patch]:
-    for name in ("send", "send_bytes"):
-        yield Patch(module._ConnectionBase, name, _by_send)
-
-
 def _trio(module: ModuleType) -> Iterator[Patch]:
-    for owner in (module.lowlevel, module._core):
+    for owner in reschedulers(module):
         yield Patch(owner, "reschedule", _by_reschedule)
 
 
-_hooks = Hooks({"multiprocessing.connection": _pipes, "trio": _trio})
+_hooks = Hooks({"trio": _trio})
 
-# When they are on.
+# Turning the detectors on and off.
 
 
 class Detectors:
-    """All detectors. They look while hops are watched."""
+    """All detectors, which are on while hops are watched."""
 
     def __init__(self) -> None:
         self.is_on: bool = False
         self._is_audited = False
         self._patches: list[Patch] = []
         self._lock = threading.Lock()
-        self._loops: dict[object, tuple[set[int], Patch]] = {}  # by loop: its open hops
-        self._threads: dict[int, set[int]] = {}  # by thread: its open hops
+        self._loops: dict[object, tuple[set[int], Patch]] = {}  # the open hops of each event loop
+        self._threads: dict[int, set[int]] = {}  # the open hops of each thread
 
     def install(self) -> None:
-        """Start the detectors."""
+        """Turn the detectors on."""
         if not self._is_audited:
             sys.addaudithook(_audit)
             self._is_audited = True
@@ -245,7 +232,7 @@ class Detectors:
         self.is_on = True
 
     def remove(self) -> None:
-        """Restore everything."""
+        """Turn the detectors off, and remove all patches."""
         self.is_on = False
         _hooks.fit(is_wanted=False)
         with self._lock:
@@ -259,24 +246,24 @@ class Detectors:
             sys.setprofile(None)
 
     def begun(self, hop: Hop) -> None:
-        """Look at the hop's event loop, and at the calls of this thread, until its last hop has ended."""
-        loop: Any = hop._loop
+        """Watch the hop's event loop, and the calls of this thread, until the last hop of each has ended."""
+        loop: Any = hop.loop
         with self._lock:
-            if hop._backend.name == "asyncio":
+            if hop.backend.name == "asyncio":
                 if loop not in self._loops:
                     self._loops[loop] = (set(), Patch(loop, "call_soon", _by_call_soon))
                 self._loops[loop][0].add(id(hop))
             self._threads.setdefault(threading.get_ident(), set()).add(id(hop))
-        if sys.getprofile() is None:  # or the profiler of the program goes on
+        if sys.getprofile() is None:  # a profiler of the program is kept
             sys.setprofile(_profile)
 
     def ended(self, hop: Hop) -> None:
-        """Look no more, if it was the last one."""
+        """Stop watching the hop's event loop and this thread if this was the last hop there."""
         with self._lock:
-            hops, patch = self._loops.get(hop._loop, (set(), None))
+            hops, patch = self._loops.get(hop.loop, (set(), None))
             hops.discard(id(hop))
             if patch is not None and not hops:
-                del self._loops[hop._loop]
+                del self._loops[hop.loop]
                 patch.remove()
             left = self._threads.get(threading.get_ident(), set())
             left.discard(id(hop))
@@ -289,5 +276,5 @@ watch.detectors = detectors
 
 
 def begin_detecting() -> Trails:
-    """Watch all hops that begin from now on, with every detector, until `Trails.close()`."""
+    """Start to watch all new hops, with every detector, until `Trails.close()`."""
     return Trails()

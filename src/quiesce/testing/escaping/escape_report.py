@@ -1,4 +1,7 @@
-"""A place where work leaves a hop: what happens there, and what to write instead."""
+"""The places where work leaves a hop: the effect on the verdict, and what to write instead.
+
+`escapes` fills an `Escapes` with them.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,15 @@ FATES: dict[Fate, str] = {
     "opaque": "declared: the verdict treats it as an agent that takes no part",
     "covered": "the verdict waits for it",
 }
-"""What each word means for a verdict, the worst first."""
+"""What each fate means for a verdict, the worst first."""
 BAD: frozenset[Fate] = frozenset(("unseen", "untracked", "held"))
-"""What a program should not have."""
+"""The fates that a program should not have."""
 
 NO_HOP = "no hop was seen: nothing was looked at"
 _NOT_OVER = "the block of escapes() has not ended: what leaves is listed at its end"
 _ONLY_ERRORS = (
-    "every request was answered with an error, so that no handler may have run: nothing was proved"
+    "every request was answered with an error, or sent on to its own path, so that no handler may have run:"
+    " nothing was proved"
 )
 _LABELS: dict[Fate, str] = {
     "untracked": "left untracked",
@@ -43,7 +47,9 @@ _LABELS: dict[Fate, str] = {
 _WORKING = 'part = current_hop().working("…") here, and `async with part:` where the work is done'
 _DETACHED = "`with quiesce.detached():` around it, if it serves the process and not this request"
 _OPAQUE = 'current_hop().opaque("…")'
-_PLACE = re.compile(r"(?P<where>\S[^\n]*?:\d+) in (?P<function>[^\s,]+?)(?=[.,]?(?:\s|$))")
+_PLACE = re.compile(
+    r"(?:handed over at )?(?P<where>\S[^\n]*?:\d+) in (?P<function>[^\s,]+?)(?=[.,]?(?:\s|$))"
+)
 _INSTEAD: tuple[tuple[Fate, str, str], ...] = (
     ("untracked", "daemon thread", f"daemon=False; or {_DETACHED}"),
     ("untracked", "plain ", "node.instrument(), once; or node.client()"),
@@ -53,7 +59,6 @@ _INSTEAD: tuple[tuple[Fate, str, str], ...] = (
     ("unseen", "fork", "subprocess.Popen, or multiprocessing.Process"),
     ("unseen", "queue.SimpleQueue", "queue.Queue"),
     ("unseen", "_thread", "threading.Thread"),
-    ("unseen", "multiprocessing", f"wait for its answer in the handler; or {_OPAQUE}"),
     ("unseen", "", f"an asyncio.Queue or queue.Queue; or {_WORKING}"),
     ("held", "", f"Node(services=[…]), if it is a loop and not work; or {_DETACHED}"),
     ("possible", "connection", f"if the other side goes on after its answer: {_OPAQUE}"),
@@ -66,38 +71,38 @@ class Escape:
     """One place where work leaves a hop."""
 
     fate: Fate
-    """What a verdict makes of it: `unseen`, `untracked`, `held`, `possible`, `opaque` or `covered`."""
+    """How a verdict treats the work: `unseen`, `untracked`, `held`, `possible`, `opaque` or `covered`."""
     route: str
-    """The way that the work takes, like `daemon thread`."""
+    """How the work leaves, such as `daemon thread`."""
     name: str
-    """What leaves, if it has a name: a function, a task."""
+    """The name of the function or task that leaves; empty without a name."""
     function: str
-    """The function in which it leaves."""
+    """The function that starts or hands over the work."""
     where: str
-    """The file and the line."""
+    """The file and the line in that function."""
 
     @property
     def happens(self) -> str:
-        """What a verdict makes of it, in a sentence."""
+        """How a verdict treats the work, in a sentence."""
         return FATES[self.fate]
 
     @property
     def instead(self) -> str:
-        """What to write instead; empty if there is nothing to change."""
+        """What to write instead; empty if nothing has to be changed."""
         for fate, route, text in _INSTEAD:
             if fate == self.fate and self.route.startswith(route):
                 return text
         return ""
 
     def __str__(self) -> str:
-        """Return one line, and one more with what to write instead."""
+        """Return a line for the place, and a second line with what to write instead."""
         name = f" {self.name!r}" if self.name else ""
         head = f"{self.fate}: {self.route}{name} at {self.where} in {self.function}: {self.happens}"
         return f"{head}\n    write: {self.instead}" if self.instead else head
 
 
 def escape_of(route: str, place: str, fate: Fate) -> Escape:
-    """Make one of what a hop has recorded of itself."""
+    """Return the place that a hop has recorded, from the hop's text for it."""
     found = _PLACE.search(place)
     if found is None:
         return Escape(fate, route, "", "?", place)
@@ -106,56 +111,57 @@ def escape_of(route: str, place: str, fate: Fate) -> Escape:
 
 
 class Escapes:
-    """The places where work has left hops; filled while the block of `escapes` runs, and complete after it.
+    """The places where work has left hops; `escapes` fills it at the end of its block.
 
-    Print it for a table. Iterating gives each `Escape`, the worst first.
+    Print it to see a table. Iterate over it to get each `Escape`, the worst first.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start without places."""
         self._found: tuple[Escape, ...] = ()
         self.result: Any = None
-        """What the handler returned, of `await escapes(handler)`."""
+        """The result of the handler of `await escapes(handler)`."""
         self.application: DrivenApp | None = None
-        """The app that runs, of `async with escapes(app)`."""
+        """The running app of `async with escapes(app)`."""
         self.hops: int = 0
-        """How many hops were seen: what is not one was not looked at."""
+        """How many hops were seen; code outside of hops was not checked."""
         self._is_complete = False
 
     def put(self, found: Iterable[Escape], hops: int) -> None:
-        """Take what was found, each place once, and how many hops were seen."""
+        """Set the places, each once, and how many hops were seen."""
         self.hops = hops
         self._is_complete = True
         order = list(FATES)
         self._found = tuple(sorted(set(found), key=lambda one: (order.index(one.fate), one.where)))
 
     def __iter__(self) -> Iterator[Escape]:
-        """Go through all of them."""
+        """Iterate over all places, the worst first."""
         return iter(self._found)
 
     def __len__(self) -> int:
-        """Count them, covered ones too."""
+        """Return the number of places, with the covered ones."""
         return len(self._found)
 
     def of(self, *fates: Fate) -> tuple[Escape, ...]:
-        """Return those that a verdict makes one of these of."""
+        """Return the places with one of these fates."""
         return tuple(one for one in self._found if one.fate in fates)
 
     @property
     def covered(self) -> tuple[Escape, ...]:
-        """What a verdict waits for."""
+        """The places whose work a verdict waits for."""
         return self.of("covered")
 
     @property
     def untracked(self) -> tuple[Escape, ...]:
-        """What no verdict waits for: noticed or not."""
+        """The places whose work no verdict waits for, `unseen` and `untracked`."""
         return self.of("unseen", "untracked")
 
     def raise_if_any(self) -> None:
-        """Raise an `EscapeError` that names what is unseen, untracked or still held, if anything is.
+        """Raise an `EscapeError` that names the unseen, untracked and held places, if there are any.
 
-        *Raises*: `UsageError` if nothing was proved: no hop was seen, or every request was answered with an error; and
-        inside of the block, where it is not known yet what leaves.
+        *Raises*: `UsageError` inside the block, because the places are complete only at its end; and if nothing was
+        proved. Nothing is proved without a hop, or if every request was answered with an error or was redirected to
+        its own path with or without a slash.
         """
         if not self._is_complete:
             message = f"{_NOT_OVER}. Dedent it: call raise_if_any() after the block"
@@ -179,23 +185,21 @@ class Escapes:
 
     @property
     def _has_only_errors(self) -> bool:
-        """Whether each hop was a request that the app has answered with an error."""
+        """Whether every hop was a request that may not have reached a handler."""
         app = self.application
         return app is not None and 0 < self.hops <= sum(app.turned_away.values())
 
     def _turned_away(self) -> Iterator[str]:
-        for (method, path, status), count in (
-            {} if self.application is None else self.application.turned_away
-        ).items():
-            times = "" if count == 1 else f" ({count} times)"
-            yield f"{method} {path} was answered with {status}{times}"
+        app = self.application
+        for told, count in () if app is None else app.turned_away.items():
+            yield told if count == 1 else f"{told} ({count} times)"
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request as a hop: an ASGI app, for clients like `httpx.ASGITransport(app=found.app)`.
+        """Serve a request as a hop. Pass this to clients as an ASGI app: `httpx.ASGITransport(app=found.app)`.
 
         *Cancel safety*: that of the app of `escapes(app)`.
 
-        *Raises*: `UsageError` if the request did not become a hop, or there is no app.
+        *Raises*: `UsageError` if the request did not become a hop, or if `escapes` has no app.
         """
         await self._running().serve(scope, receive, send)
 
@@ -213,13 +217,13 @@ class Escapes:
     def _running(self) -> DrivenApp:
         if self.application is None:
             message = (
-                "there is no app to send a request to: write `async with escapes(app) as found:`"
+                "escapes() has no app for this request: write `async with escapes(app) as found:`"
             )
             raise UsageError(message)
         return self.application
 
     def __str__(self) -> str:
-        """Draw the table: a line for each place, and below it what to write instead; then what was not seen."""
+        """Return the table: a line for each place, below it what to write instead, and warnings at the end."""
         if not self._is_complete:
             return _NOT_OVER
         if not self.hops:
@@ -238,7 +242,7 @@ class Escapes:
 
 
 def table(found: Iterable[Escape], seen: str = "") -> str:
-    """Draw the table of some places: grouped by what happens, and by what to write; `seen` says what was looked at."""
+    """Return the table of some places, grouped by fate and by what to write; `seen` counts the hops and requests."""
     places = list(found)
     if not places:
         return f"no work leaves: {seen}"
@@ -263,5 +267,5 @@ def table(found: Iterable[Escape], seen: str = "") -> str:
 
 
 def _label(fate: Fate) -> str:
-    """Return how the table calls a fate."""
+    """Return the table's words for a fate."""
     return _LABELS.get(fate, fate)

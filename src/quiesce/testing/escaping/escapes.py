@@ -1,8 +1,9 @@
-"""A block in which every place is listed where work leaves a hop."""
+"""The block that lists every place where work leaves a hop, for tests of handlers and ASGI apps."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
 
+    from quiesce.core.asgi_types import App
     from quiesce.mesh import Cascade, Node
     from quiesce.testing.escaping.trails import Trails
 
-    App = Callable[[Any, Any, Any], Any]
 
 __all__: list[str] = []
 
@@ -28,11 +29,11 @@ _CLEANUP_SECONDS = 1.0
 
 
 class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppress`
-    """List every place where work leaves a hop, with what happens there and what to write instead.
+    """List every place where work leaves a hop, with the effect on the verdict and what to write instead.
 
-    Use it to find out what a verdict on your handlers is worth, before it is needed. Work that is held is `covered`:
-    the verdict waits for it. Work that leaves by a way that is noticed is `untracked`: the verdict is `Unknown`. In
-    the block, detectors look for ways that a server does not notice, too: `unseen`.
+    Use it in a test, to learn how far you can trust a verdict on your handlers. If the hop holds the work, the place
+    is `covered`: the verdict waits for the work. If the hop notices that the work leaves, the place is `untracked`:
+    the verdict is `Unknown`. In the block, detectors also find places that a server does not notice: `unseen`.
 
     ```python
     async with escapes() as found:  # the block is a hop
@@ -46,15 +47,18 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         await found.request("POST", "/orders", body=b"{}")
     ```
 
-    At the end of the block it waits for the work that was left; what is not over in time is `held`.
+    The end of the block waits for the work that handlers have left running. A place whose work has not ended in time
+    is `held`.
 
     Args:
-        target: a handler, to be awaited; or an ASGI app, in an `async with`.
-        args: what the handler is called with.
-        within: how many seconds the work that is left has to end.
-        node: the node whose hops they are, with its `services=` and `peers=`; it must not be open. By default one
-            without peers. An app that has a node already keeps it.
+        target: a handler, with `await`; or an ASGI app, with `async with`.
+        args: the arguments of the handler.
+        within: how many seconds the end of the block waits for work.
+        node: the node of the hops, with its `services=` and `peers=`. It must not be open. By default, a new node
+            without peers. An app that has a node keeps its own.
     """
+
+    _is_begun = True  # no warning if the constructor raises
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         within: float = 5.0,
         node: Node | None = None,
     ) -> None:
-        """See the class."""
+        """Check the arguments; see the class."""
         if target is not None:
             arguments.check_callable(target, "escapes", "a handler, or an ASGI app")
         self._target = target
@@ -74,15 +78,26 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         self._trails: Trails | None = None
         self._found = Escapes()
         self._cascade: Cascade | None = None
+        self._is_begun = False
+
+    def __del__(self) -> None:
+        """Warn if the block was never entered, as Python does for a coroutine that was never awaited."""
+        if not self._is_begun:
+            text = (
+                "escapes() was never entered, and has looked at nothing: write `async with escapes(app) as found:`,"
+                " or `found = await escapes(handler, ...)`"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
 
     def __await__(self) -> Generator[Any, Any, Escapes]:
-        """Call the handler in a hop, and return what was found; `result` is what it returned."""
+        """Call the handler in a hop, and return the places; `result` of these is the handler's result."""
+        self._is_begun = True
         return self._call().__await__()
 
     async def _call(self) -> Escapes:
         target, self._target = self._target, None
         if target is None:
-            message = "there is no handler to be called: write `await escapes(handler, ...)`"
+            message = "escapes() has no handler to call: write `await escapes(handler, ...)`"
             raise UsageError(message)
         async with self as found:
             result = target(*self._args)
@@ -90,14 +105,17 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         return found
 
     async def __aenter__(self) -> Escapes:
-        """Begin a hop; of an app, start it.
+        """Start a hop; with an app, start the app.
 
         *Cancel safety*: if cancelled, nothing is left running.
 
         *Raises*: `UsageError` if the app does not start.
         """
+        self._is_begun = True
         if self._trails is not None:
-            message = "this block was entered before: make one for each"
+            message = (
+                "this block of escapes() was entered before: call escapes() again for each block"
+            )
             raise UsageError(message)
         from quiesce.testing.escaping.app_driver import DrivenApp  # noqa: PLC0415 - see _node()
         from quiesce.testing.escaping.detectors import begin_detecting  # noqa: PLC0415 - likewise
@@ -124,9 +142,9 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the hop, wait for the work that is left, and list where it went.
+        """End the hop, wait for the work that is left running, and list the places where work has left.
 
-        *Cancel safety*: if cancelled, it waits no longer, and closes what it has opened.
+        *Cancel safety*: if cancelled, the wait ends, and the app and the node are closed.
         """
         assert self._trails is not None  # noqa: S101 - entered
         try:
@@ -139,7 +157,7 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
             await self._close()
 
     def _served(self, app: App) -> App:
-        """Return the app in a node; as it is, if it has one, or drains the server itself."""
+        """Return the app with a node around it; unchanged if it has a node, or drains the server itself."""
         from quiesce.mesh.transport.asgi_server import Mesh  # noqa: PLC0415 - see _node()
 
         if isinstance(app, Mesh) or hasattr(app, "drains_server"):
@@ -149,10 +167,10 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
 
     async def _close(self) -> None:
         try:
-            with anyio.CancelScope(shield=True):  # what it waits for has a limit
+            with anyio.CancelScope(shield=True):  # both waits have a time limit
                 if self._found.application is not None:
                     await self._found.application.life.stop()
-                if self._node._scope is not None:
+                if self._node.own_scope is not None:
                     await self._node.aclose(_CLEANUP_SECONDS)
         finally:
             if self._trails is not None:
@@ -160,9 +178,9 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
 
 
 def _node() -> Node:
-    """Make a node of its own. The mesh is imported only here: pytest loads this module at every start."""
+    """Return a new node. The mesh is imported only here, because pytest loads this module at every start."""
     from quiesce.mesh import Memory, Node  # noqa: PLC0415 - see above
 
     node = Node("escapes", transport=Memory())
-    node._tells_drain = False  # what is left is in the table
+    node.is_telling_drain = False  # the table lists the work that is left
     return node

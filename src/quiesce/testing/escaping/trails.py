@@ -1,10 +1,11 @@
-"""What is seen of each hop while hops are watched: what it left, and by which way.
+"""What is recorded of each hop while hops are watched: which work has left, and how.
 
-Hops themselves tell: what they hold when a handler has returned, and what they have recorded as untracked or opaque
-when they end. The detectors of `detecting.py` add the places that hops know nothing of. What holds:
+`escapes` makes a `Trails`. A hop's trail has what the hop holds when its handler has returned, and what the hop has
+recorded as untracked or opaque when it ends. The detectors (detectors.py) add places that the hop does not notice. What
+holds:
 
-1. A place that the hop has followed is never an unseen one, whatever a detector says.
-2. Nothing here holds a hop, or changes when it ends.
+1. If the hop follows the work at a place, the place is never `unseen`, although a detector reports it.
+2. A trail neither holds a hop nor changes when it ends.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__: list[str] = []
 
 
 class Trail:
-    """What was seen of one hop."""
+    """What is recorded of one hop."""
 
     def __init__(self, hop: Hop) -> None:
-        """Begin, when the hop does."""
+        """Begin the trail with its hop."""
         self.hop: Hop | None = hop
-        self.loop: object = hop._loop
+        self.loop: object = hop.loop
         self.has_returned: bool = False
         self._covered: list[Escape] = []
         self._left: list[tuple[str, str, str]] = []
@@ -46,28 +47,30 @@ class Trail:
         self._followed: set[str | None] = set()
 
     def note(self, escape: Escape) -> None:
-        """Take what a detector has seen."""
+        """Record a place that a detector reports."""
         self._noted.append(escape)
 
     def follows(self, hold: Followed) -> None:
-        """Record what the hop follows by itself."""
+        """Record work that the hop follows by itself."""
         self._followed.add(hold.where)
         if self.has_returned:
-            self._covered.append(_escape(hold))
+            self._covered.append(_covered_place(hold))
 
     def returned(self) -> None:
-        """Take what the hop holds, now that its handler has returned."""
+        """Record what the hop holds when its handler returns."""
         self.has_returned = True
         if self.hop is not None:
-            self._covered += map(_escape, _held(self.hop))
+            self._covered += map(_covered_place, _held(self.hop))
 
     def recorded(self, entries: list[tuple[str, str, str]]) -> None:
-        """Take what the hop has recorded as untracked or opaque."""
+        """Record what the hop has noted as untracked or opaque."""
         self._left += entries
 
     def found(self) -> Iterator[Escape]:
-        """Return each place; of a hop that has not ended, what it waits for."""
-        held = {} if self.hop is None else {_escape(one): one.name for one in _held(self.hop)}
+        """Yield each place; if the hop has not ended, the work that it waits for as `held`."""
+        held = (
+            {} if self.hop is None else {_covered_place(one): one.name for one in _held(self.hop)}
+        )
         yield from set(self._covered) - held.keys()
         for one, name in held.items():
             yield Escape("held", one.route, name, one.function, one.where)
@@ -81,30 +84,36 @@ class Trail:
 
 
 class Trails:
-    """The trails of all hops that begin while it is open."""
+    """The trails of all hops that begin before `close()`."""
 
     def __init__(self) -> None:
-        """Begin; `close()` ends it."""
-        self._trails: dict[int, Trail] = {}  # of open hops, by id
-        self._all: list[Trail] = []
+        """Start watching."""
+        self._trails: dict[int, Trail] = {}  # the trails of open hops, by the hop's id
+        self.all_trails: list[Trail] = []
         self.count: int = 0
         """How many hops have begun."""
+        self.served: int = 0
+        """How many of these hops serve a message; the others are roots of a cascade."""
+        self.errors: dict[str, None] = {}
+        """The requests that were answered with an error, so that their handlers may not have run."""
+        self.errors_count: int = 0
         self._changed: anyio.Event | None = None
         watch.add(self)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         watch.remove(self)
 
     def begun(self, hop: Hop) -> None:
-        """Record a hop, from its first part on."""
+        """Start the trail of a hop, at the hop's first part."""
         if id(hop) not in self._trails:
             trail = self._trails[id(hop)] = Trail(hop)
-            self._all.append(trail)
+            self.all_trails.append(trail)
             self.count += 1
+            self.served += not hop.record.is_root
 
     def of(self, hop: Hop) -> Trail | None:
-        """Return that of a hop, if it is one of these."""
+        """Return the trail of an open hop; None if the hop is not watched."""
         return self._trails.get(id(hop))
 
     def ended(self, hop: Hop) -> None:
@@ -113,11 +122,15 @@ class Trails:
         if trail is not None:
             trail.recorded(_recorded(hop))
             trail.hop = None
-            if self._changed is not None and hop._backend.here():
+            if hop.end_reason.startswith("it answered "):
+                name = hop.name if hop.origin is None else hop.origin.name
+                self.errors[f"{name}: {hop.end_reason}"] = None
+                self.errors_count += 1
+            if self._changed is not None and hop.backend.here():
                 self._changed.set()
 
     async def wait(self, seconds: float, loop: object) -> None:
-        """Wait until every hop of this event loop has ended, or until the time is over.
+        """Wait until every watched hop of this event loop has ended, or until the time is over.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -128,29 +141,29 @@ class Trails:
         self._changed = None
 
     def found(self) -> Iterator[Escape]:
-        """Return each place."""
-        for trail in list(self._all):
+        """Yield each place of all trails."""
+        for trail in list(self.all_trails):
             yield from trail.found()
 
 
 class HopWatch:
-    """What is wrapped of hops while anybody watches them."""
+    """The patches of `Hop` and `Visit`, which are in place while any `Trails` is open."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # tests may run event loops in several threads
         self._open: list[Trails] = []
         self._patches: list[Patch] = []
         self.detectors: Detectors
-        """What sees more than hops do; set by `detecting.py`."""
+        """The detectors; set by detectors.py."""
 
     def add(self, trails: Trails) -> None:
-        """Begin to watch."""
+        """Add trails; the first one installs the patches and the detectors."""
         with self._lock:
             self._open = [*self._open, trails]
             if not self._patches:
                 self._patches = [
                     Patch(Visit, "__init__", self._beginning),
-                    Patch(Hop, "_part_ended", self._returning),
+                    Patch(Hop, "end_if_all", self._returning),
                     Patch(Hop, "_end", self._ending),
                     Patch(Hop, "_leave", self._leaving),
                     Patch(Followed, "__init__", self._following),
@@ -158,7 +171,7 @@ class HopWatch:
                 self.detectors.install()
 
     def remove(self, trails: Trails) -> None:
-        """Watch no more; the last one restores everything."""
+        """Remove trails; the last one removes the patches and the detectors."""
         with self._lock:
             self._open = [one for one in self._open if one is not trails]
             if not self._open and self._patches:
@@ -193,7 +206,7 @@ class HopWatch:
 
     def _ending(self, original: Any) -> Any:
         def end(hop: Hop, why: str) -> None:
-            is_first = not hop._ended
+            is_first = not hop.has_ended
             original(hop, why)
             if is_first:
                 self.detectors.ended(hop)
@@ -205,9 +218,9 @@ class HopWatch:
     def _leaving(self, original: Any) -> Any:
         def leave(hop: Hop, thing: object, route: str, place: str, how: Any) -> None:
             original(hop, thing, route, place, how)
-            if hop._ended:  # its trail is over: it is the last one with that name
+            if hop.has_ended:  # the hop's trail is complete, so this place gets a trail of its own
                 for one in self._open:
-                    one._all.append(late := Trail(hop))
+                    one.all_trails.append(late := Trail(hop))
                     late.recorded([(route, place, how)])
                     late.hop = None
 
@@ -226,12 +239,12 @@ watch: HopWatch = HopWatch()
 
 
 def _recorded(hop: Hop) -> list[tuple[str, str, str]]:
-    return [] if not hop._left else list(dict.fromkeys(list(hop._left.values())))
+    return [] if not hop.left_sendings else list(dict.fromkeys(list(hop.left_sendings.values())))
 
 
 def _held(node: Tree) -> Iterator[Held]:
-    """Return all work that a hop waits for, wherever it is; without its handlers."""
-    for held in list(node._holds.values()):
+    """Yield all work that a hop waits for, in nested scopes too, without its handlers."""
+    for held in list(node.holds.values()):
         if isinstance(held, Tree):
             yield from _held(held)
         elif isinstance(held, Bond):
@@ -240,12 +253,11 @@ def _held(node: Tree) -> Iterator[Held]:
             yield held
 
 
-def _escape(held: Any) -> Escape:
-    """Describe what is held."""
-    code = getattr(held, "_code_started", None) or getattr(held, "_code", None)
-    offset: int = getattr(held, "_offset_started", 0) or getattr(held, "_offset", 0)
+def _covered_place(held: Any) -> Escape:
+    """Return the place of held work, as `covered`."""
+    code = getattr(held, "started_code", None) or getattr(held, "place_code", None)
+    offset: int = getattr(held, "started_offset", 0) or getattr(held, "place_offset", 0)
     function = "?" if code is None else code.co_qualname
-    name = (
-        getattr(held, "_name", None) or held.name
-    )  # not what may change: that nobody has taken it
+    # `held.name` may change, for example when a worker takes the item.
+    name = getattr(held, "name_given", None) or held.name
     return Escape("covered", held.kind, name, function, describe(code, offset) or "?")

@@ -1,19 +1,19 @@
-"""What is left behind: `guard`, and the looks that find leaks.
+"""`guard`, and the checks behind it that find what a block of code leaves behind.
 
 In reading order:
 
-- `guard`: a block that fails if something is left behind.
-- `findings`: one thing that was left behind.
-- `census`: what is there now and was not there before.
-- `instrument`: which code started what, noted as it happens.
-- `births`: what is noted of something when it starts.
-- `started_at`: the line that started something.
-- `loop_endings`: what is still there when an event loop ends, and what the loop complains about.
-- `finished_tests`: attribute late findings to the finished test that caused them.
-- `baseline`: what a project has left behind until now, test by test.
+- `guard`: the context manager that fails if its block leaves something behind.
+- `findings`: one leftover thing, and how it is named.
+- `census`: compares what exists now with what existed at the beginning.
+- `instrument`: records which code starts tasks, threads, processes and the like.
+- `births`: the record of one start.
+- `started_at`: the line of code that started something.
+- `loop_endings`: the tasks left when an event loop ends, and the event loop's own complaints.
+- `finished_tests`: attributes late findings to the finished test that caused them.
+- `baseline`: the known leftovers of a project's tests.
 - `open_files`: file descriptors, and the files of unix sockets.
-- `set_handlers`: handlers of signals, and of event loops' exceptions.
-- `child_processes_left`: processes that this one has started.
+- `set_handlers`: handlers of signals and of event loops' exceptions.
+- `child_processes_left`: child processes and their descendants.
 - `running_threads`: threads.
 - `trio_tasks`: tasks of a running trio program.
 """

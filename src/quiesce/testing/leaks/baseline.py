@@ -1,4 +1,4 @@
-"""What a project has left behind until now, test by test: it is tolerated, and may only shrink."""
+"""The known leftovers of a project's tests, in a file. They are tolerated, and may only shrink."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from quiesce.testing.leaks.findings import Finding
 
 Labels = dict[str, int]
-"""How often each label is there."""
+"""How often each label occurs."""
 
 _ABOUT = "What these tests leave behind, known to the quiesce guard. It only shrinks."
 
 
 class Baseline:
-    """A file of known findings. If it is not there it is written; if it is, nothing is added."""
+    """A file of known findings. A missing file is written; an existing file never grows."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if there is one."""
+        """Read the file if it exists."""
         self.path = path
         self.is_new: bool = not path.exists()
         self._known: dict[str, Labels] = {} if self.is_new else _read(path)
         self._seen: dict[str, Labels] = {}
 
     def unknown(self, test: str, findings: Sequence[Finding]) -> list[Finding]:
-        """Return those findings of a test that are not tolerated."""
+        """Return the findings of a test that are not tolerated."""
         known = Counter(self._known.get(test, {}))
         if self.is_new:
             return []
@@ -43,30 +43,30 @@ class Baseline:
                 found.append(finding)
         return found
 
-    def saw(self, test: str, findings: Sequence[Finding]) -> None:
-        """Take down what a test has left; once for each time that it has run to its end."""
+    def record(self, test: str, findings: Sequence[Finding]) -> None:
+        """Record the findings of a test. Called once each time the test has run to its end."""
         labels = Counter(finding.label for finding in findings)
         seen = Counter(self._seen.get(test, {}))
-        # A test that runs several times keeps the most that it left in one of them.
+        # A test that runs several times keeps the largest number of any of its runs.
         self._seen[test] = dict(seen | labels)
 
-    def saw_also(self, test: str, finding: Finding) -> None:
-        """Take down what was noticed only when a test was over."""
+    def record_late(self, test: str, finding: Finding) -> None:
+        """Record a finding that was noticed only after the test was over."""
         seen = Counter(self._seen.get(test, {}))
         seen[finding.label] += 1
         self._seen[test] = dict(seen)
 
     def seen(self) -> dict[str, Labels]:
-        """Return what was taken down, for another process."""
+        """Return the recorded findings, for another process."""
         return self._seen
 
     def merge(self, seen: Mapping[str, Labels]) -> None:
-        """Take down what another process has seen."""
+        """Add the findings that another process has recorded."""
         for test, labels in seen.items():
             self._seen[test] = dict(Counter(self._seen.get(test, {})) | Counter(labels))
 
     def write(self) -> str:
-        """Write what is known now; return a sentence about it."""
+        """Write the file; return a sentence about the change."""
         before = sum(map(_count, self._known.values()))
         if self.is_new:
             after = dict(self._seen)
@@ -89,7 +89,7 @@ def _count(labels: Mapping[str, int]) -> int:
 
 
 def _read(path: Path) -> dict[str, Labels]:
-    message = f"{path} is no baseline: move it away, and it is written anew"
+    message = f"{path} is not a baseline file: move it away, and a new one is written"
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         return {

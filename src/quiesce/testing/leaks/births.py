@@ -1,4 +1,4 @@
-"""What is noted of something when it starts, and when it is seen for the last time."""
+"""The record of one start: which number it has, and which line and thread started it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from quiesce.core.python_private import running_loop
+
 if TYPE_CHECKING:
     from types import AsyncGeneratorType
 
@@ -15,12 +17,13 @@ if TYPE_CHECKING:
     from quiesce.testing.leaks.started_at import StartPlace
 
 
-_RUNNERS = frozenset({"TestRunner._run_tests_and_fixtures"})  # anyio's plugin runs all tests in one
+# A task of anyio's plugin that runs all tests.
+_RUNNERS = frozenset({"TestRunner._run_tests_and_fixtures"})
 
 
 def current_task() -> Any:
-    """Return the task that runs, on whatever backend; None outside."""
-    loop = asyncio._get_running_loop()
+    """Return the running task of any backend; None outside a task."""
+    loop = running_loop()
     if loop is not None:
         return asyncio.current_task(loop)
     trio = sys.modules.get("trio")
@@ -31,8 +34,8 @@ def current_task() -> Any:
 
 
 def is_runner(task: Any) -> bool:
-    """Return whether a task is one in which a test runner runs test after test."""
-    # By what it has, not by its class: tests exchange asyncio.Task for another.
+    """Return whether a test runner uses the task to run test after test."""
+    # Checked by attributes, not by class: tests replace asyncio.Task by other classes.
     coroutine = task.get_coro() if hasattr(task, "get_coro") else task.coro
     return getattr(coroutine, "__qualname__", "") in _RUNNERS
 
@@ -43,7 +46,7 @@ def has_ended(task: Any) -> bool:
 
 
 class Birth:
-    """When and where something was started."""
+    """The record of when and where something was started."""
 
     __slots__ = ("main", "number", "place", "reported", "root", "thread")
 
@@ -51,20 +54,20 @@ class Birth:
         self.number: int = number
         self.place: StartPlace | None = place
         self.root: int = number
-        """The number of the first in the line of tasks that led to this one."""
+        """The number of the first task in the chain of parents that led to this task."""
         self.reported: bool = False
         self.thread: int = get_ident()
         self.main: bool = False
-        """Whether it is a task that was made for an event loop to run until it ends."""
+        """Whether the task was made for an event loop to run until it ends."""
 
     @property
     def where(self) -> str | None:
-        """The file and line."""
+        """The file and line that started it."""
         return None if self.place is None else str(self.place)
 
 
 class Event(NamedTuple):
-    """Something that was left, and can be seen only once."""
+    """A leftover that can be seen only once."""
 
     finding: Finding
     born: int
@@ -74,7 +77,7 @@ class Event(NamedTuple):
 
 
 class GeneratorReading:
-    """An async generator that somebody began to read."""
+    """The record of an async generator that a task began to read."""
 
     __slots__ = ("generator", "loop", "number", "place", "task")
 
@@ -84,7 +87,7 @@ class GeneratorReading:
         number: int,
         place: StartPlace | None,
     ) -> None:
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         task = current_task()
         self.generator: ref[AsyncGeneratorType[Any, Any]] = ref(generator)
         self.number: int = number
@@ -108,6 +111,6 @@ class GeneratorReading:
         return None
 
     def over(self) -> bool:
-        """Return whether there is nothing more to know about it."""
+        """Return whether the generator is gone, exhausted or closed."""
         generator = self.generator()
         return generator is None or generator.ag_frame is None

@@ -1,4 +1,4 @@
-"""What is there now and was not there before: the look that finds leaks.
+"""A census compares what exists now with what existed when it began; that finds leaks.
 
 ```
 with Census() as census:
@@ -6,8 +6,8 @@ with Census() as census:
     findings = census.left()
 ```
 
-A look is immediate: it waits for nothing. `settled()` looks, waits a little if there is something,
-and looks again: what is gone by then is `late`.
+`left()` looks once and does not wait. `settled()` looks, waits a little if something is left, and
+looks again: a leftover that is gone by then is marked `late`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from quiesce.core.python_private import running_loop
 from quiesce.core.roots import roots
 from quiesce.testing.leaks import (
     child_processes_left,
@@ -44,20 +45,20 @@ if TYPE_CHECKING:
     from quiesce.testing.leaks.findings import Kind
 
 _POLL_SECONDS = 0.002
-_YOUNG = 1  # the generations of the collector in which what a test has made usually is
+_YOUNG = 1  # the oldest collector generation that usually holds a test's objects
 
 _NOTHING: WeakSet[Any] = WeakSet()
 
 Left = dict[Any, Finding]
-"""What a look has found, by what tells one thing from another."""
+"""The findings of one look, by a key that identifies the leftover."""
 
 
 class Census:
-    """What was there at one moment, to tell later what has come and not gone.
+    """A record of what existed at one moment, used to find what has been left behind since.
 
-    `allow` are patterns of what may be left (`"thread:*"`), `kinds` the sorts that are looked for.
-    `settle` is how long an event loop that is being closed lets its tasks go on, to tell those
-    that are about to end from those that are not; 0 is not at all.
+    `allow` are patterns of tolerated leftovers (`"thread:*"`), `kinds` the kinds to look for.
+    `settle` is how many seconds the tasks of a closing event loop may continue. Tasks that end in
+    that time are reported as late. 0: they may not continue.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Census:
         self._signals = {owner: value for (owner, _), value in self._base["handler"].items()}
         self._knew_uvloop = watch.knows("uvloop")
         self.number: int = watch.now()
-        """What has been noted with a larger number is this census's business."""
+        """Starts with a larger number than this one belong to this census."""
 
     def close(self) -> None:
         """Stop watching. Idempotent."""
@@ -117,15 +118,15 @@ class Census:
     # Looking.
 
     def left(self, *, collect: int | None = _YOUNG) -> list[Finding]:
-        """List what is there now, and was not there when the census was taken.
+        """List what exists now and did not exist when the census began.
 
-        `collect` are the generations that the garbage collector is asked to look at first; None
-        asks it nothing.
+        `collect` is the generation that the garbage collector collects first, with all younger
+        ones; None: it collects nothing.
         """
         return list(self.look(collect=collect).values())
 
     def look(self, *, collect: int | None = _YOUNG) -> Left:
-        """Find what is left, by what tells one thing from another."""
+        """Find what is left, by a key that identifies the leftover."""
         if collect is not None:
             gc.collect(collect)
         watch.patch_what_is_loaded()
@@ -146,7 +147,7 @@ class Census:
     def settled(
         self, seconds: float | None = None, *, collect: int | None = _YOUNG
     ) -> list[Finding]:
-        """List what is left; what is gone after `seconds` at most is `late`. Blocks meanwhile."""
+        """List what is left; mark as `late` what is gone after at most `seconds`. Blocks meanwhile."""
         first = self.look(collect=collect)
         if not first:
             return []
@@ -160,17 +161,17 @@ class Census:
         return self.without_others(census_verdict(first, self.look(collect=None)))
 
     def without_others(self, found: list[Finding]) -> list[Finding]:
-        """Leave out what threads that were there before have made, and have ended by themselves.
+        """Leave out leftovers that are gone by now and were made by threads older than the census.
 
-        The server of a fixture of wider scope ends its side of a connection when it comes to it.
+        For example, the server of a fixture of wider scope ends its side of a connection a little later.
         """
         theirs = {t.ident for t in self._base["thread"] if t.is_alive()} - {get_ident()}
         return [f for f in found if not (f.late and f.thread in theirs)]
 
     def _turn_loops(self, seconds: float) -> bool:
-        """Run the stopped loops that have tasks left, for a moment."""
+        """Run the stopped loops that still have tasks, for a moment."""
         turned = False
-        if asyncio._get_running_loop() is not None:
+        if running_loop() is not None:
             return turned
         for loop in list(watch.loops):
             if not loop.is_closed() and not loop.is_running():
@@ -181,17 +182,17 @@ class Census:
         return turned
 
     def acknowledge(self) -> None:
-        """Do not tell again of the tasks and generators that are left, when their loop ends."""
+        """Prevent a second report of the left tasks and generators when their loop ends."""
         for address, reading in list(watch.readings.items()):
             if self._is_new(reading.number):
                 del watch.readings[address]
         for loop in list(watch.loops):
-            for task in () if loop.is_closed() else loop_endings.left_on(watch, loop):
+            for task in () if loop.is_closed() else loop_endings.tasks_left_on(watch, loop):
                 birth = loop_endings.birth_of(watch, task)
                 if birth is not None and self._is_new_task(task):
                     birth.reported = True
 
-    # What is not this census's business.
+    # Starts and tasks that belong to this census or not.
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -217,7 +218,7 @@ class Census:
             self.forgiven.append((begin, watch.now()))
 
     def concerns(self, findings: Sequence[Finding], births: Sequence[Birth | None]) -> bool:
-        """Return whether one of these tasks is this census's business."""
+        """Return whether one of these tasks belongs to this census and is not allowed."""
         mine = [
             finding
             for finding, birth in zip(findings, births, strict=True)
@@ -235,10 +236,10 @@ class Census:
     def _is_mine(self, event: Event) -> bool:
         return event.seen > self.number and self._is_new(event.born)
 
-    # The sorts.
+    # One method for each kind.
 
     def _present(self) -> dict[str, dict[Any, Any]]:
-        """Return what is there of those sorts that can be listed."""
+        """Return everything that exists now, for the kinds that can be listed."""
         kinds = self.kinds
         return {
             "file": open_files.present_files() if "file" in kinds else {},
@@ -275,7 +276,7 @@ class Census:
         for loop in list(watch.loops):
             if loop.is_closed():
                 continue
-            for task in loop_endings.left_on(watch, loop):
+            for task in loop_endings.tasks_left_on(watch, loop):
                 if task is not current and self._is_new_task(task):
                     found["task", id(task)] = loop_endings.task_finding(watch, task)
         for task in self._new("task", trio_tasks.present_trio_tasks):
@@ -311,7 +312,7 @@ class Census:
             for process in new
         }
         spawns = {b.where for b in (*births.values(), *watch.spawns) if self._is_new(b.number)}
-        if len(spawns) == 1:  # only one line has started processes: these come from there
+        if len(spawns) == 1:  # only one line has started processes, so these come from there
             (where,) = spawns
             found = {k: v if v.where else replace(v, where=where) for k, v in found.items()}
         return found
@@ -347,7 +348,7 @@ class Census:
         described = open_files.findings(
             open_files.without_kept(new, open_loops),
             watch,
-            # Those of uvloop's loops cannot be told, nor two that stay after its first use.
+            # Files of uvloop's loops cannot be recognized, nor the two files that its first use leaves.
             ownerless=not foreign and self._knew_uvloop == watch.knows("uvloop"),
             spares=len(foreign),
         )
@@ -366,26 +367,26 @@ class Census:
 
 
 def census_verdict(first: Left, second: Left) -> list[Finding]:
-    """Return what has gone between two looks, what is still there, and what has come."""
+    """Mark what has gone between two looks as late, and add what has appeared."""
     found = {
         key: finding if key in second or key[0] == "event" else replace(finding, late=True)
         for key, finding in first.items()
     }
     known = [replace(finding, late=False, details="") for finding in found.values()]
     for key, finding in second.items():
-        # What was collected meanwhile is told of once more, by another name.
+        # An object collected between the looks is reported once more, under another key.
         if key not in found and replace(finding, late=False, details="") not in known:
             found[key] = finding
     return list(found.values())
 
 
 def _open_scopes() -> dict[Any, Any]:
-    """Return the open scopes that are in no other."""
+    """Return the open scopes that are in no other scope."""
     return {root: root for root in roots}
 
 
 def may_go(key: Any) -> bool:
-    """Return whether something may be gone after a while: what has happened will not."""
+    """Return whether a leftover may be gone after a while; events and the like stay."""
     return key[0] not in {"event", "handler", "socket", "scope"}
 
 

@@ -1,13 +1,13 @@
-"""Which processes this one has started, and they in turn.
+"""Find the child processes of this process, and their descendants.
 
-On Linux: the children of every thread, their descendants, and those whose parent has ended, by a
-mark in their environment. Elsewhere only children that `subprocess` has started are known.
+On Linux it finds the children of every thread, their descendants, and processes whose parent has
+ended: a mark in their environment identifies these. Elsewhere it knows only children that
+`subprocess` has started.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import sys
 import threading
@@ -31,14 +31,14 @@ _NOTES_BETWEEN_LOOKS = 64
 
 
 class ProcessEntry(NamedTuple):
-    """A process, and what tells it from another of the same number."""
+    """A process's number and start time; another process of the same number has another start time."""
 
     pid: int
     started: int
 
 
-class ProcessState(NamedTuple):
-    """What the system tells of a process."""
+class ProcessStat(NamedTuple):
+    """The system's record of a process."""
 
     name: str
     letter: str
@@ -47,12 +47,12 @@ class ProcessState(NamedTuple):
 
 
 def has_proc() -> bool:
-    """Return whether the system shows its processes as files."""
+    """Return whether the system has /proc."""
     return Path(_PROC, "self", "task").is_dir()
 
 
 def present_children(noted: Iterable[int]) -> dict[ProcessEntry, ProcessEntry]:
-    """Return the children, and their descendants; `noted` are known to have been started."""
+    """Return the children and their descendants; `noted` are process numbers known to be started here."""
     if not _has_children():
         return {}
     if not has_proc():
@@ -80,7 +80,7 @@ def _has_children() -> bool:
 
 
 def is_child(pid: int) -> bool:
-    """Return whether a process is a child of this one that nobody has reaped."""
+    """Return whether a process is a child of this one that has not been reaped."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -89,7 +89,7 @@ def is_child(pid: int) -> bool:
 
 
 def note_child(births: dict[int, Birth], pid: int, birth: Birth) -> None:
-    """Note who has started a process; now and then those that are gone are forgotten."""
+    """Record which code started a process. Now and then forget processes that are gone."""
     births[pid] = birth
     if len(births) % _NOTES_BETWEEN_LOOKS == 0:
         for each in list(births):
@@ -98,11 +98,11 @@ def note_child(births: dict[int, Birth], pid: int, birth: Birth) -> None:
             except ProcessLookupError:
                 births.pop(each, None)
             except PermissionError:
-                pass  # it is somebody else's by now, but there
+                pass  # the number belongs to another user's process now
 
 
 def _are_listed() -> bool:
-    """Return whether the kernel lists the children of a thread: it may have been built without."""
+    """Return whether the kernel lists the children of a thread; it may be built without that."""
     return Path(_PROC, "self", "task", str(threading.get_native_id()), "children").exists()
 
 
@@ -117,7 +117,7 @@ def _listed(pid: int) -> list[int]:
 
 
 def _by_parent() -> Callable[[int], list[int]]:
-    """Ask every process for its parent, once, where nobody lists the children."""
+    """Return a function that lists the children of a process, from the parents of all processes."""
     found: dict[int, list[int]] = {}
     for path in Path(_PROC).iterdir():
         state = state_of(int(path.name)) if path.name.isdigit() else None
@@ -127,8 +127,8 @@ def _by_parent() -> Callable[[int], list[int]]:
 
 
 def _kept() -> set[int]:
-    """List the processes that stay for all who need them: nobody has to end them."""
-    kept = {watchdog.watcher._pid}
+    """Return the processes that Python or quiesce shares and ends itself."""
+    kept = {watchdog.watcher.pid}
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     kept.add(getattr(getattr(tracker, "_resource_tracker", None), "_pid", None))
     server = sys.modules.get("multiprocessing.forkserver")
@@ -136,35 +136,37 @@ def _kept() -> set[int]:
     return {pid for pid in kept if pid is not None}
 
 
-def state_of(pid: int) -> ProcessState | None:
-    """Read what the system tells of a process; None if it is gone."""
+def state_of(pid: int) -> ProcessStat | None:
+    """Read the system's record of a process; None if the process is gone."""
     try:
         head, _, tail = Path(_PROC, str(pid), "stat").read_bytes().rpartition(b")")
     except OSError:
         return None
     fields = tail.split()
     name = head.partition(b"(")[2].decode(errors="replace")
-    return ProcessState(name, fields[0].decode(), int(fields[1]), int(fields[19]))
+    return ProcessStat(name, fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
-# --- those whose parent has ended ---------------------------------------------------------------
+# --- processes whose parent has ended -------------------------------------------------------------
 
 
 def usage() -> tuple[float, ...]:
-    """Return what ended children have used: it changes with each one that ends and is reaped."""
+    """Return the resources that ended children have used: they change whenever a child is reaped."""
+    import resource  # noqa: PLC0415 - Windows has none, and the package can be imported there
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_minflt, used.ru_utime, used.ru_stime, used.ru_nvcsw, used.ru_nivcsw)
 
 
 def mark_children(number: int) -> str | None:
-    """Mark all processes that are started from now on; return the mark before."""
+    """Mark all processes that are started from now on; return the previous mark."""
     before = os.environ.get(MARK)
     os.environ[MARK] = f"{_TOKEN}.{os.getpid()}.{number}"
     return before
 
 
 def unmark_children(before: str | None) -> None:
-    """Mark processes as before."""
+    """Restore the previous mark."""
     if before is None:
         os.environ.pop(MARK, None)
     else:
@@ -172,7 +174,7 @@ def unmark_children(before: str | None) -> None:
 
 
 def marked_since(number: int) -> dict[ProcessEntry, ProcessEntry]:
-    """Find the processes that were marked with this number or a later one, whoever has them now."""
+    """Find the processes marked with this number or a later one, whatever their parent is now."""
     if not has_proc():
         return {}
     found: dict[ProcessEntry, ProcessEntry] = {}
@@ -198,7 +200,7 @@ def process_finding(process: ProcessEntry, births: Mapping[int, Birth]) -> Findi
     if state is not None:
         name = name or state.name
         if state.letter == "Z":
-            details.append("it has ended, and nobody has waited for it")
+            details.append("it has ended, but no code has waited for it")
         if state.parent != os.getpid():
             details.append(f"its parent is {state.parent}")
             birth = birth or _nearest(state.parent, births)
@@ -207,7 +209,7 @@ def process_finding(process: ProcessEntry, births: Mapping[int, Birth]) -> Findi
 
 
 def _nearest(pid: int, births: Mapping[int, Birth]) -> Birth | None:
-    """Find who started the nearest of the parents that somebody here has started."""
+    """Find the start of the nearest ancestor that was started here."""
     while pid > 1 and pid not in births:
         state = state_of(pid)
         pid = 0 if state is None else state.parent
@@ -215,7 +217,7 @@ def _nearest(pid: int, births: Mapping[int, Birth]) -> Birth | None:
 
 
 def _command(pid: int) -> tuple[str, str]:
-    """Return a process's program, and its command line."""
+    """Return a process's program and its command line."""
     try:
         line = Path(_PROC, str(pid), "cmdline").read_bytes()
     except OSError:

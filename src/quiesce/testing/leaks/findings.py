@@ -1,4 +1,4 @@
-"""What was left behind: one word for it, whoever looks and whatever it is."""
+"""A finding: one leftover thing, and the label by which patterns and baselines know it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 Kind = Literal[
-    "task",  # that runs, or was collected while it ran
-    "task failure",  # an exception that nobody has asked for
+    "task",  # still running, or collected while it ran
+    "task failure",  # an exception that was never retrieved
     "coroutine",  # never awaited
-    "generator",  # an async one, neither exhausted nor closed
+    "generator",  # an async generator that is neither exhausted nor closed
     "thread",
     "process",
     "file",  # a file descriptor
@@ -33,31 +33,31 @@ KINDS: frozenset[Kind] = frozenset(get_args(Kind))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was left."""
+    """One thing that was left behind."""
 
     kind: Kind
-    """What sort of thing it is."""
+    """The kind of thing."""
     name: str
-    """What it is called, without anything that changes from run to run."""
+    """Its name, without parts that change from run to run."""
     where: str | None = None
-    """The file and line that started it, if that is known."""
+    """The file and line that started it, if known."""
     details: str = ""
-    """What else helps to find it."""
+    """More facts that help to find it."""
     late: bool = False
-    """Whether it was gone moments later: left all the same, when whoever started it returned."""
+    """Whether it was gone moments later. It still existed when the code that started it returned."""
     thread: int | None = field(default=None, repr=False, compare=False)
-    """The thread that made it, if that is known."""
+    """The thread that made it, if known."""
 
     @property
     def label(self) -> str:
-        """Kind and name: what a pattern or a baseline knows it by.
+        """Kind and name, the text that patterns and baselines are compared with.
 
-        What is another in every run (a UUID, an address, a long number) is a `*` in it.
+        A part of the name that changes in every run (a UUID, an address, a long number) becomes `*`.
         """
         return f"{self.kind}:{_FLEETING.sub('*', self.name)}"
 
     def __str__(self) -> str:
-        """Return in one line what was left, where it comes from, and whether it is still there."""
+        """Return one line: what was left, where it was started, and whether it still exists."""
         where = "" if self.where is None else f", started at {self.where}"
         details = f" ({self.details})" if self.details else ""
         late = "; gone moments later" if self.late else ""
@@ -65,7 +65,7 @@ class Finding:
 
 
 def without_allowed(findings: Iterable[Finding], allow: Sequence[str]) -> list[Finding]:
-    """Leave out what one of the patterns allows: `thread:*`, `task:acp.*`."""
+    """Leave out the findings that one of the patterns allows: `thread:*`, `task:acp.*`."""
     return [
         finding
         for finding in findings

@@ -1,7 +1,7 @@
-"""The tests that are over: whose is what is noticed only later.
+"""Attribute late findings to the finished test that caused them.
 
-Plain lists, and nothing made for a test: what a run of thousands of tests keeps is looked at by
-each run of the garbage collector, and the tests would become slower and slower.
+It uses plain lists and keeps no object for each test: every run of the garbage collector visits the
+objects that are kept, so thousands of tests would become slower and slower.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__: list[str] = []
 R = TypeVar("R")
 
 
-class Past(Generic[R]):
-    """The tests that have run, with the rules that held for each."""
+class FinishedTests(Generic[R]):
+    """The tests that have run, with the rules that applied to each."""
 
     def __init__(self) -> None:
         self._begun: list[int] = []
@@ -29,7 +29,7 @@ class Past(Generic[R]):
         self._forgiven: dict[int, list[tuple[int, int]]] = {}
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of tests."""
         return len(self._tests)
 
     def add(self, test: Any, rules: R, census: Census) -> None:
@@ -41,10 +41,10 @@ class Past(Generic[R]):
         self._tests.append(test)
         self._rules.append(rules)
 
-    def whose(self, event: Event) -> tuple[Any, R] | None:
-        """Find the test to be told of something; None if it was judged by this, or is not to blame.
+    def culprit_of(self, event: Event) -> tuple[Any, R] | None:
+        """Find the test that caused an event; None if the test's own check saw it, or it is forgiven.
 
-        Of something whose start was not noted, only the last test that has run can be told.
+        An event whose start was not recorded is attributed to the last test that has run.
         """
         place = bisect.bisect_left(self._begun, event.born) - 1
         if place < 0 or event.seen < self._ended[place]:

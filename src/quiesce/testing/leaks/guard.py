@@ -1,13 +1,14 @@
-"""A block that fails if something is left behind."""
+"""`guard`: a context manager that fails if its block leaves something behind."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from quiesce.core.platform_check import check_posix
+from quiesce.core.python_private import running_loop
 from quiesce.errors import ArgumentError, LeakError, UsageError
 from quiesce.testing.leaks import trio_tasks
 from quiesce.testing.leaks.census import Census, census_verdict, may_go
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 _SETTLE_SECONDS = 0.1
 _POLL_SECONDS = 0.002
-_POLLS_MIN = 5  # in each of which the event loop turns twice or more
+_POLLS_MIN = 5  # the event loop turns at least twice in each
 _FULL = 2
 
 
-class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress`
-    """Fail at the end of the block if something is left that was not there at its beginning.
+class guard:  # noqa: N801 - named like a function, as is `contextlib.suppress`
+    """Fail at the end of the block if something is left that did not exist at its beginning.
 
     Finds tasks, async generators, threads, child processes, file descriptors, unix socket files,
-    open scopes and handlers that are left; also tasks that were collected while they ran, failures
-    that nobody asked for, and coroutines that were never awaited.
+    open scopes and handlers that are left. Also finds tasks that were collected while they ran,
+    exceptions that were never retrieved, and coroutines that were never awaited.
 
     ```python
     with guard():
@@ -43,14 +44,14 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
             ...
     ```
 
-    Both forms work everywhere. Inside a running event loop use `async with`: it lets the loop turn,
-    to tell what is gone moments later from what is still there. `with` cannot, and calls all of it
-    still there. If the block raises, that goes on, with what was left as a note.
+    Both forms work everywhere. Inside a running event loop use `async with`: it lets the loop turn
+    and marks leftovers that are gone moments later as late. `with` cannot let a running loop turn,
+    and marks none there. If the block raises, its exception is passed on with the leftovers in a note.
 
     Args:
-        allow: patterns of what may be left, as in `"thread:worker"`, `"task:acp.*"`, `"file:*"`.
-        kinds: the sorts of things to look for; all, unless told.
-        settle: the seconds given to what is left to be gone, once something is found.
+        allow: patterns of tolerated leftovers, as in `"thread:worker"`, `"task:acp.*"`, `"file:*"`.
+        kinds: the kinds of things to look for; all by default.
+        settle: how many seconds leftovers have to disappear, once some are found.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
         kinds: Collection[Kind] = KINDS,
         settle: float = _SETTLE_SECONDS,
     ) -> None:
-        """See the class."""
+        """Check the arguments; see the class."""
+        check_posix("guard()")
         check_guard(allow, kinds, settle)
         self._allow = allow
         self._kinds = kinds
@@ -68,18 +70,18 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
         self._census: Census | None = None
 
     def __enter__(self) -> Self:
-        """Look at what is there."""
+        """Record what exists now."""
         if self._census is not None:
             message = "this guard is already in use: make one for each block"
             raise UsageError(message)
-        gc.collect()  # what was left before is not to blame on the block
+        gc.collect()  # older leftovers must not be blamed on the block
         self._census = Census(kinds=self._kinds, allow=self._allow, settle=self._settle)
         return self
 
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        """Look at what is left; waits for some of it, if no event loop runs here.
+        """Look at what is left; wait for some of it to go if no event loop runs here.
 
         Raises:
             LeakError: something was left, and the block did not raise.
@@ -91,15 +93,15 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
         raise_findings(found, error)
 
     async def __aenter__(self) -> Self:
-        """Look at what is there."""
+        """Record what exists now."""
         return self.__enter__()
 
     async def __aexit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        """Look at what is left, and let the event loop turn if there is something.
+        """Look at what is left; if something is left, let the event loop turn and look again.
 
-        Cancel safety: if it is cancelled while it waits, what was left is a note of that.
+        *Cancel safety*: if cancelled while waiting, the cancellation carries the leftovers in a note.
 
         Raises:
             LeakError: something was left, and the block did not raise.
@@ -111,7 +113,7 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
                 try:
                     second = await self._second(census, first)
                 except BaseException as interruption:
-                    # Perhaps it was what is left that has cancelled us.
+                    # Perhaps a leftover has cancelled this task.
                     raise_findings(list(first.values()), interruption)
                     raise
                 found = census.without_others(census_verdict(first, second))
@@ -123,7 +125,7 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
         found, polls = first, 0
         deadline = anyio.current_time() + self._settle
         while any(may_go(key) for key in found):
-            # A machine that is held up lets the time pass, but not the loop turn: that is counted as well.
+            # A busy machine lets time pass without letting the loop turn, so the turns are counted too.
             if anyio.current_time() >= deadline and (polls >= _POLLS_MIN or not self._settle):
                 break
             await anyio.sleep(_POLL_SECONDS)
@@ -133,20 +135,22 @@ class guard:  # noqa: N801 - it reads as what it does, like `contextlib.suppress
     def _taken(self) -> Census:
         census, self._census = self._census, None
         if census is None:
-            message = "this guard was not entered"
+            message = "this guard was left without being entered: use `with guard():`"
             raise UsageError(message)
         return census
 
 
 def check_guard(allow: Sequence[str], kinds: Collection[Kind], settle: float) -> None:
-    """Refuse what cannot work."""
+    """Raise `ArgumentError` for options that cannot work."""
     if isinstance(allow, str):
         message = f"allow takes a list of patterns, as in [{allow!r}]"
         raise ArgumentError(message)
     for pattern in allow:
         kind, colon, _ = pattern.partition(":")
         if not colon or (kind not in KINDS and not set(kind) & set("*?[")):
-            message = f"allow: {pattern!r} is no pattern of kind:name; kinds: {_words(KINDS)}"
+            message = (
+                f"allow: {pattern!r} is not a pattern of the form kind:name; kinds: {_words(KINDS)}"
+            )
             raise ArgumentError(message)
     if isinstance(kinds, str) or not KINDS.issuperset(kinds):
         message = f"kinds takes some of {_words(KINDS)}, not {kinds!r}"
@@ -157,7 +161,7 @@ def check_guard(allow: Sequence[str], kinds: Collection[Kind], settle: float) ->
 
 
 def raise_findings(found: Sequence[Finding], error: BaseException | None) -> None:
-    """Raise what was found, or add it to what was raised."""
+    """Raise a `LeakError` with the findings, or add them as a note to the block's error."""
     if not found:
         return
     leak = LeakError(found)
@@ -168,7 +172,7 @@ def raise_findings(found: Sequence[Finding], error: BaseException | None) -> Non
 
 def _may_block() -> bool:
     """Return whether no event loop runs in this thread."""
-    return asyncio._get_running_loop() is None and trio_tasks.running_trio() is None
+    return running_loop() is None and trio_tasks.running_trio() is None
 
 
 def _words(kinds: Collection[str]) -> str:

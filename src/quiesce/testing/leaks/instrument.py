@@ -1,16 +1,16 @@
-"""Who started what: noted as it happens, by wrapping the few functions through which it does.
+"""Record which code starts tasks, threads, processes and the like, by wrapping a few functions.
 
-This is the only module that wraps anything of others, and only while somebody watches (`start()`
-and `stop()` are counted). What is noted:
+This is the only module of the guard that wraps other libraries' functions. It does so only while a
+census is active (`start()` and `stop()` are counted). It records:
 
-- tasks: when and by which line they were created, and by which other task; those alive when their
-  event loop is about to end them; those that were collected while they ran; failures that nobody
-  asked for; coroutines that nobody awaited
-- async generators: who began to read them; those that were collected half-read
-- threads, processes, sockets, unix socket files, event loops: who started or made them
+- tasks: when, by which line and by which other task they were created; tasks that are alive when
+  their event loop is about to end them; tasks that were collected while they ran; exceptions that
+  were never retrieved; coroutines that were never awaited
+- async generators: which line began to read them; generators that were collected half-read
+- threads, processes, sockets, unix socket files, event loops: which line started or made them
 
-Every note carries a number that only grows. A census remembers the number at its beginning: what
-has a smaller one is not its business.
+Every record has a number that only grows. A census remembers the number at its beginning and
+ignores records with smaller numbers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from quiesce.core.backends.asyncio.tasks import TaskJob
 from quiesce.core.patches import Patch, unseen
+from quiesce.core.python_private import get_frame, running_loop
 from quiesce.streams.nested_generators import Nested
 from quiesce.testing.leaks import child_processes_left, loop_endings
 from quiesce.testing.leaks.births import Birth, Event, GeneratorReading, is_runner
 from quiesce.testing.leaks.started_at import asked, calling, of_origin, started_by
+from quiesce.testing.trio_private import starters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,29 +45,29 @@ if TYPE_CHECKING:
     from quiesce.testing.leaks.findings import Finding
     from quiesce.testing.leaks.started_at import StartPlace
 
-_ORIGIN_DEPTH = 1  # where a coroutine was made, for one that is never awaited: 0.1 us each
-_frame = sys._getframe
+# Python records one line for each coroutine, in case it is never awaited: 0.1 us each.
+_ORIGIN_DEPTH = 1
 
 
 class StartWatch:
-    """What has been noted since somebody began to watch."""
+    """The records made while at least one census is active."""
 
     def __init__(self) -> None:
         self.loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self.births: WeakKeyDictionary[object, Birth] = WeakKeyDictionary()
-        """Of sockets, event loops, executors and trio's tasks."""
+        """The starts of sockets, event loops, executors and trio's tasks."""
         self.readings: dict[int, GeneratorReading] = {}
-        """Of async generators, by their address: it is all that is left when one is collected."""
+        """Async generators by address: only the address is left when a generator is collected."""
         self.processes: dict[int, Birth] = {}
         self.spawns: list[Birth] = []
-        """Of processes whose number nobody has told."""
+        """The starts of processes whose number is not known."""
         self.socket_files: dict[str, Birth] = {}
         self.events: list[Event] = []
         self.homes: WeakSet[Any] = WeakSet()
-        """Tasks in which a census was begun: what they start is not their creators'."""
+        """Tasks in which a census began; tasks that they start are not counted as their children."""
         self.censuses: list[Census] = []
         self.unknown: set[str] = set()
-        """What could not be wrapped, and is not watched therefore."""
+        """The functions that could not be wrapped and so are not watched."""
         self._numbers: Iterator[int] = itertools.count(1)
         self._patches: list[Patch] = []
         self._patched: set[str] = set()
@@ -73,11 +75,11 @@ class StartWatch:
         self._lock = threading.Lock()
 
     def now(self) -> int:
-        """Return a number that is larger than those of all that has been noted."""
+        """Return a number that is larger than those of all records so far."""
         return next(self._numbers)
 
     def start(self, census: Census) -> None:
-        """Begin to watch, for one more census."""
+        """Start watching for one more census."""
         with self._lock:
             if not self.censuses:
                 self._depth_before = sys.get_coroutine_origin_tracking_depth()
@@ -87,7 +89,7 @@ class StartWatch:
             self.patch_what_is_loaded()
 
     def stop(self, census: Census) -> None:
-        """Stop watching for a census; with the last one all wraps are removed."""
+        """Stop watching for a census; the last one removes all wrappers."""
         with self._lock:
             if census not in self.censuses:
                 return
@@ -105,7 +107,7 @@ class StartWatch:
             self.spawns.clear()
 
     def patch_what_is_loaded(self) -> None:
-        """Wrap also what may have been imported only now."""
+        """Wrap the libraries that have been imported since the last call."""
         for name, wrap in (("uvloop", _wrap_uvloop), ("trio", _wrap_trio)):
             if name in sys.modules and name not in self._patched:
                 self._patch(name, wrap)
@@ -115,12 +117,12 @@ class StartWatch:
         return module in self._patched
 
     def note(self, finding: Finding, born: int | None = None) -> None:
-        """Keep something that is seen only once: by whoever watches when it happens."""
+        """Record an event that can be seen only once, for the censuses that are active now."""
         seen = self.now()
         self.events.append(Event(finding, seen if born is None else born, seen))
 
     def settle_seconds(self, findings: list[Finding], births: list[Birth | None]) -> float:
-        """Return how long a loop that ends shall go on: as long as one who will tell of it wants."""
+        """Return how long a loop that ends shall continue: the longest time that a concerned census wants."""
         concerned = [census for census in self.censuses if census.settle]
         return max(
             (c.settle for c in concerned if c.concerns(findings, births)),
@@ -140,11 +142,11 @@ watch: StartWatch = StartWatch()
 
 
 def born(place_of: Any) -> Birth:
-    """Make the note of something that is being started, by whoever called `place_of`."""
+    """Return the record of a start; the caller of the frame `place_of` asked for the start."""
     return Birth(watch.now(), started_by(place_of))
 
 
-# --- what is wrapped --------------------------------------------------------------------------
+# --- the wrapped functions ---------------------------------------------------------------------
 
 
 def _wrap_standard() -> list[tuple[Any, str, Any]]:
@@ -176,8 +178,8 @@ def _wrap_uvloop() -> list[tuple[Any, str, Any]]:
     uvloop = sys.modules["uvloop"]
     loop_class: Any = getattr(uvloop, "Loop", None)
     if loop_class is None:
-        return []  # it is being imported at this moment, by another thread
-    loop_class().close()  # the first one opens two files that stay, for all of them
+        return []  # another thread is importing it at this moment
+    loop_class().close()  # the first loop opens two files that stay open for all loops
     return [
         *_loop_wraps(loop_class),
         (loop_class, "_asyncgen_firstiter_hook", _uvloop_firstiter),
@@ -189,11 +191,10 @@ def _wrap_uvloop() -> list[tuple[Any, str, Any]]:
 
 def _wrap_trio() -> list[tuple[Any, str, Any]]:
     trio = sys.modules["trio"]
-    try:
-        runner = trio._core._run.Runner
-        generators = trio._core._asyncgens.AsyncGenerators
-    except AttributeError:
-        return [(trio, "_core", None)]  # noted as unknown
+    found = starters(trio)
+    if found is None:
+        return [(trio, "_core", None)]  # listed in `watch.unknown`
+    runner, generators = found
     return [
         (runner, "spawn_impl", _trio_spawn),
         (generators, "finalize_remaining", _trio_finalize),
@@ -202,14 +203,14 @@ def _wrap_trio() -> list[tuple[Any, str, Any]]:
 
 
 def _loops_in_use() -> list[asyncio.AbstractEventLoop]:
-    """List the event loops that were there before anybody watched, as far as they can be found."""
-    running = asyncio._get_running_loop()
+    """List the event loops that existed before the watching began, as far as they can be found."""
+    running = running_loop()
     policy = policy_loop()
     return [loop for loop in (running, policy) if loop is not None and not loop.is_closed()]
 
 
 def policy_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that asyncio keeps for this thread, without making one."""
+    """Return the loop that asyncio keeps for this thread, without creating one."""
     policy = getattr(asyncio.events, "_event_loop_policy", None)
     loop: asyncio.AbstractEventLoop | None = getattr(getattr(policy, "_local", None), "_loop", None)
     return loop
@@ -222,19 +223,19 @@ def _loop_init(original: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         watch.loops.add(self)
-        watch.births[self] = born(_frame(2))
+        watch.births[self] = born(get_frame(2))
 
     return init
 
 
 def _create_task(original: Any) -> Any:
     def create_task(self: Any, *args: Any, **kwargs: Any) -> Any:
-        birth = _descent(self, calling(_frame(2)))
+        birth = _descent(self, calling(get_frame(2)))
         task = original(self, *args, **kwargs)
-        if getattr(task, "_quiesce_birth", None) is None:
+        if getattr(task, "quiesce_birth", None) is None:
             try:
-                task._quiesce_birth = birth
-            except AttributeError:  # a task class of somebody's own, with slots
+                task.quiesce_birth = birth
+            except AttributeError:  # a custom task class with slots
                 watch.births[task] = birth
         return task
 
@@ -244,19 +245,19 @@ def _create_task(original: Any) -> Any:
 def _job_init(original: Any) -> Any:
     def init(self: Any, coroutine: Any, *, loop: Any, **kwargs: Any) -> None:
         original(self, coroutine, loop=loop, **kwargs)
-        self._quiesce_birth = _descent(loop, None)  # the job itself knows where
+        self.quiesce_birth = _descent(loop, None)  # the job itself knows its line
 
     return init
 
 
 def _descent(loop: Any, place: StartPlace | None) -> Birth:
-    """Make the note of a task that is being started, and of whose task it is."""
+    """Return the record of a task that is being started, with the chain of tasks it comes from."""
     birth = Birth(watch.now(), place)
-    running = asyncio._get_running_loop()
+    running = running_loop()
     birth.main = running is None
     parent = asyncio.current_task(loop) if running is loop else None
     if parent is not None and parent not in watch.homes and not is_runner(parent):
-        above = getattr(parent, "_quiesce_birth", None)
+        above = getattr(parent, "quiesce_birth", None)
         birth.root = 0 if above is None else above.root
     return birth
 
@@ -264,8 +265,8 @@ def _descent(loop: Any, place: StartPlace | None) -> Birth:
 def _cancel_all_tasks(original: Any) -> Any:
     def cancel_all_tasks(loop: asyncio.AbstractEventLoop) -> None:
         try:
-            loop_endings.loop_ends(watch, loop, settle=True)
-        finally:  # a task that is given time may raise SystemExit
+            loop_endings.note_loop_end(watch, loop, settle=True)
+        finally:  # a task that continues may raise SystemExit
             original(loop)
 
     return cancel_all_tasks
@@ -274,7 +275,7 @@ def _cancel_all_tasks(original: Any) -> Any:
 def _loop_close(original: Any) -> Any:
     def close(self: asyncio.AbstractEventLoop) -> None:
         if not self.is_closed() and not self.is_running():
-            loop_endings.loop_ends(watch, self, settle=False)
+            loop_endings.note_loop_end(watch, self, settle=False)
         original(self)
         watch.loops.discard(self)
 
@@ -283,7 +284,7 @@ def _loop_close(original: Any) -> Any:
 
 def _call_exception_handler(original: Any) -> Any:
     def call_exception_handler(self: Any, context: dict[str, Any]) -> None:
-        loop_endings.complaint(watch, context)
+        loop_endings.note_complaint(watch, context)
         original(self, context)
 
     return call_exception_handler
@@ -306,14 +307,14 @@ def _run_in_executor(original: Any) -> Any:
 def _warn_unawaited_coroutine(original: Any) -> Any:
     def warn_unawaited_coroutine(coroutine: Any) -> None:
         if not _is_recorded_by_the_test():
-            loop_endings.never_awaited(watch, coroutine, of_origin(coroutine.cr_origin))
+            loop_endings.note_never_awaited(watch, coroutine, of_origin(coroutine.cr_origin))
         original(coroutine)
 
     return unseen(warn_unawaited_coroutine)
 
 
 def _is_recorded_by_the_test() -> bool:
-    """Return whether warnings are being recorded that were not when the last census began."""
+    """Return whether warnings are recorded now that were not recorded when the last census began."""
     show = getattr(warnings, "_showwarnmsg_impl", None)
     return bool(watch.censuses) and watch.censuses[-1].showing is not show
 
@@ -334,7 +335,7 @@ def _set_asyncgen_hooks(original: Any) -> Any:
 
 
 class _Hook:
-    """A hook for async generators that was set by somebody else, and what it is called through."""
+    """Another library's hook for async generators, and the function to call before it."""
 
     __slots__ = ("note", "theirs")
 
@@ -343,19 +344,19 @@ class _Hook:
         self.note = note
 
     def __call__(self, generator: AsyncGeneratorType[Any, Any]) -> None:
-        self.note(generator, _frame(1))
+        self.note(generator, get_frame(1))
         self.theirs(generator)
 
 
 def watched_firstiter(hook: Any) -> Any:
-    """Wrap what an event loop wants to be called with when a generator is first read."""
+    """Wrap the hook that an event loop sets for generators that are first read."""
     return hook if hook is None or isinstance(hook, _Hook) else _Hook(hook, _note_reading)
 
 
 def watched_finalizer(hook: Any) -> Any:
-    """Wrap what an event loop wants to be called with when a generator is collected.
+    """Wrap the hook that an event loop sets for generators that are collected.
 
-    What a stream of quiesce's takes is closed by its reader's task, as it should be.
+    The hook of a quiesce stream stays as it is: the stream closes the generator in its reader's task.
     """
     if isinstance(getattr(hook, "__self__", None), Nested):
         return hook
@@ -370,12 +371,12 @@ def _note_reading(generator: AsyncGeneratorType[Any, Any], frame: Any) -> None:
 def _note_collected(generator: AsyncGeneratorType[Any, Any], _frame: Any) -> None:
     reading = watch.readings.pop(id(generator), None)
     if reading is not None:
-        loop_endings.collected(watch, generator, reading)
+        loop_endings.note_collected(watch, generator, reading)
 
 
 def _uvloop_firstiter(original: Any) -> Any:
     def firstiter(self: Any, generator: Any) -> None:
-        _note_reading(generator, _frame(2))
+        _note_reading(generator, get_frame(2))
         original(self, generator)
 
     return firstiter
@@ -390,14 +391,14 @@ def _uvloop_finalizer(original: Any) -> Any:
 
 
 def wrap_running() -> None:
-    """Watch the generators of a loop that runs in this thread already."""
+    """Watch the generators of a loop that is already running in this thread."""
     hooks = sys.get_asyncgen_hooks()
     if hooks.firstiter is not None:
         sys.set_asyncgen_hooks(*hooks)
 
 
 def unwrap_running() -> None:
-    """Return the loop that runs in this thread its hooks back."""
+    """Restore the hooks of the loop that runs in this thread."""
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(*(hook.theirs if isinstance(hook, _Hook) else hook for hook in hooks))
 
@@ -409,7 +410,7 @@ _starting = threading.local()
 
 def _thread_start(original: Any) -> Any:
     def start(self: Any) -> None:
-        self._quiesce_birth = born(_frame(2))
+        self.quiesce_birth = born(get_frame(2))
         self._quiesce_loop = getattr(_starting, "loop", None)
         original(self)
 
@@ -418,7 +419,7 @@ def _thread_start(original: Any) -> Any:
 
 def _popen(original: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        birth = born(_frame(2))
+        birth = born(get_frame(2))
         original(self, *args, **kwargs)
         child_processes_left.note_child(watch.processes, self.pid, birth)
 
@@ -427,8 +428,8 @@ def _popen(original: Any) -> Any:
 
 def _uvloop_spawn(original: Any) -> Any:
     async def spawn(*args: Any, **kwargs: Any) -> Any:
-        birth = born(_frame(1))
-        watch.spawns.append(birth)  # its number is known only if nobody cancels this
+        birth = born(get_frame(1))
+        watch.spawns.append(birth)  # the process's number is known only if this is not cancelled
         transport, protocol = await original(*args, **kwargs)
         watch.spawns.remove(birth)
         child_processes_left.note_child(watch.processes, transport.get_pid(), birth)
@@ -440,7 +441,7 @@ def _uvloop_spawn(original: Any) -> Any:
 def _made(original: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        watch.births[self] = born(_frame(2))
+        watch.births[self] = born(get_frame(2))
 
     return init
 
@@ -451,7 +452,7 @@ def _bind(original: Any) -> Any:
         if self.family == getattr(socket, "AF_UNIX", None):
             path = os.fsdecode(address)
             if path and not path.startswith("\0"):
-                watch.socket_files[str(Path(path).absolute())] = born(_frame(2))
+                watch.socket_files[str(Path(path).absolute())] = born(get_frame(2))
 
     return bind
 
@@ -461,7 +462,7 @@ def _bind(original: Any) -> Any:
 
 def _trio_spawn(original: Any) -> Any:
     def spawn_impl(*args: Any, **kwargs: Any) -> Any:
-        birth = Birth(watch.now(), calling(_frame(2)))
+        birth = Birth(watch.now(), calling(get_frame(2)))
         task = original(*args, **kwargs)
         watch.births[task] = birth
         return task
@@ -474,7 +475,7 @@ def _trio_finalize(original: Any) -> Any:
         for generator in list(self.alive):
             reading = watch.readings.get(id(generator))
             if reading is not None and not reading.over():
-                loop_endings.outlived(watch, generator, reading)
+                loop_endings.note_outlived(watch, generator, reading)
         await original(self, *args)
 
     return finalize_remaining
@@ -482,7 +483,7 @@ def _trio_finalize(original: Any) -> Any:
 
 def _trio_run_sync(original: Any) -> Any:
     async def run_sync(*args: Any, **kwargs: Any) -> Any:
-        token = asked.set(calling(_frame(1)))
+        token = asked.set(calling(get_frame(1)))
         try:
             return await original(*args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""What is still there when an event loop ends, and what it complains about."""
+"""Record the tasks and generators left when an event loop ends, and the event loop's complaints."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from quiesce.testing.leaks.births import Birth, GeneratorReading
     from quiesce.testing.leaks.instrument import StartWatch
 
-# anyio's, which ends the idle processes of `to_process` when the event loop ends: as it is meant.
+# A task of anyio that ends the idle processes of `to_process` when the event loop ends, as intended.
 _KEPT = frozenset({"_shutdown_process_pool_on_exit"})
 _INTERRUPTS = (KeyboardInterrupt, SystemExit)
 _NUMBERED = re.compile(r"Task-\d+")
 
 
 def is_work_of_test(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task is work of the test: neither a test runner's nor the owner of a scope.
+    """Return whether a task is work of the test: neither a test runner's task nor a scope's owner.
 
-    A scope that is left is found as such. The task that closes a collected generator is the event
-    loop's; the generator is found.
+    A scope that is left is found as a scope. A task that closes a collected generator belongs to the
+    event loop; the generator is found as a generator.
     """
     coroutine = task.get_coro()
     if type(coroutine).__name__ == "async_generator_athrow" or coroutine_name(coroutine) in _KEPT:
@@ -40,8 +40,8 @@ def is_work_of_test(task: asyncio.Task[Any]) -> bool:
 
 
 def birth_of(watch: StartWatch, thing: Any) -> Birth | None:
-    """Return what was noted when something was started."""
-    birth: Birth | None = getattr(thing, "_quiesce_birth", None)
+    """Return the record of a start."""
+    birth: Birth | None = getattr(thing, "quiesce_birth", None)
     return watch.births.get(thing) if birth is None else birth
 
 
@@ -63,7 +63,7 @@ def task_finding(watch: StartWatch, task: asyncio.Task[Any], state: str = "") ->
 
 
 def coroutine_name(coroutine: object) -> str:
-    """Name a coroutine or generator: as its function is called."""
+    """Return the name of a coroutine's or generator's function."""
     return str(getattr(coroutine, "__qualname__", type(coroutine).__name__))
 
 
@@ -74,8 +74,8 @@ def generator_finding(
     return Finding("generator", coroutine_name(generator), reading.where, state)
 
 
-def left_on(watch: StartWatch, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
-    """List the tasks of a loop that are somebody's, and not yet reported; the oldest first."""
+def tasks_left_on(watch: StartWatch, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    """List the tasks of a loop that are the test's work and not reported yet, oldest first."""
     tasks = []
     for task in asyncio.all_tasks(loop):
         birth = birth_of(watch, task)
@@ -84,18 +84,18 @@ def left_on(watch: StartWatch, loop: asyncio.AbstractEventLoop) -> list[asyncio.
     return [task for _, task in sorted(tasks, key=lambda pair: pair[0])]
 
 
-def loop_ends(watch: StartWatch, loop: asyncio.AbstractEventLoop, *, settle: bool) -> None:
-    """Note what is alive on a loop that is about to be closed, and to cancel it.
+def note_loop_end(watch: StartWatch, loop: asyncio.AbstractEventLoop, *, settle: bool) -> None:
+    """Record the tasks of a loop that is about to be closed and to cancel them.
 
-    With `settle` it is given the time that the censuses give, to tell what is about to end by
-    itself from what is not.
+    With `settle` the loop continues for as long as the censuses allow, and tasks that end in that
+    time are recorded as late.
     """
-    tasks = left_on(watch, loop)
+    tasks = tasks_left_on(watch, loop)
     readings = [r for r in watch.readings.values() if r.loop is not None and r.loop() is loop]
     half_read = [(g, r) for r in readings if (g := r.open()) is not None]
     births = [birth_of(watch, task) for task in tasks]
     if isinstance(sys.exception(), _INTERRUPTS) and any(b is not None and b.main for b in births):
-        # The loop was left while its main task waited: nobody had a chance to end anything.
+        # The loop was left while its main task waited: no code had a chance to end the tasks.
         for known in filter(None, births):
             known.reported = True
         tasks = []
@@ -104,7 +104,7 @@ def loop_ends(watch: StartWatch, loop: asyncio.AbstractEventLoop, *, settle: boo
     state = "" if settle else "its event loop was closed"
     found = [(task, task_finding(watch, task, state)) for task in tasks]
     for generator, reading in half_read:
-        outlived(watch, generator, reading)
+        note_outlived(watch, generator, reading)
     if settle and found:
         seconds = watch.settle_seconds([f for _, f in found], births)
         if seconds:
@@ -119,7 +119,7 @@ def loop_ends(watch: StartWatch, loop: asyncio.AbstractEventLoop, *, settle: boo
 
 
 def births_number(birth: Birth) -> int:
-    """Return the number that decides to which test a task belongs: that of its first ancestor."""
+    """Return the number that decides to which test a task belongs: its first ancestor's."""
     return min(birth.number, birth.root)
 
 
@@ -129,14 +129,14 @@ def wait_for(
     """Run a stopped loop until these tasks have ended or the time is over."""
     waiting = asyncio.wait(tasks, timeout=seconds)
     try:
-        with suppress(RuntimeError):  # it was stopped, or another loop runs in this thread
+        with suppress(RuntimeError):  # the loop was stopped, or another one runs in this thread
             loop.run_until_complete(waiting)
     finally:
         waiting.close()
 
 
-def complaint(watch: StartWatch, context: dict[str, Any]) -> None:
-    """Note what an event loop is told when a task or future is collected too early."""
+def note_complaint(watch: StartWatch, context: dict[str, Any]) -> None:
+    """Record an event loop's complaint about a task or future that was collected too early."""
     message = str(context.get("message"))
     thing = context.get("task") or context.get("future")
     if thing is None:
@@ -148,34 +148,34 @@ def complaint(watch: StartWatch, context: dict[str, Any]) -> None:
         finding = task_finding(watch, thing, "collected while it ran")
     elif "never retrieved" in message:
         if birth is not None and birth.main and birth.reported:
-            return  # whoever ran the loop was told of the interrupt
+            return  # the caller that ran the loop got the interrupt
         exception = context.get("exception")
         name = (
             coroutine_name(thing.get_coro()) if hasattr(thing, "get_coro") else type(thing).__name__
         )
         where = None if birth is None else birth.where
-        finding = Finding("task failure", name, where, f"nobody asked for {exception!r}")
+        finding = Finding("task failure", name, where, f"never retrieved: {exception!r}")
     else:
         return
     watch.note(finding, None if birth is None else births_number(birth))
 
 
-def never_awaited(watch: StartWatch, coroutine: Any, where: str | None) -> None:
-    """Note a coroutine that was made and never awaited."""
+def note_never_awaited(watch: StartWatch, coroutine: Any, where: str | None) -> None:
+    """Record a coroutine that was never awaited."""
     watch.note(Finding("coroutine", coroutine_name(coroutine), where, "never awaited"))
 
 
-def outlived(
+def note_outlived(
     watch: StartWatch, generator: AsyncGeneratorType[Any, Any], reading: GeneratorReading
 ) -> None:
-    """Note a generator that its event loop has to close, as it ends."""
+    """Record a generator that its event loop has to close because the loop ends."""
     watch.readings.pop(id(generator), None)
     watch.note(generator_finding(generator, reading, "when its event loop ended"), reading.number)
 
 
-def collected(
+def note_collected(
     watch: StartWatch, generator: AsyncGeneratorType[Any, Any], reading: GeneratorReading
 ) -> None:
-    """Note a generator that the garbage collector had to close."""
-    state = "collected half-read: closed by the event loop, in no task of the reader's"
+    """Record a generator that the garbage collector had to close."""
+    state = "collected half-read: the event loop closed it, outside the reader's task"
     watch.note(replace(generator_finding(generator, reading, state), late=True), reading.number)

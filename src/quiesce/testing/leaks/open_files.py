@@ -1,4 +1,4 @@
-"""Which file descriptors are open, and which unix sockets have a file."""
+"""Find open file descriptors, and files of unix sockets."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ _HINT = "run Python with -X tracemalloc=20 to see where it was opened"
 
 
 _ANONYMOUS = frozenset({"eventfd", "eventpoll", "io_uring", "kqueue", "pipe", "socket"})
-# libuv opens /dev/null with the first stream of a loop, and keeps it until the loop is closed: it
-# is given up when the program has run out of descriptors.
+# libuv opens /dev/null with the first stream of a loop and keeps it until the loop is closed, as a
+# reserve for when the program has run out of descriptors.
 _SPARE = "null"
 
-_STANDARD = frozenset("012")  # whoever captures output exchanges them as it likes
+# libffi, by which ctypes makes callbacks, opens its own file with the first callback and never closes it.
+_FFI = "libffi.so"
+
+_STANDARD = frozenset("012")  # tools that capture output replace these at any time
 
 
 class File(NamedTuple):
-    """An open file descriptor, and what tells it from another of the same number."""
+    """An open file descriptor; device and inode tell it from another one of the same number."""
 
     number: int
     device: int
@@ -46,17 +49,17 @@ class File(NamedTuple):
 
 
 def folder() -> str:
-    """Return the folder in which the system shows the open file descriptors."""
+    """Return the folder in which the system lists the open file descriptors."""
     return _FOLDER if sys.platform == "linux" else _FOLDER_ELSEWHERE
 
 
 def present_files() -> dict[File, File]:
     """Return the open file descriptors."""
     found: dict[File, File] = {}
-    for name in os.listdir(folder()):  # noqa: PTH208 - quick, as it is at every look
+    for name in os.listdir(folder()):  # noqa: PTH208 - must be quick: every look calls it
         if name in _STANDARD:
             continue
-        with suppress(OSError):  # the one that lists them is closed by now
+        with suppress(OSError):  # the descriptor that listed the folder is closed by now
             seen = os.fstat(int(name))
             file = File(int(name), seen.st_dev, seen.st_ino)
             found[file] = file
@@ -64,20 +67,20 @@ def present_files() -> dict[File, File]:
 
 
 def without_kept(files: Iterable[File], loops: Iterable[asyncio.AbstractEventLoop]) -> list[File]:
-    """Leave out what stays for all who need it, and what belongs to open event loops."""
+    """Leave out descriptors that Python or quiesce shares, and those of open event loops."""
     watcher = watchdog.watcher
-    numbers: set[Any] = {watcher._pipe}
+    numbers: set[Any] = {watcher.pipe}
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     numbers.add(getattr(getattr(tracker, "_resource_tracker", None), "_fd", None))
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     numbers.update(getattr(server, f"_forkserver_{name}", None) for name in ("alive_fd", "address"))
     for loop in loops:
         for name in ("_selector", "_ssock", "_csock"):
-            with suppress(AttributeError, ValueError):  # of another kind of loop; or closed
+            with suppress(AttributeError, ValueError):  # another kind of loop, or a closed one
                 numbers.add(getattr(loop, name).fileno())
     table = None
     if watcher.table is not None:
-        seen = os.fstat(watcher.table.fd)  # its memory has a descriptor of its own
+        seen = os.fstat(watcher.table.fd)  # the shared memory has its own descriptor
         table = (seen.st_dev, seen.st_ino)
     return [f for f in files if f.number not in numbers and (f.device, f.inode) != table]
 
@@ -85,10 +88,10 @@ def without_kept(files: Iterable[File], loops: Iterable[asyncio.AbstractEventLoo
 def findings(
     files: Iterable[File], watch: StartWatch, *, ownerless: bool, spares: int
 ) -> dict[File, Finding]:
-    """Describe file descriptors that were left. Slow: it asks the collector who owns them.
+    """Describe file descriptors that were left. Slow: it goes through all objects to find the owners.
 
-    `ownerless` tells whether those count that no Python object owns, and that are no files.
-    `spares` is how many event loops there are that may keep a descriptor of nothing in reserve.
+    `ownerless` tells whether to report descriptors without a Python owner that are not files.
+    `spares` is the number of event loops that may keep one descriptor of /dev/null in reserve.
     """
     wanted = {file.number: file for file in files}
     owners = _owners(wanted.keys()) if wanted else {}
@@ -103,12 +106,13 @@ def findings(
         file: finding
         for file, finding in found.items()
         if (ownerless or file.number in owners or finding.name not in _ANONYMOUS)
+        and (file.number in owners or not finding.name.startswith(_FFI))
         and (file.number in owners or _is_there(file.number))
     }
 
 
 def _is_there(number: int) -> bool:
-    """Return whether a descriptor is open still: of one that is not, nothing can be told."""
+    """Return whether a descriptor is still open; a closed one cannot be described."""
     try:
         os.fstat(number)
     except OSError:
@@ -121,7 +125,7 @@ def _owners(numbers: Iterable[int]) -> dict[int, Any]:
     wanted = set(numbers)
     found: dict[int, Any] = {}
     for thing in gc.get_objects():
-        # By its type: a weak proxy claims the class of what it stands for, and raises if that is gone.
+        # By type: a weak proxy pretends to have its target's class, and raises if the target is gone.
         if issubclass(type(thing), (socket.socket, io.FileIO)):
             with suppress(Exception):
                 number = thing.fileno()
@@ -153,7 +157,7 @@ def _finding(number: int, owner: Any, births: Mapping[object, Birth]) -> Finding
 
 
 def _name_of(number: int, target: str) -> str:
-    """Name a descriptor by what it is, without numbers that change."""
+    """Return a name for a descriptor without numbers that change."""
     if target.startswith("/"):
         return Path(target).name
     if target.startswith("anon_inode:"):
@@ -167,7 +171,7 @@ def _name_of(number: int, target: str) -> str:
 
 
 def _traced(owner: Any) -> str | None:
-    """Return the line that made an object, if Python was asked to remember that."""
+    """Return the line that made an object, if tracemalloc has recorded it."""
     traceback = tracemalloc.get_object_traceback(owner) if owner is not None else None
     if traceback is None:
         return None
@@ -183,7 +187,7 @@ def _traced(owner: Any) -> str | None:
 
 
 def socket_files(births: Mapping[str, Birth]) -> dict[str, Birth]:
-    """Return those of the files to which sockets were bound that are still there."""
+    """Return the files of bound unix sockets that still exist."""
     found: dict[str, Birth] = {}
     for path, birth in list(births.items()):
         with suppress(OSError):

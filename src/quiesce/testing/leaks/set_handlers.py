@@ -1,4 +1,4 @@
-"""Which handlers are set: of signals, and of event loops' exceptions."""
+"""Find signal handlers and event loops' exception handlers that are set."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Collection, Iterable
 
-# Without the lookup in an enum, which takes ten times as long.
+# The function without the lookup in an enum, which takes ten times as long.
 _getsignal: Any = importlib.import_module("_signal").getsignal
 _SIGNALS = sorted(map(int, signal.valid_signals()))
 _RUNNERS = frozenset({"pytest_timeout"})
 Key = tuple[object, int]
-"""Whose handler it is (a signal's number, an event loop's address), and the handler's address."""
+"""The handler's owner (a signal's number or an event loop's address), and the handler's address."""
 
 
 def present_handlers(
     loops: Iterable[asyncio.AbstractEventLoop], before: Collection[object] = ()
 ) -> dict[Key, Any]:
-    """Return the handlers of these loops, and of the signals that have one, or had one `before`."""
+    """Return the handlers of these loops, and of signals that have a handler or had one `before`."""
     found: dict[Key, Any] = {}
     for number, handler in zip(_SIGNALS, map(_getsignal, _SIGNALS), strict=True):
         if handler or number in before:  # the default is 0
@@ -35,7 +35,7 @@ def present_handlers(
 
 
 def is_runners_handler(*handlers: Any) -> bool:
-    """Return whether one of these is a test runner's own, which sets and takes it as it likes."""
+    """Return whether one of these handlers belongs to a test runner, which may change it any time."""
     return any(getattr(handler, "__module__", None) in _RUNNERS for handler in handlers)
 
 

@@ -1,4 +1,4 @@
-"""The line that started something: the nearest caller that is neither an event loop nor a test runner."""
+"""Find the line that started something: the nearest caller outside event loops and test runners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, FrameType
 
-# Packages that start things because somebody asked them to: their callers are named instead.
+# Packages that start things on behalf of other code: their callers are named instead.
 MACHINERY = frozenset(
     {
         "_pytest",
@@ -42,11 +42,11 @@ MACHINERY = frozenset(
         "xdist",
     }
 )
-_FRAMES_MAX = 100  # a stack deeper than this is cut; nobody calls an event loop from so far
+_FRAMES_MAX = 100  # how many frames to search; no test is further away from its event loop
 
 
 class StartPlace(NamedTuple):
-    """A place in a program, resolved to a line when somebody asks."""
+    """A place in a program; its line number is looked up only when needed."""
 
     code: CodeType
     offset: int
@@ -57,11 +57,11 @@ class StartPlace(NamedTuple):
 
 
 asked: ContextVar[StartPlace | None] = ContextVar("quiesce_testing_asked", default=None)
-"""Who asked a worker thread to do what it does: its own stack does not tell."""
+"""The code that asked a worker thread for its work; the thread's own stack does not show it."""
 
 
 _modules: dict[str, bool | None] = {}
-"""Whether a module is machinery; None if nobody's code is above it."""
+"""Whether a module is machinery; None if no user code is above it on a stack."""
 
 
 def is_machinery(module: str) -> bool:
@@ -70,7 +70,7 @@ def is_machinery(module: str) -> bool:
 
 
 def calling(frame: FrameType | None) -> StartPlace | None:
-    """Find who asked for what happens in `frame`: the nearest caller outside the machinery."""
+    """Return the nearest caller of `frame` outside the machinery; None if there is none."""
     frames_left = _FRAMES_MAX
     while frame is not None and frames_left:
         module = frame.f_globals.get("__name__", "")
@@ -81,7 +81,7 @@ def calling(frame: FrameType | None) -> StartPlace | None:
             _modules[module] = known
         if not known:
             if known is None:
-                break  # it calls tests, and nobody calls it
+                break  # this module calls tests, so no user code is above it
             return StartPlace(frame.f_code, frame.f_lasti)
         frame = frame.f_back
         frames_left -= 1
@@ -89,7 +89,7 @@ def calling(frame: FrameType | None) -> StartPlace | None:
 
 
 def innermost_caller(frame: FrameType | None) -> StartPlace | None:
-    """Return the nearest caller outside quiesce, for what only an event loop has asked for."""
+    """Return the nearest caller outside quiesce, for starts that only an event loop asked for."""
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith("quiesce."):
             return StartPlace(frame.f_code, frame.f_lasti)
@@ -98,12 +98,12 @@ def innermost_caller(frame: FrameType | None) -> StartPlace | None:
 
 
 def started_by(frame: FrameType | None) -> StartPlace | None:
-    """Find who asked for what happens in `frame`, or else in what part of the machinery it is."""
+    """Return the nearest caller of `frame` outside the machinery, or else the nearest outside quiesce."""
     return calling(frame) or innermost_caller(frame)
 
 
 def of_origin(origin: Sequence[tuple[str, int, str]] | None) -> str | None:
-    """Return the line in which a coroutine was made, as Python has recorded it; nearest first."""
+    """Return the line in which a coroutine was made, from Python's record; nearest frame first."""
     if not origin:
         return None
     roots = _folders()
@@ -114,7 +114,7 @@ def of_origin(origin: Sequence[tuple[str, int, str]] | None) -> str | None:
 
 
 def _folders() -> tuple[str, ...]:
-    """List the folders of the machinery that is loaded."""
+    """List the folders of the machinery's loaded packages."""
     files = [getattr(sys.modules.get(name), "__file__", None) or "" for name in MACHINERY]
     return tuple(
         file.removesuffix("__init__.py") if file.endswith("__init__.py") else file

@@ -1,4 +1,4 @@
-"""Which tasks a running trio program has."""
+"""Find the tasks of a running trio program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def running_trio() -> Any:
-    """Return trio if this code is run by it."""
+    """Return the trio module if trio runs this code; otherwise None."""
     trio = sys.modules.get("trio")
     if trio is None:
         return None
@@ -25,7 +25,7 @@ def running_trio() -> Any:
 
 
 def present_trio_tasks() -> dict[Any, Any]:
-    """Return the tasks of the program that runs in this thread, but for the current one."""
+    """Return all tasks of the trio program in this thread, except the current task."""
     trio = running_trio()
     root = None if trio is None else trio.lowlevel.current_root_task()
     if root is None:

@@ -1,8 +1,8 @@
-"""Planted work: a task in flight that a shutdown has to drain or to name.
+"""Planted work: tasks in flight that a shutdown has to drain or to name in its report.
 
 In reading order:
 
-- `planting`: put a task into flight.
-- `observed_work`: coroutines under observation, and what became of them.
-- `shutdown_gate`: plant every kind of task, and judge a shutdown by what became of each.
+- `planting`: `plant()` puts one task into a system under test.
+- `observed_work`: a coroutine that records how it ended.
+- `shutdown_gate`: `assert_gate()` plants every kind of task, and judges a shutdown by their fates.
 """

@@ -1,8 +1,8 @@
-"""Coroutines under observation: what became of them, whoever ran them and however they ended.
+"""A coroutine that records how it ended.
 
-A plant has to know the fate of what it planted without asking the system under test. So the
-coroutine tells it by itself; and one that was dropped before its first step, which cannot, is
-known by its state.
+A plant must learn the fate of its task without asking the system under test. So the coroutine
+records its end itself. A coroutine that was dropped before its first step cannot do that; its state
+shows it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ __all__: list[str] = []
 
 State = Literal["alive", "finished", "cut", "refused"]
 
-_TURNS_MAX = 1000  # of the event loop: a task that was let go ends in a few
+_TURNS_MAX = 1000  # turns of the event loop to wait; a released task ends in a few
 
 
 class ObservedWork:
-    """An async function that can be started once, and what became of it.
+    """An async function that can be started once, and the record of how it ended.
 
-    Call it where an async function is wanted: it gives a coroutine. Its name is the name given.
+    Use it in place of an async function: calling it returns a coroutine of the given name.
     """
 
     def __init__(self, name: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Describe it; `body` is what it does."""
+        """Store the name and the function; `body` is the work to do."""
         self.__name__ = self.__qualname__ = name
         self._body = body
-        self._outcome: State = "cut"  # unless it gets to its end
-        self._created: Coroutine[Any, Any, None] | None = None  # and not begun
+        self._outcome: State = "cut"  # unless the work reaches its end
+        self._created: Coroutine[Any, Any, None] | None = None  # made and not begun
         self._running: weakref.ref[Coroutine[Any, Any, None]] | None = None
         self.begun: anyio.Event = anyio.Event()
         self.task_name: str | None = None
-        """What the task is called that runs it."""
+        """The name of the task that runs it."""
 
     def __call__(self) -> Coroutine[Any, Any, None]:
-        """Return the coroutine."""
+        """Return the coroutine that does the work."""
         coro = self._run()
         named: Any = coro
-        named.__name__ = named.__qualname__ = self.__name__  # the repr of its task has it
+        named.__name__ = named.__qualname__ = self.__name__  # shown in the repr of its task
         self._created = coro
-        # Weakly: an observer must not keep alive what the system under test has dropped.
+        # A weak reference: the observer must not keep alive what the system under test has dropped.
         self._running = weakref.ref(coro)
         return coro
 
@@ -60,12 +60,12 @@ class ObservedWork:
 
     @property
     def called(self) -> bool:
-        """Whether anybody has made a coroutine of it."""
+        """Whether a coroutine has been made of it."""
         return self._running is not None
 
     @property
     def state(self) -> State:
-        """Whether it is alive, or has finished, or was cut short; alive if it was never called."""
+        """Whether the work is alive, has finished, or was cut short; alive if it was never called."""
         if self._running is None:
             return "alive"
         coro = self._running()
@@ -74,13 +74,13 @@ class ObservedWork:
         return self._outcome
 
     def discard(self) -> None:
-        """Close a coroutine that was made and never begun, so that it does not complain."""
+        """Close a coroutine that was made and never begun, to avoid Python's warning."""
         if self._created is not None:
             self._created.close()
             self._created = None
 
     async def ended(self) -> None:
-        """Wait some turns of the event loop, if need be, for the end of what was let go."""
+        """Wait a few turns of the event loop, if necessary, for the end of released work."""
         for _ in range(_TURNS_MAX):
             if not self.called or self.state != "alive":
                 break

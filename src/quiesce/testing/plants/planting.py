@@ -1,11 +1,11 @@
-"""Planting: a task in flight is put into a system, to see what its shutdown makes of it.
+"""Put a task into a system under test, to see what the system's shutdown does with it.
 
-If a planted task can survive your shutdown, and your gate stays green, your teardown is decoration.
-The code that shuts down knows nothing of the plant, so the plant sees the fate of its task by itself:
+If a planted task survives your shutdown and your gate stays green, the gate proves nothing.
+The code that shuts down does not know the plant, so the plant observes the fate of its task itself:
 
 - *finished*: the task came to its end;
 - *cut*: the task is gone, and did not come to its end;
-- *refused*: the system did not start the task, and raised;
+- *refused*: the system raised an error instead of starting the task;
 - *alive*: none of these.
 """
 
@@ -42,9 +42,9 @@ ABOUT: dict[str, str] = {
     "late start": "a task that is started during the close",
 }
 PLANTS: tuple[str, ...] = tuple(ABOUT)
-"""The kinds of tasks that can be planted."""
+"""The kinds of tasks that `plant()` can plant."""
 
-_BEGIN_SECONDS = 10.0  # for a planted task to begin
+_BEGIN_SECONDS = 10.0  # how long a planted task may take to begin
 _numbers = itertools.count(1)
 
 
@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 async def plant(
     target: object, kind: str = "task", *, seconds: float = 0.2, by: Way | None = None
 ) -> AsyncIterator[Planted]:
-    """Put a task into a system, and take it out at the end of the block.
+    """Put a task into a system, and remove it at the end of the block.
 
     ```python
     async with plant(scope, "task") as planted:
@@ -61,20 +61,20 @@ async def plant(
     ```
 
     Args:
-        target: A `Scope`; or any other object: then the task is put into the event loop, without an
-            owner, where that is possible.
-        kind: One of `PLANTS`: a `"task"` that is in an await, and would end by itself before long; a
-            `"stubborn task"` that swallows every cancellation; a `"late start"`: a task whose end,
-            however it ends, starts another one in the same place.
-        seconds: How long the work takes that comes to an end by itself.
-        by: How to put a task into a target that is not a scope: a function, async or not, of the
-            target and of an async function to start.
+        target: A `Scope`; or any other object, in which case the task is put into the event loop without
+            an owner, where that is possible.
+        kind: One of `PLANTS`. `"task"`: a task that awaits, and soon ends by itself.
+            `"stubborn task"`: a task that swallows every cancellation. `"late start"`: a task that
+            starts another task in the same place when it ends, however it ends.
+        seconds: How long the work takes if it ends by itself.
+        by: How to put a task into a target that is not a scope: a function, async or not, that is
+            called with the target and an async function to start.
 
     At the end of the block the task has ended, whatever the shutdown did.
 
-    *Cancel safety*: cancelled, it is taken out as well.
+    *Cancel safety*: if cancelled, the task is removed as well.
 
-    *Raises*: `UsageError` if there is no way to plant it there, or the planted task does not begin.
+    *Raises*: `UsageError` if the task cannot be planted there, or does not begin.
     """
     arguments.one_of("kind", kind, PLANTS)
     planted = Planted(target, kind, arguments.seconds("seconds", seconds), by)
@@ -87,85 +87,85 @@ async def plant(
 
 
 class Planted:
-    """A task that was put into flight; returned by `plant()`."""
+    """A task that was planted; returned by `plant()`."""
 
     def __init__(self, target: object, kind: str, seconds: float, way: Way | None) -> None:
-        """Describe it; nothing is in flight yet."""
+        """Prepare the task; it is not started yet."""
         self.kind: str = kind
         """One of `PLANTS`."""
         self.name: str = f"planted {kind} {next(_numbers)}"
-        """What its task is called."""
+        """The name of its task."""
         self.refusal: Exception | None = None
-        """What the system raised when a late task was to start."""
+        """The error that the system raised when the late task was to start."""
         self.late: ObservedWork | None = None
-        """The late task, of a late start."""
+        """The late task, if the kind is a late start."""
         self._target = target
         self._seconds = seconds
         self._way = way
         self._release = anyio.Event()
-        self._tasks: list[object] = []  # strongly: nobody else might
+        self._tasks: list[object] = []  # strong references: there may be no others
         name, body = self.name, self._swallow if kind == "stubborn task" else self._work
         if kind == "late start":
-            # A shutdown that cancels what it finds is over before the late task begins, or is not;
-            # only one that refuses, or looks again, has it.
+            # A shutdown that cancels what it finds may be over before the late task begins. Only a
+            # shutdown that refuses new work, or looks again, catches the late task.
             self.late = ObservedWork(self.name, self._work)
             name, body = f"starter of {self.name!r}", self._start_late
         self._work_planted = ObservedWork(name, body)
 
     @property
     def state(self) -> State:
-        """What became of it: alive, finished, cut (short) or refused."""
+        """The state of the task: alive, finished, cut (short) or refused."""
         if self.refusal is not None:
             return "refused"
         return (self.late or self._work_planted).state
 
     def alive(self) -> bool:
-        """Return whether it is still in flight."""
+        """Return whether the task is still in flight."""
         return self.state == "alive"
 
     def is_named_in(self, text: str) -> bool:
-        """Return whether a text names it, or the task that runs it."""
+        """Return whether a text names the planted task, or the task that runs it."""
         late = self.late
         running = late if late is not None and late.called else self._work_planted
         names = [self.name, *filter(None, [running.task_name])]
         return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
 
     async def put(self) -> None:
-        """Put it into flight, and wait until it is in its await."""
+        """Start the task, and wait until it is in its await."""
         await self._start(self._work_planted)
         with anyio.move_on_after(_BEGIN_SECONDS):
             await self._work_planted.begun.wait()
-            await anyio.lowlevel.checkpoint()  # it is in its await now
+            await anyio.lowlevel.checkpoint()  # the task reaches its await
             return
-        message = f"{ABOUT[self.kind]} was planted, and has not begun within {_BEGIN_SECONDS:.0f} s"
+        message = f"{ABOUT[self.kind]} was planted but did not begin within {_BEGIN_SECONDS:.0f} s: does the target run it?"
         raise UsageError(message)
 
-    def let_go(self) -> None:
-        """End it, in this step or soon, whatever it has to swallow for that."""
+    def release(self) -> None:
+        """Release the task: it ends in this step or soon."""
         self._release.set()
 
     async def remove(self) -> None:
-        """End it, and wait until it has ended."""
-        self.let_go()
+        """End the task, and wait until it has ended."""
+        self.release()
         await self._work_planted.ended()
         if self.late is not None:
             await self.late.ended()
 
     async def _start(self, work: ObservedWork) -> None:
-        """Start work by the caller's way, else in the scope, else without an owner."""
+        """Start work in the caller's way if there is one, else in the scope, else without an owner."""
         if self._way is not None:
             given: object = self._way(self._target, work)
-            if inspect.iscoroutine(given):  # and not a task that the way has started
+            if inspect.iscoroutine(given):  # not a task that the function has started
                 await given
         elif isinstance(self._target, Scope):
             self._tasks.append(self._target.spawn(work, name=work.__name__))
         elif running_backend().name == "trio":
-            message = "on trio every task has a nursery that owns it: say how to start one, by=…"
+            message = "on trio every task has a nursery that owns it: pass by=, a function that starts the task"
             raise UsageError(message)
         else:
             self._tasks.append(asyncio.create_task(work(), name=work.__name__))
 
-    # What the tasks do.
+    # The bodies of the tasks.
 
     async def _work(self) -> None:
         with anyio.move_on_after(self._seconds):
@@ -180,7 +180,7 @@ class Planted:
         try:
             await self._work()
         except GeneratorExit:
-            raise  # collected: nothing can be awaited, nor started, here
+            raise  # collected: a coroutine cannot await or start anything here
         except BaseException:
             await self._try_late()
             raise
@@ -193,6 +193,6 @@ class Planted:
         try:
             with anyio.CancelScope(shield=True):
                 await self._start(self.late)
-        except Exception as error:  # noqa: BLE001 - whatever the system under test refuses with
+        except Exception as error:  # noqa: BLE001 - any error of the system under test is a refusal
             self.refusal = error
             self.late.discard()

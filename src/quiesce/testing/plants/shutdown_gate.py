@@ -1,4 +1,4 @@
-"""The gate: a task of each kind is planted, and a shutdown has to drain it or to name it."""
+"""The gate: plant a task of each kind; a shutdown has to drain each task or name it in its report."""
 
 from __future__ import annotations
 
@@ -28,45 +28,49 @@ T = TypeVar("T")
 Verdict = Literal["drained", "refused", "reported", "survived silently", "lost silently", "hung"]
 FAILURES: frozenset[Verdict] = frozenset({"survived silently", "lost silently", "hung"})
 
-_LAST_SECONDS = 5.0  # for a shutdown that hung to end, when the plant is taken out
+_LAST_SECONDS = 5.0  # how long a hung shutdown may take to end after its plant is released
 
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """What a shutdown made of one planted task."""
+    """The fate of one planted task in a shutdown."""
 
     kind: str
     """One of `PLANTS`."""
     verdict: Verdict
-    """What became of it."""
+    """The task's fate."""
     told: str = ""
-    """Who named it, or what else there is to say."""
+    """Where the task was named, or another remark."""
 
     @property
     def ok(self) -> bool:
-        """Whether it came to its end, or somebody was told that it did not."""
+        """Whether the task came to its end, or the shutdown reported that it did not."""
         return self.verdict not in FAILURES
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a shutdown made of each planted task."""
+    """The fates of all planted tasks in a shutdown."""
 
     rows: tuple[GateRow, ...]
-    """One for each kind, in order."""
+    """One row for each kind, in order."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing survived, or was lost, in silence."""
+        """Whether no task survived or was lost without a report."""
         return all(row.ok for row in self.rows)
 
     def __str__(self) -> str:
-        """Return a table for human eyes."""
+        """Return a table of the rows."""
         counts = {row.verdict: 0 for row in self.rows}
         for row in self.rows:
             counts[row.verdict] += 1
         said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        head = "the gate holds" if self.ok else "THE GATE IS DECORATION"
+        head = (
+            "the gate holds"
+            if self.ok
+            else "FAILED, work was lost or left running without a report"
+        )
         table = [("planted", "outcome", "")]
         for row in self.rows:
             word = row.verdict if row.ok else row.verdict.upper()
@@ -85,35 +89,35 @@ async def assert_gate(
     seconds: float = 0.2,
     within: float = 60.0,
 ) -> Gate:
-    """Plant a task of each kind into a fresh system, shut it down, and see what became of it.
+    """Plant a task of each kind into a fresh system, shut the system down, and judge each task's fate.
 
     ```python
     gate = await assert_gate(Scope.open, Scope.aclose)
     print(gate)
     ```
 
-    A planted task may be *drained* (it came to its end), *refused* (it came too late, and its start
-    raised) or *reported*: the shutdown's report, or whatever else it returns, the exception that it
-    raises, or a log record of it (a warning or worse) names it. A task that is still alive when the
-    shutdown returns, or was cut short, and that nothing names, fails the gate: a shutdown that loses
-    work and says nothing tells the same lie as one that leaves it running.
+    Three fates pass. *Drained*: the task came to its end. *Refused*: the task came too late, and
+    starting it raised an error. *Reported*: the shutdown names the task in its report or other return
+    value, in the exception that it raises, or in a log record (a warning or worse). A task fails the
+    gate if nothing names it and it is still alive when the shutdown returns, or was cut short. A
+    shutdown that loses work silently is as wrong as one that leaves work running.
 
     Args:
-        start: Starts the system under test, anew for each kind, and returns it.
-        shutdown: Shuts it down; called with what `start` returned, in the same task.
+        start: Starts the system under test and returns it; called once for each kind.
+        shutdown: Shuts the system down; called with the result of `start`, in the same task.
         kinds: What to plant; see `PLANTS`.
         by: How to start a task in a system that is not a `Scope`; see `plant()`. Without it, tasks are
-            put into the event loop, without an owner.
-        seconds: How long work takes that comes to its end by itself. A shutdown that sleeps that
-            long drains it by accident.
-        within: How many seconds a shutdown may take; then it *hung*, which fails as well.
+            put into the event loop without an owner.
+        seconds: How long the work takes if it ends by itself. A shutdown that sleeps that long
+            drains it by accident.
+        within: How many seconds a shutdown may take; a longer one *hung*, and fails the gate.
 
-    *Cancel safety*: what was planted is taken out; the shutdown in progress is cancelled.
+    *Cancel safety*: if cancelled, the planted task is removed and the shutdown is cancelled.
 
-    *Raises*: `GateFailed`, with the table; `UsageError` if there is no way to plant a task there; what
-    `start` raises.
+    *Raises*: `GateFailed`, with the table; `UsageError` if a task cannot be planted there; the errors
+    of `start`.
     """
-    __tracebackhide__ = True  # pytest shows the caller's code, and the table, not this
+    __tracebackhide__ = True  # pytest shows the caller's code and the table, not this code
     chosen = [arguments.one_of("kinds", kind, PLANTS) for kind in kinds]
     if not chosen:
         message = "kinds is empty: leave it out, or name some of PLANTS"
@@ -128,7 +132,7 @@ async def assert_gate(
 
 @dataclass
 class Trial:
-    """One kind, planted into one system: the system lives and dies in a task of its own."""
+    """The trial of one kind: a system that is started, planted and shut down in its own task."""
 
     start: Callable[[], Awaitable[Any]]
     shutdown: Callable[[Any], Awaitable[object]]
@@ -142,7 +146,7 @@ class Trial:
     over: anyio.Event = field(default_factory=anyio.Event)
 
     async def judge(self, within: float) -> GateRow:
-        """Return the verdict."""
+        """Run the trial and return the verdict."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._run)
             await self.begun.wait()
@@ -150,7 +154,7 @@ class Trial:
                 await self.over.wait()
             if self.planted is not None and not self.over.is_set():
                 self.row = GateRow(self.kind, "hung", f"did not return within {within:g} s")
-                self.planted.let_go()
+                self.planted.release()
                 with anyio.move_on_after(_LAST_SECONDS):
                     await self.over.wait()
                 group.cancel_scope.cancel()
@@ -168,10 +172,10 @@ class Trial:
                     self.begun.set()
                     await self._shut_down(target, planted)
             except UsageError:
-                if self.planted is None:  # it could not be planted
+                if self.planted is None:  # the task could not be planted
                     await self.shutdown(target)
                 raise
-        except Exception as error:  # noqa: BLE001 - raised by judge(), without a group around it
+        except Exception as error:  # noqa: BLE001 - `judge()` raises it, without a group around it
             self.failure = error
         finally:
             self.begun.set()
@@ -183,14 +187,14 @@ class Trial:
         with warnings_logged() as records:
             try:
                 returned = await self.shutdown(target)
-            except Exception as raised:  # noqa: BLE001 - it is evidence
+            except Exception as raised:  # noqa: BLE001 - the error is evidence
                 error = raised
             except asyncio.CancelledError as raised:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                error = raised  # of a task it has awaited: nobody has cancelled the shutdown
-        # No await between the shutdown's end and this: the state is that in which it returned.
+                error = raised  # from a task that the shutdown awaited: the shutdown itself was not cancelled
+        # No await after the shutdown's end: the state must be the one in which the shutdown returned.
         if self.row is None:
             self.row = plant_verdict(planted, returned, error, records)
         self.over.set()
@@ -202,13 +206,13 @@ def plant_verdict(
     error: BaseException | None,
     records: Sequence[logging.LogRecord],
 ) -> GateRow:
-    """Judge one planted task by its state and by what was said of it."""
+    """Judge one planted task by its state and by where it was named."""
     state = planted.state
     if state == "finished":
         return GateRow(planted.kind, "drained")
     if state == "refused":
         return GateRow(planted.kind, "refused", repr(planted.refusal))
-    told = teller(planted, returned, error, records)
+    told = named_in(planted, returned, error, records)
     if told is not None:
         return GateRow(planted.kind, "reported", told)
     silence = "" if error is None else f"the shutdown raised {error!r}, which does not name it"
@@ -216,13 +220,13 @@ def plant_verdict(
     return GateRow(planted.kind, word, silence)
 
 
-def teller(
+def named_in(
     planted: Planted,
     returned: object,
     error: BaseException | None,
     records: Sequence[logging.LogRecord],
 ) -> str | None:
-    """Return who has named it, if anybody has."""
+    """Return where the shutdown has named the task; None if it has not."""
     reports = [
         returned,
         *(each.report for each in exception_chain(error) if isinstance(each, WorkLost)),
@@ -243,7 +247,7 @@ def teller(
 
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an exception, those it was caused by, and those in a group."""
+    """Return an exception, its causes, and the members of its groups."""
     if error is None:
         return
     yield error
@@ -253,26 +257,26 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def text_of(record: logging.LogRecord) -> str:
-    """Return what a log record says, with its exception."""
+    """Return the text of a log record, with its exception."""
     return logging.Formatter().format(record)
 
 
 class Collector(logging.Handler):
-    """Keeps log records."""
+    """A log handler that keeps records."""
 
     def __init__(self, level: int) -> None:
-        """Keep those of this level, or worse."""
+        """Keep records of this level or worse."""
         super().__init__(level)
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Keep the record."""
         self.records.append(record)
 
 
 @contextmanager
 def warnings_logged() -> Iterator[list[logging.LogRecord]]:
-    """Collect the log records of the block that are warnings or worse, and reach the root logger."""
+    """Collect the block's log records that are warnings or worse and reach the root logger."""
     handler = Collector(logging.WARNING)
     root = logging.getLogger()
     root.addHandler(handler)

@@ -1,15 +1,15 @@
-"""Cancellation sweeps: run a scenario, and cancel it at each of its suspensions.
+"""Cancellation sweeps: run a scenario again and again, cancelled each time at another suspension.
 
 The modules, in reading order:
 
-- `sweep_runs`: the sweep: run after run, in a fixed order.
-- `sweep_settings`: what all runs have in common.
-- `plan`: which runs there are, and their ids.
-- `driver`: how the suspensions of a coroutine are seen.
+- `sweep_runs`: `sweep()`: the runs, in a fixed order.
+- `sweep_settings`: the settings that all runs share.
+- `plan`: the list of runs, and their ids.
+- `driver`: runs a coroutine and notices its suspensions.
 - `on_asyncio`: one run on asyncio or uvloop.
 - `on_trio`: one run on trio.
-- `oracle`: what a run has left.
-- `record`: what is wrong with one run.
-- `result`: what is wrong with all of them.
+- `oracle`: finds what a run has left behind.
+- `record`: the record of one run, and its faults.
+- `result`: the result of a whole sweep.
 - `marker`: `@pytest.mark.sweep`.
 """

@@ -1,7 +1,7 @@
-"""Running a coroutine inside another one, and knowing each of its suspensions.
+"""Run a coroutine inside another one, and notice each of its suspensions.
 
-The driver sends into the coroutine what the event loop sends to it, so that it sees each time the
-coroutine gives up control, on any event loop, at next to no cost.
+The driver stands between the event loop and the coroutine, so it sees each time that the
+coroutine gives up control, on any event loop, at little cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 class Points:
-    """Counts the suspensions of a run, and strikes at the chosen ones."""
+    """A counter of a run's suspensions that cancels at the chosen ones."""
 
     __slots__ = ("_at", "_strike", "count", "due", "others", "resumed")
 
@@ -28,17 +28,17 @@ class Points:
         self.count: int = 0
         self.due: int = next(self._at, 0)
         self.others: list[int] = []
-        """Those of tasks that are not the scenario's own."""
+        """The suspensions of tasks other than the scenario's own."""
         self.resumed: Callable[[object, BaseException | None], None] | None = None
-        """Told with what the scenario is woken, from when somebody wants to know."""
+        """Called with the value or error that wakes the scenario, once it is set."""
 
     def hit(self, coroutine: object, task: object = None) -> None:
-        """Strike here, and get ready for the next."""
+        """Cancel here, and prepare the next chosen suspension."""
         self.due = next(self._at, 0)
         self._strike(coroutine, task)
 
-    def other(self, coroutine: object, task: object) -> None:
-        """See a suspension of a task that is not the scenario's own."""
+    def hit_other(self, coroutine: object, task: object) -> None:
+        """Record a suspension of a task other than the scenario's own."""
         self.count += 1
         self.others.append(self.count)
         if self.count == self.due:
@@ -47,7 +47,7 @@ class Points:
 
 @types.coroutine
 def drive(subject: Coroutine[Any, Any, Any], points: Points) -> Generator[Any, Any, Any]:
-    """Run a coroutine to its end; return what it returns, and raises what it raises."""
+    """Run a coroutine to its end; return its result or raise its error."""
     send = subject.send
     value: Any = None
     error: BaseException | None = None
@@ -62,38 +62,38 @@ def drive(subject: Coroutine[Any, Any, Any], points: Points) -> Generator[Any, A
         error = None
         try:
             value = yield wanted
-        except BaseException as thrown:  # noqa: BLE001 - it is the coroutine's, whatever it is
+        except BaseException as thrown:  # noqa: BLE001 - every exception belongs to the coroutine
             value, error = None, thrown
         if points.resumed is not None:
             points.resumed(value, error)
 
 
 def stack_of(coroutine: object) -> tuple[callsites.Frame, ...]:
-    """List the awaits that a suspended coroutine stands in, outermost first, without ours."""
+    """List the awaits of a suspended coroutine, outermost first, without the driver's own."""
     return tuple(frame for frame in callsites.await_chain(coroutine) if frame.file != __file__)
 
 
 def await_place(stack: Sequence[callsites.Frame]) -> str:
-    """Return the file and line of the innermost await that is not inside an event loop's library."""
+    """Return the file and line of the innermost await outside event loops' libraries."""
     for frame in reversed(stack):
-        if callsites._plumbing_of(frame.file) is None:
+        if callsites.plumbing_of(frame.file) is None:
             return f"{frame.file}:{frame.line}"
     return f"{stack[-1].file}:{stack[-1].line}" if stack else "?"
 
 
 def described(name: str, coroutine: object) -> str:
-    """Return in one line where a task stands."""
+    """Return one line that says where a task is suspended."""
     return f"{name} at {await_place(stack_of(coroutine))}"
 
 
 def bury_coroutine(coroutine: object) -> None:
-    """Keep a coroutine that does not want to end from ever being collected, not even at exit.
+    """Keep a coroutine that does not end from being collected, even at Python's exit.
 
-    Python would throw into it what it swallows, outside of its event loop: it would complain,
-    or never come back.
+    Python would throw GeneratorExit into it outside its event loop. A coroutine that swallows it would
+    cause a complaint, or never return.
     """
     try:
-        from ctypes import py_object, pythonapi  # noqa: PLC0415 - needed in a case of emergency alone
+        from ctypes import py_object, pythonapi  # noqa: PLC0415 - rarely needed
     except ImportError:
         _buried.append(coroutine)
     else:

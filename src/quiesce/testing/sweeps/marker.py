@@ -1,9 +1,9 @@
-"""`@pytest.mark.sweep`: an async test that is run again and again, and cancelled each time.
+"""`@pytest.mark.sweep`: an async test that runs again and again, cancelled each time.
 
-The marker takes what `sweep` takes; `backend` may also be several. Without it, the test is swept on
-what it would run on: that of anyio's plugin, trio if it is marked so, otherwise asyncio. A test
-that is marked so must stand being run many times: its fixtures are set up once, for all runs, and
-outside of their event loops.
+The marker takes the options of `sweep`; `backend` may also be several. Without `backend`, the test is
+swept on the backend that it would run on: the one of anyio's plugin, trio if the test is marked so,
+otherwise asyncio. A marked test must allow many runs: its fixtures are set up once, for all runs,
+and outside the event loops of the runs.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = ["SweepIncomplete", "run_marked"]
 
 
 class SweepIncomplete(UserWarning):
-    """Not all that should have been run was run."""
+    """A sweep did not cover everything that it should have."""
 
 
 def run_marked(item: pytest.Function, marker: pytest.Mark, replay: str | None) -> None:
-    """Sweep an async test, as its marker says; or run again one run, if it is of its backends.
+    """Sweep an async test as its marker says; with `replay`, repeat one run.
 
     Raises:
         SweepFailed: A run failed.
-        UsageError: The test is no async function, or the marker has positional arguments.
+        UsageError: The test is not an async function, or the marker has positional arguments.
     """
     function = test_function(item, marker)
     names = inspect.signature(function).parameters
     arguments = {name: item.funcargs[name] for name in names if name in item.funcargs}
     for name, value in arguments.items():
         if type(value).__module__.startswith("pytest_trio."):
-            message = f"{name}: an async fixture of pytest-trio's has a value only in a run of its"
+            message = f"{name}: an async fixture of pytest-trio has a value only in pytest-trio's own run: use a plain fixture"
             raise UsageError(message)
     make = functools.partial(function, **arguments)
     options: dict[str, Any] = dict(marker.kwargs)
@@ -53,22 +53,24 @@ def run_marked(item: pytest.Function, marker: pytest.Mark, replay: str | None) -
     if replay is not None:
         wanted = plan.parse(replay).backend
         if wanted not in chosen:
-            message = f"{replay} is of {wanted}, and this test is swept on {', '.join(chosen)}"
+            message = (
+                f"{replay} is a run on {wanted}, but this test is swept on {', '.join(chosen)}"
+            )
             raise UsageError(message)
         chosen = (wanted,)
     for backend in chosen:
         result = sweep(make, backend=backend, replay=replay, **options)
         result.raise_if_failed()
-        _tell(result)
+        _warn_if_incomplete(result)
 
 
 def test_function(item: pytest.Function, marker: pytest.Mark) -> Callable[..., Any]:
-    """Return the async function that was written, whatever another plugin has made of it."""
+    """Return the test's original async function, even if another plugin has wrapped it."""
     if marker.args:
         message = "@pytest.mark.sweep takes its arguments by name: sweep(depth=2)"
         raise UsageError(message)
     if item.cls is not None and issubclass(item.cls, unittest.TestCase):
-        message = "@pytest.mark.sweep is for pytest's own tests: unittest's are run by unittest"
+        message = "@pytest.mark.sweep is for pytest's own tests: unittest runs its tests itself"
         raise UsageError(message)
     function: Callable[..., Any] = item.obj
     if not inspect.iscoroutinefunction(function):
@@ -82,7 +84,7 @@ def test_function(item: pytest.Function, marker: pytest.Mark) -> Callable[..., A
 
 
 def _own_backend(item: pytest.Function) -> str:
-    """Return the event loop that the test would run on."""
+    """Return the backend that the test would run on."""
     given: Any = item.funcargs.get("anyio_backend")
     if given is None:
         return "asyncio" if item.get_closest_marker("trio") is None else "trio"
@@ -92,7 +94,7 @@ def _own_backend(item: pytest.Function) -> str:
     return "uvloop" if options.get("use_uvloop") else str(name)
 
 
-def _tell(result: Sweep) -> None:
-    """Warn of what was not covered: a pass must not seem to be more than it is."""
+def _warn_if_incomplete(result: Sweep) -> None:
+    """Warn of what was not covered: a pass must not promise more than it has checked."""
     if result.not_covered:
         warnings.warn(str(result), SweepIncomplete, stacklevel=2)

@@ -1,13 +1,13 @@
-"""One run of a scenario on an event loop of asyncio's or uvloop's.
+"""One run of a scenario on an event loop of asyncio or uvloop.
 
-The scenario runs in a task of its own, in the driver. With `where="all"` the loop also tells of
-every other task that suspends: it sees the steps of tasks among its callbacks. A task factory
-would see only those tasks that are made by `create_task`, would stand in the way of others'
-factories, and would have to wrap the coroutines, which then look like somebody else's.
+The scenario runs in its own task, inside the driver. With `where="all"` the loop also notices
+the suspensions of all other tasks: it sees the steps of tasks among its callbacks. A task factory
+would be worse. It would see only tasks made by `create_task`, would conflict with other factories,
+and would have to wrap the coroutines, which then look like other code's.
 (A task that an eager factory starts is seen from its second step on.)
 
-A run that hangs is given up: its tasks are cancelled, and what does not end then is left where it
-stands, on a loop that never runs again.
+A run that hangs is given up: its tasks are cancelled, and tasks that do not end then are left where
+they are, on a loop that never runs again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from quiesce.core.callsites import task_name
+from quiesce.core.python_private import drop_silently
 from quiesce.testing.clock import SeededLoop, VirtualLoop
 from quiesce.testing.loop_steps import stepped_task
 from quiesce.testing.sweeps.driver import (
@@ -42,19 +43,19 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_VIRTUAL_SECONDS_MAX = 86_400.0  # of mock time: what is not done after a day is not going to be
-_GIVING_UP_TURNS = 50  # of the loop, for tasks to end once they are cancelled
-_TURNS_AFTER = 3  # of the loop, for what is scheduled already when a scenario ends
-_CLOSING_SECONDS_MAX = 1.0  # for async generators to end
-_PARTS = 10  # of the time that a run may take
+_VIRTUAL_SECONDS_MAX = 86_400.0  # of mock time: a run that takes more than a day hangs
+_GIVING_UP_TURNS = 50  # turns of the loop in which cancelled tasks may end
+_TURNS_AFTER = 3  # turns of the loop for callbacks that are scheduled when a scenario ends
+_CLOSING_SECONDS_MAX = 1.0  # how long async generators may take to end
+_PARTS = 10  # into so many parts the time limit of a run is divided
 
 
 @cache
 def watching(base: Any) -> Any:
-    """Make a class of event loops that tell of the tasks that suspend, and of their turns."""
+    """Make a class of event loops that report each suspension of a task."""
     call_soon = base.call_soon
 
-    class WatchingLoop(base):  # type: ignore[misc]  # one class a base
+    class WatchingLoop(base):  # type: ignore[misc]  # one class for each base
         on_suspension: Callable[[Task[Any]], None] | None = None
 
         def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
@@ -72,7 +73,7 @@ def watching(base: Any) -> Any:
 
 
 def make_swept_loop(cut: SweepCut, settings: SweepSettings) -> AbstractEventLoop:
-    """Make the loop of one run."""
+    """Make the event loop of one run."""
     base: Any = VirtualLoop if settings.clock == "mock" else SeededLoop
     if cut.backend == "uvloop":
         import uvloop  # noqa: PLC0415 - optional
@@ -83,10 +84,10 @@ def make_swept_loop(cut: SweepCut, settings: SweepSettings) -> AbstractEventLoop
 
 
 class AsyncioRun:
-    """One run: its loop, its scenario, and what is done to it."""
+    """One run: its loop, its scenario, and the cancellations in it."""
 
     def __init__(self, cut: SweepCut, settings: SweepSettings) -> None:
-        self._cut = cut
+        self._sweep_cut = cut
         self._settings = settings
         self._run = Run(cut)
         self._points = Points(cut.at, self._strike)
@@ -102,32 +103,32 @@ class AsyncioRun:
         self._settling: Task[Any] | None = None
 
     def go(self) -> Run:
-        """Run it, and look at what it leaves."""
+        """Run the scenario, and record what it leaves."""
         loop = self._loop
         try:
             self._task = loop.create_task(self._main(), name="scenario")
             self._task.add_done_callback(self._ended)
-            self._bound()
+            self._limit_time()
             loop.run_forever()
             for task in (self._task, self._settling):
                 if task is not None and task.done() and not task.cancelled():
-                    task.result()  # nobody else would know that a look has failed
+                    task.result()  # otherwise an error in the check would be lost
         finally:
             self._close()
         return self._run
 
     async def _main(self) -> None:
-        """Run the scenario in this task; and look, in the very step in which it ends."""
+        """Run the scenario in this task; look at what is left in the step in which it ends."""
         run = self._run
         self._oracle.begin()
-        if self._cut.where == "all":
-            self._loop.on_suspension = self._seen
+        if self._sweep_cut.where == "all":
+            self._loop.on_suspension = self._suspended
         try:
             await self._scenario()
             run.ended = "returned"
         except asyncio.CancelledError:
             run.ended = "cancelled"
-        except BaseException as error:  # noqa: BLE001 - it is judged later
+        except BaseException as error:  # noqa: BLE001 - `Run.faults` judges it
             if (interrupted := interruption(error)) is not None:
                 raise interrupted from None
             run.ended, run.error = "raised", error
@@ -141,44 +142,44 @@ class AsyncioRun:
         run.check = self._settings.checked()
 
     def _look(self) -> None:
-        """See what is left. It may end well yet; or cancel the task that waits for that."""
+        """Record what is left. It may still end; or it may cancel the task that waits for that."""
         self._oracle.look()
         self._run.findings = self._oracle.left()
 
     async def _scenario(self) -> None:
         self._subject = self._settings.scenario()
-        if self._cut.cancel != "scope":
+        if self._sweep_cut.cancel != "scope":
             await drive(self._subject, self._points)
             return
         with anyio.CancelScope() as self._scope:
             await drive(self._subject, self._points)
 
     def _stop_counting(self) -> None:
-        """Ignore what comes now."""
+        """Stop counting suspensions and cancelling."""
         self._run.points, self._run.others = self._points.count, self._points.others
         self._points.due = 0
         self._loop.on_suspension = None
 
-    def _seen(self, task: Task[Any]) -> None:
-        """See another task suspend; the scenario's own has the driver for that."""
+    def _suspended(self, task: Task[Any]) -> None:
+        """Record the suspension of another task; the driver sees the scenario's own task."""
         if task is not self._task:
-            self._points.other(task.get_coro(), task)
+            self._points.hit_other(task.get_coro(), task)
 
     def _strike(self, coroutine: object, task: Any) -> None:
-        """Cancel, as whoever cancels from outside would do it."""
+        """Cancel in the same way as code outside the scenario does."""
         run, point = self._run, self._points.count
         stack = stack_of(coroutine)
         name = None if task is None else task_name(task, task.get_coro())
         run.hits.append(Hit(point, await_place(stack), stack, name))
-        if self._cut.cancel == "child" and task is not None:
+        if self._sweep_cut.cancel == "child" and task is not None:
             task.cancel()
             return
         run.asked = True
         way = self._cancel
-        if self._cut.cancel == "scope" and len(run.hits) == 1:
+        if self._sweep_cut.cancel == "scope" and len(run.hits) == 1:
             self._points.resumed = self._resumed
             way = self._cancel_scope
-        if task is None:  # in the scenario's own step, which has to end first
+        if task is None:  # the scenario's own step has to end first
             self._loop.call_soon(way)
         else:
             way()
@@ -191,31 +192,31 @@ class AsyncioRun:
             self._scope.cancel()
 
     def _resumed(self, _: object, error: BaseException | None) -> None:
-        """See whether it is our scope's cancellation that the scenario is woken with."""
+        """Record whether the run's own scope has cancelled the scenario."""
         if isinstance(error, asyncio.CancelledError) and f"{id(self._scope):x}" in str(error):
             self._run.delivered = True
 
     # --- its end --------------------------------------------------------------------------------
 
     def _ended(self, _: object) -> None:
-        """Go on with the same loop, in the same run: uvloop opens new sockets for each."""
+        """Continue with the same loop and run: uvloop opens new sockets for each new run of a loop."""
         if self._given_up:
             return
         self._settling = self._loop.create_task(self._settle(), name="settling")
         self._settling.add_done_callback(lambda _: self._loop.stop())
 
     async def _settle(self) -> None:
-        """Return what is left some time to end, and say of each thing whether it has."""
+        """Wait a little for leftovers to end, and record which of them have."""
         if not self._run.findings:
-            # What was about to run may start something still.
+            # A callback that is already scheduled may still start something.
             for _ in range(_TURNS_AFTER):
                 await asyncio.sleep(0)
             if len(self._tasks()) > 1:
                 self._look()
         self._run.findings = await self._oracle.settled(asyncio.sleep)
 
-    def _bound(self) -> None:
-        """See to it that the run ends, whatever the scenario does."""
+    def _limit_time(self) -> None:
+        """Limit the time of the run, whatever the scenario does."""
         seconds = self._settings.hang_seconds
         if self._settings.clock == "mock":
             self._loop.call_later(_VIRTUAL_SECONDS_MAX, self._give_up)
@@ -225,20 +226,20 @@ class AsyncioRun:
             self._wait(_PARTS)
 
     def _wait(self, parts: int) -> None:
-        """Stop after so many parts of the time, and not at once when the machine was held up for all of it."""
+        """End the run after this many parts of the time limit; a busy machine delays one part at a time."""
         if parts:
             self._loop.call_later(self._settings.hang_seconds / _PARTS, self._wait, parts - 1)
         else:
             self._give_up()
 
     def _watch_busy(self) -> None:
-        """End a run that is busy for ever, in whose virtual time no timer comes."""
+        """End a run that never stops working: its virtual time does not reach any timer."""
         if time.monotonic() > self._deadline:
             self._loop.on_turn = None
             self._loop.call_soon(self._give_up)
 
     def _give_up(self) -> None:
-        """Record where everything stands, then cancel it all."""
+        """Record where all tasks are suspended, then cancel them."""
         if self._task.done() or self._given_up:
             return
         self._given_up = True
@@ -250,28 +251,28 @@ class AsyncioRun:
             for task in self._tasks()
         ]
         self._oracle.look()
-        self._turn(_GIVING_UP_TURNS)
+        self._cancel_repeatedly(_GIVING_UP_TURNS)
 
-    def _turn(self, left: int) -> None:
-        """Cancel all there is, again and again, then stop for good."""
+    def _cancel_repeatedly(self, left: int) -> None:
+        """Cancel all tasks again and again, then stop the loop for good."""
         tasks = self._tasks()
         if not tasks or not left:
             self._loop.stop()
             return
         for task in tasks:
             task.cancel()
-        self._loop.call_soon(self._turn, left - 1)
+        self._loop.call_soon(self._cancel_repeatedly, left - 1)
 
     def _tasks(self) -> list[Task[Any]]:
         tasks = asyncio.all_tasks(self._loop)
         return sorted(tasks, key=lambda task: (task is not self._task, task.get_name()))
 
     def _close(self) -> None:
-        """End what was left in the loop, as far as it lets itself be ended, and close it."""
+        """End the leftovers in the loop as far as possible, and close it."""
         loop = self._loop
         loop.set_exception_handler(lambda *_: None)
         if not self._given_up:
-            self._turn(_GIVING_UP_TURNS)
+            self._cancel_repeatedly(_GIVING_UP_TURNS)
             loop.run_forever()
         self._abandon()
         ending = loop.create_task(self._end())
@@ -284,14 +285,14 @@ class AsyncioRun:
         self._run.span = self._oracle.end()
 
     async def _end(self) -> None:
-        """End the generators and the processes that were left."""
+        """End the generators and processes that were left."""
         await self._loop.shutdown_asyncgens()
         await self._oracle.bury(asyncio.sleep)
 
     def _abandon(self) -> None:
-        """Leave what does not end, without a word from Python about it."""
+        """Abandon tasks that do not end, without Python's warnings about them."""
         for task in self._tasks():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # we do know
+            drop_silently(task)
             bury_coroutine(task.get_coro())
             if task is self._task:
                 bury_coroutine(self._subject)

@@ -1,11 +1,11 @@
 """One run of a scenario on trio.
 
-With `where="all"` an instrument tells of the steps of all other tasks, those that the scenario
-has started in the system nursery among them. What is cancelled is always the cancel scope around
-the scenario: on trio nobody can cancel somebody else's task.
+With `where="all"` an instrument sees the steps of all other tasks, including those that the
+scenario has started in the system nursery. A cut always cancels the cancel scope around the
+scenario: on trio, code cannot cancel another task.
 
-A run that hangs is given up in two stages: the scope is cancelled, also through shields; and if
-that does not help, the clock, which is ours, raises, which ends `trio.run` on the spot.
+A run that hangs is given up in two stages. First the scope is cancelled, also through shields. If
+that does not help, the run's clock raises an error, which ends `trio.run` at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import trio
 import trio.testing
 
-from quiesce.testing.clock import seeded_trio
 from quiesce.testing.sweeps.driver import (
     Points,
     await_place,
@@ -29,6 +28,7 @@ from quiesce.testing.sweeps.driver import (
 )
 from quiesce.testing.sweeps.oracle import Oracle
 from quiesce.testing.sweeps.record import Hit, Run, interruption
+from quiesce.testing.trio_private import seeded_trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _REASON = "quiesce.testing.sweep"
-# Before trio 0.31 nobody can tell whose cancellation has reached the scenario.
+# Before trio 0.31 a cancellation does not say which scope it comes from.
 TELLS_WHOSE: bool = "reason" in inspect.signature(trio.CancelScope.cancel).parameters
-_PARTS = 10  # of the time that a run may take
-_GIVING_UP_SECONDS = 0.2  # for tasks to end once they are cancelled, shields or not
-_BLOCKED_SECONDS_MAX = 0.05  # of mock time: nothing can run, and no timer is set
+_PARTS = 10  # into so many parts the time limit of a run is divided
+_GIVING_UP_SECONDS = 0.2  # how long cancelled tasks may take to end, even with shields
+_BLOCKED_SECONDS_MAX = 0.05  # how long a run in mock time may have no runnable task and no timer
 _SEED = 0
 
 
 class Abandoned(BaseException):
-    """Ends `trio.run`."""
+    """An exception that ends `trio.run`."""
 
 
 class Bound:
-    """Sees to it that a run ends: it knows what trio asks its clock, which is once a turn at least."""
+    """The time limit of a run. It is checked when trio reads its clock, at least once a turn."""
 
     def __init__(self, on_deadline: Callable[[], None], seconds: float) -> None:
         self.part: float = seconds / _PARTS
@@ -62,9 +62,9 @@ class Bound:
         self._blocked_since: float | None = None
 
     def check(self) -> float:
-        """See whether the time is over; trio asks for it in a turn, tasks ask, too."""
+        """Check the time limit; trio's loop and tasks call it when they read the clock."""
         now = time.monotonic()
-        # A machine that was held up has not let anybody run meanwhile: that is a part of the time, at most.
+        # While the machine was held up, no task ran: such a pause counts as at most one part.
         self.deadline += max(0.0, now - self._checked - self.part)
         self._checked = now
         if now > self.deadline and not _in_task():
@@ -72,7 +72,7 @@ class Bound:
         return now
 
     def check_blocked(self, timer: float) -> None:
-        """See whether nothing can run any more, in mock time: no timer is set."""
+        """Check for a run in mock time in which no task can run and no timer is set."""
         now = self.check()
         if timer < math.inf:
             self._blocked_since = None
@@ -84,26 +84,26 @@ class Bound:
 
 
 class RealClock(trio.abc.Clock):
-    """The time of the machine, with a bound for the whole run."""
+    """The real clock, with a time limit for the whole run."""
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
 
     def start_clock(self) -> None:
-        """Do nothing: it runs already."""
+        """Do nothing: the real time runs already."""
 
     def current_time(self) -> float:
         """Return the time."""
         return self._bound.check()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return the time to wait for something to happen: not longer than the run may take."""
+        """Return how long to wait for an event; at most the time that is left for the run."""
         now = self._bound.check()
         return min(deadline, self._bound.deadline, now + self._bound.part) - now
 
 
 def mock_clock(bound: Bound) -> trio.abc.Clock:
-    """Make a virtual clock with a bound in real time; trio wants its own class, and nothing else."""
+    """Make a mock clock with a time limit in real time; trio accepts only its own class."""
     clock: Any = trio.testing.MockClock(autojump_threshold=0)
     time_of, wait_of = clock.current_time, clock.deadline_to_sleep_time
 
@@ -129,10 +129,10 @@ def _in_task() -> bool:
 
 
 class TrioRun(trio.abc.Instrument):
-    """One run: its scenario, and what is done to it."""
+    """One run: its scenario, and the cancellations in it."""
 
     def __init__(self, cut: SweepCut, settings: SweepSettings) -> None:
-        self._cut = cut
+        self._sweep_cut = cut
         self._settings = settings
         self._run = Run(cut)
         self._points = Points(cut.at, self._strike)
@@ -147,8 +147,8 @@ class TrioRun(trio.abc.Instrument):
         self._bound = Bound(self._give_up, settings.hang_seconds)
 
     def go(self) -> Run:
-        """Run it, and look at what it leaves."""
-        instruments = [self] if self._cut.where == "all" else []
+        """Run the scenario, and record what it leaves."""
+        instruments = [self] if self._sweep_cut.where == "all" else []
         mock = self._settings.clock == "mock"
         clock = mock_clock(self._bound) if mock else RealClock(self._bound)
         try:
@@ -158,7 +158,7 @@ class TrioRun(trio.abc.Instrument):
             for coroutine in (self._subject, *(task.coro for task in self._tasks())):
                 bury_coroutine(coroutine)
             if not self._given_up:
-                self._broke(error)
+                self._record_trio_failure(error)
         finally:
             self._run.span = self._oracle.end()
         return self._run
@@ -175,7 +175,7 @@ class TrioRun(trio.abc.Instrument):
                 self._subject = self._settings.scenario()
                 await drive(self._subject, self._points)
                 run.ended = "returned"
-        except BaseException as error:  # noqa: BLE001 - it is judged later
+        except BaseException as error:  # noqa: BLE001 - `Run.faults` judges it
             if (interrupted := interruption(error)) is not None:
                 raise interrupted from None
             run.ended, run.error = "raised", error
@@ -190,14 +190,14 @@ class TrioRun(trio.abc.Instrument):
         run.findings = await self._oracle.settled(trio.sleep)
 
     def _stop_counting(self) -> None:
-        """Ignore what comes now."""
+        """Stop counting suspensions and cancelling."""
         self._run.points, self._run.others = self._points.count, self._points.others
         self._points.due, self._watching = 0, False
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """See another task suspend; the scenario's own has the driver for that."""
+        """Record the suspension of another task; the driver sees the scenario's own task."""
         if self._watching and task not in self._not_ours and _is_suspended(task):
-            self._points.other(task.coro, task)
+            self._points.hit_other(task.coro, task)
 
     def _strike(self, coroutine: object, task: trio.lowlevel.Task | None) -> None:
         run, stack = self._run, stack_of(coroutine)
@@ -208,26 +208,26 @@ class TrioRun(trio.abc.Instrument):
         self._scope.cancel(**({"reason": _REASON} if TELLS_WHOSE else {}))
 
     def _resumed(self, value: Any, _: BaseException | None) -> None:
-        """See whether it is our scope's cancellation that the scenario is woken with."""
+        """Record whether the run's own scope has cancelled the scenario."""
         error = getattr(value, "error", None)
         if isinstance(error, trio.Cancelled) and getattr(error, "reason", None) == _REASON:
             self._run.delivered = True
 
-    def _broke(self, error: trio.TrioInternalError) -> None:
-        """Record that trio itself did not survive the scenario, or what the scenario has left."""
+    def _record_trio_failure(self, error: trio.TrioInternalError) -> None:
+        """Record that trio itself failed because of the scenario or its leftovers."""
         run = self._run
-        if run.ended == "hung":  # it was under way
+        if run.ended == "hung":  # the initial value: the scenario had not ended
             self._stop_counting()
             self._oracle.look()
             run.check = self._settings.checked()
         run.ended, run.error, run.broke = "raised", error, True
-        # Outside of its run, trio has put the handler of Ctrl-C back.
+        # After its run, trio has restored the handler of Ctrl-C.
         run.findings = [each for each in self._oracle.left() if each.kind != "handler"]
 
     # --- its end --------------------------------------------------------------------------------
 
     def _give_up(self) -> None:
-        """Record where everything stands, and cancel it all; the second time, crash."""
+        """Record where all tasks are suspended, and cancel them. The second call raises an error."""
         if self._given_up:
             raise Abandoned
         self._given_up = True
@@ -258,12 +258,12 @@ class TrioRun(trio.abc.Instrument):
 
 
 def _is_suspended(task: trio.lowlevel.Task) -> bool:
-    """Return whether a step ends in an await; what is not a native coroutine has none."""
+    """Return whether a task's step ended in an await; a coroutine that is not native has none."""
     return getattr(task.coro, "cr_frame", task) is not None
 
 
 def _cancel_inside(task: trio.lowlevel.Task) -> None:
-    """Cancel all scopes around a task, those that shield it too: it is not wanted any more."""
+    """Cancel all scopes around a task, including shielded ones: the run is given up."""
     status: Any = getattr(task, "_cancel_status", None)
     while status is not None and (scope := getattr(status, "_scope", None)) is not None:
         scope.cancel()

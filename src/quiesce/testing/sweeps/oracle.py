@@ -1,4 +1,4 @@
-"""What a run has left: a look when the scenario ends, and another some moments later."""
+"""Find what a run has left: look when the scenario ends, and again some moments later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -14,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.python_private import get_frame
 from quiesce.testing.leaks.census import Census, census_verdict
 from quiesce.testing.leaks.child_processes_left import is_child
 from quiesce.testing.leaks.findings import Finding
@@ -30,23 +30,21 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_TURNS = 20  # of the event loop, before any time passes
-_PAUSE_SECONDS = 0.0005  # the first; each is twice as long as the one before
-# What an event loop closes in a turn of its own, or what takes some moments to end once it has
-# told of its end. Nobody can wait for that; what takes longer is late.
+_TURNS = 20  # turns of the event loop before any time passes
+_PAUSE_SECONDS = 0.0005  # the first pause; each next pause is twice as long
+# Files that an event loop closes in a later turn, and threads that take some moments to end after
+# they have reported their end. A scenario cannot wait for these; what takes longer is late.
 _SWEPT_UP = frozenset({"file", "thread"})
 _SWEEPING_UP_SECONDS = 0.02
-_BURIAL_PAUSES_MAX = (
-    10_000  # for processes that were killed; a machine that is held up needs many of them
-)
+_BURIAL_PAUSES_MAX = 10_000  # pauses for killed processes to end; a busy machine needs many
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Watch during a whole sweep: what each run would wrap and unwrap stays wrapped.
+    """Watch during a whole sweep, so that the runs share one set of wrapped functions.
 
-    What is found is told by the sweep: a guard around it has nothing to do with it, and Python's
-    own warnings about what is dropped would only repeat it.
+    The sweep reports the findings itself, so a guard around the sweep ignores them. Python's own
+    warnings about dropped objects would only repeat them.
     """
     with ExitStack() as stack:
         for guarding in list(watch.censuses):
@@ -59,9 +57,9 @@ def watched() -> Iterator[None]:
 
 
 def look_back(runs: Sequence[Run]) -> list[Run]:
-    """Find what only a full garbage collection can tell: it would take too long after each run.
+    """Find leftovers that only a full garbage collection shows; it is too slow after each run.
 
-    Return the runs that had seemed to leave nothing, and have left something.
+    Return the runs that had seemed to leave nothing but have left something.
     """
     gc.collect()
     tidy = [run for run in runs if not run.findings]
@@ -73,17 +71,17 @@ def look_back(runs: Sequence[Run]) -> list[Run]:
 
 
 def _run_of(event: Event, runs: Sequence[Run]) -> Run | None:
-    """Return the run that has left something without being told of it."""
+    """Return the run that caused an event and did not see it."""
     before = [run for run in runs if run.span[1] < event.seen]
     if event.born < event.seen:
         return next((run for run in before if run.span[0] < event.born <= run.span[1]), None)
-    # When it was started is not known: in the last run, or in one before it.
+    # The start is unknown: it was in the last run, or in an earlier one.
     told = any(run.span[0] < event.seen <= run.span[1] for run in runs)
     return before[-1] if before and not told else None
 
 
 class Oracle:
-    """Looks at what one run leaves."""
+    """The checks for what one run leaves behind."""
 
     def __init__(self, settings: SweepSettings) -> None:
         self._settings = settings
@@ -91,20 +89,20 @@ class Oracle:
         self._first: Left = {}
         self._last: Left = {}
         self.work: WatchedExecutor | None = None
-        """The default executor of the loop, if there is one: its threads stay, its work may not."""
+        """The loop's default executor, if any: its threads may stay, but its calls must end."""
 
     def begin(self) -> None:
-        """Remember what is there, in the task in which the scenario will run."""
+        """Record what exists now, in the task in which the scenario will run."""
         self._census = Census()
 
     def look(self) -> None:
-        """See what is there, in the very step in which the scenario has ended."""
+        """Record what is left, in the step in which the scenario has ended."""
         self._first = self._last = self._look()
 
     async def settled(self, pause: Callable[[float], Awaitable[None]]) -> list[Finding]:
-        """Return what is left some time, and tell what has ended then from what has not."""
-        # What was waited is counted, and no clock is asked: while a machine is held up, nothing ends. And it is
-        # the loop's own time: in time that jumps, an hour would be moments.
+        """Wait a little for leftovers to end, and mark those that have ended as late."""
+        # It adds up the pauses and reads no clock: while a machine is held up, nothing ends. The pauses
+        # are in the loop's own time; in virtual time an hour may be moments.
         most = self._settings.settle_seconds
         is_mock = self._settings.clock == "mock"
         seconds = passed = slept = 0.0
@@ -124,12 +122,12 @@ class Oracle:
                 }
             seconds = min(2 * seconds or _PAUSE_SECONDS, most - passed)
             if is_mock:
-                time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - the loop's time is not that of others
+                time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - threads and processes need real time
                 slept += _PAUSE_SECONDS
         return census_verdict(self._first, self._last)
 
     def left(self) -> list[Finding]:
-        """List what was there at the last look, where nothing can be waited for any more."""
+        """List the leftovers of the last look, for a run that cannot wait any more."""
         return list(self._last.values())
 
     def _kill(self) -> list[int]:
@@ -141,7 +139,7 @@ class Oracle:
         return pids
 
     async def bury(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Kill what the run has left, and let asyncio reap what it has started.
+        """Kill the processes that the run has left, and let asyncio reap those that it has started.
 
         asyncio warns of a process that other code has reaped, and of one that dies after its loop.
         """
@@ -150,10 +148,10 @@ class Oracle:
             if not any(map(is_child, pids)) and not _waiters(asyncio.get_running_loop()):
                 break
             await pause(0)
-            time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - for others: the loop's own time may jump
+            time.sleep(_PAUSE_SECONDS)  # noqa: ASYNC251 - processes need real time; the loop's time may jump
 
     def end(self) -> tuple[float, float]:
-        """Kill and reap the processes that the run has left, and stop looking; return the run's span."""
+        """Kill and reap the processes that the run has left; stop looking; return the run's span."""
         if self._census is None:
             return 0, 0
         for pid in self._kill():
@@ -168,7 +166,7 @@ class Oracle:
 
 
 def _waiters(loop: object) -> list[threading.Thread]:
-    """Return the threads in which asyncio has waited for a process of a loop that has ended, and has yet to say so."""
+    """Return asyncio's threads that wait for an ended process of the loop and have not reported it yet."""
     return [
         thread
         for thread in threading.enumerate()
@@ -187,20 +185,20 @@ def _has_ended(pid: int) -> bool:
 
 
 class WatchedExecutor(ThreadPoolExecutor):
-    """A default executor that knows what its threads still do."""
+    """A default executor that knows which of its calls are unfinished."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="asyncio")
         self._submitted: list[tuple[Future[Any], str, StartPlace | None]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start something in a thread."""
+        """Start a call in a thread."""
         future = super().submit(fn, *args, **kwargs)
-        self._submitted.append((future, _name_of(fn, args), calling(sys._getframe(1))))
+        self._submitted.append((future, _name_of(fn, args), calling(get_frame(1))))
         return future
 
     def left(self) -> Left:
-        """Return the calls that still run in threads: the code that started them has ended."""
+        """Return the calls that still run in threads although their scenario has ended."""
         return {
             ("work", id(future)): Finding("thread", name, place and str(place), "its work goes on")
             for future, name, place in self._submitted
@@ -209,7 +207,7 @@ class WatchedExecutor(ThreadPoolExecutor):
 
 
 def _name_of(fn: Any, args: tuple[Any, ...]) -> str:
-    """Name what runs in a thread; `asyncio.to_thread` hides it behind a partial of Context.run."""
+    """Return the name of a call in a thread; `asyncio.to_thread` hides it in a partial of Context.run."""
     inner = [*getattr(fn, "args", ()), *args]
     function = inner[0] if getattr(fn, "func", fn) is not fn and inner else fn
     return str(getattr(function, "__qualname__", None) or type(function).__name__)

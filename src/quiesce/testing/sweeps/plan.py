@@ -1,9 +1,9 @@
-"""What a sweep will do: where it cancels, how, and in which order; and the id of each run.
+"""The plan of a sweep: where it cancels, how, and in which order; and the id of each run.
 
-A *point* is one suspension: the n-th time, from the beginning of the run, that the scenario (or,
-with `where="all"`, any of its tasks) gives up control. A *cut* is a way to cancel, and the point
-or points at which it happens. `asyncio:all:native:12+17` is the id of a cut: run again what was
-cancelled natively at the 12th point and once more at the 17th.
+A *point* is one suspension: the n-th time since the start of the run that the scenario (or, with
+`where="all"`, any of its tasks) gives up control. A *cut* is a way to cancel, and the point or
+points at which it happens. `asyncio:all:native:12+17` is the id of a cut: it cancels the
+scenario's task at the 12th point and once more at the 17th.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Cancel", "SweepCut", "Where"]
 Where = Literal["task", "all"]
 Cancel = Literal[
     "native",  # the scenario's task is cancelled, as by `Task.cancel()`
-    "scope",  # a cancel scope around the scenario is cancelled: anyio's, or trio's
-    "child",  # the task that stands at the point is cancelled, though it is not the scenario's own
+    "scope",  # a cancel scope of anyio or trio around the scenario is cancelled
+    "child",  # the task suspended at the point is cancelled; it is not the scenario's own
 ]
 DEPTH_MAX = 2
 UNDISTURBED = "undisturbed"
@@ -42,18 +42,18 @@ class SweepCut:
 
     @property
     def id(self) -> str:
-        """What `replay=` takes."""
+        """The id that `replay=` takes."""
         way = f"{self.cancel}:{'+'.join(map(str, self.at))}" if self.at else UNDISTURBED
         return f"{self.backend}:{self.where}:{way}"
 
     @property
     def second(self) -> bool:
-        """Whether it is cancelled a second time."""
+        """Whether the run is cancelled twice."""
         return len(self.at) > 1
 
 
 def parse(text: str) -> SweepCut:
-    """Read the id of a run."""
+    """Return the cut of an id."""
     backend, _, rest = text.partition(":")
     where, _, way = rest.partition(":")
     cancel, _, points = way.partition(":")
@@ -68,22 +68,22 @@ def parse(text: str) -> SweepCut:
 
 
 def check_plan(depth: int, where: Where, runs_max: int) -> None:
-    """Refuse what cannot be, before anything runs."""
+    """Raise `ArgumentError` for options that cannot work, before anything runs."""
     if depth not in range(1, DEPTH_MAX + 1):
-        message = f"depth is 1 or {DEPTH_MAX}, not {depth!r}"
+        message = f"depth must be 1 or {DEPTH_MAX}, not {depth!r}"
         raise ArgumentError(message)
     if where not in get_args(Where):
-        message = f"where is 'task' or 'all', not {where!r}"
+        message = f"where must be 'task' or 'all', not {where!r}"
         raise ArgumentError(message)
     if runs_max < 1:
-        message = f"runs_max is 1 at least, not {runs_max!r}"
+        message = f"runs_max must be at least 1, not {runs_max!r}"
         raise ArgumentError(message)
 
 
 def ways(
     backend: Backend, where: Where, cancel: Cancel | Sequence[Cancel] | None
 ) -> tuple[Cancel, ...]:
-    """List the ways of cancelling that were asked for, in order."""
+    """Return the ways of cancelling that were asked for, in order."""
     there: tuple[Cancel, ...] = ("scope",) if backend == "trio" else ("native", "scope")
     if where == "all" and backend != "trio":
         there += ("child",)
@@ -93,12 +93,12 @@ def ways(
     for way in asked:
         if way not in there:
             message = (
-                f"cancel={way!r} cannot be with backend={backend!r} and where={where!r}: "
-                f"there is {', '.join(there)}"
+                f"cancel={way!r} does not work with backend={backend!r} and where={where!r}: "
+                f"choose from {', '.join(there)}"
             )
             raise ArgumentError(message)
     if not asked:
-        message = f"cancel is empty: nothing would be cancelled; there is {', '.join(there)}"
+        message = f"cancel is empty, so no run would be cancelled: choose from {', '.join(there)}"
         raise ArgumentError(message)
     return tuple(way for way in there if way in asked)
 
@@ -106,7 +106,7 @@ def ways(
 def first_cuts(
     base: SweepCut, ways: Sequence[Cancel], points: int, others: set[int]
 ) -> Iterator[SweepCut]:
-    """Cancel at each point, once a way. A `child` has to be one: the rest is `native` already."""
+    """Yield one cut for each point and way. `child` applies only to points of other tasks."""
     for way in ways:
         for point in range(1, points + 1):
             if way != "child" or point in others:
@@ -114,9 +114,9 @@ def first_cuts(
 
 
 def second_cuts(cut: SweepCut, points: int) -> Iterator[SweepCut]:
-    """Cancel once more, at each point that came after the first cancellation.
+    """Yield cuts that cancel once more, at each point after the first cancellation.
 
-    Not on trio: there a cancelled scope stays cancelled, so a second time changes nothing.
+    There are none on trio: a cancelled scope stays cancelled there, so a second time changes nothing.
     """
     if cut.backend != "trio" and len(cut.at) == 1:
         for point in range(cut.at[0] + 1, points + 1):

@@ -1,4 +1,4 @@
-"""One run of a scenario: what was done to it, what came of it, and what is wrong with that."""
+"""The record of one run of a scenario: its cancellations, its end, and its faults."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 __all__ = ["Fault", "FaultKind", "Hit"]
 
 FaultKind = Literal[
-    "leak",  # it ended, and something it started is still there
-    "late",  # it ended, and something it started ended only after it
-    "hang",  # it did not end
-    "swallowed",  # it was cancelled, and returned as if it had not been
-    "wrong exception",  # it was cancelled, and raised something else
-    "failed",  # it raised, though nobody had cancelled it
+    "leak",  # the scenario ended, and something that it started still exists
+    "late",  # the scenario ended, and something that it started ended later
+    "hang",  # the scenario did not end
+    "swallowed",  # the scenario was cancelled, and returned as if it had not been
+    "wrong exception",  # the scenario was cancelled, and raised another exception
+    "failed",  # the scenario raised without being cancelled
     "check",  # the caller's own check failed
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One cancellation: where the task stood that was suspended there."""
+    """One cancellation, and the await in which the task was suspended."""
 
     point: int
     place: str
     """The file and line of the await."""
     stack: tuple[Frame, ...]
-    """The awaits that lead there, outermost first."""
+    """The awaits that lead to it, outermost first."""
     task: str | None
-    """The task that stood there; None for the scenario's own."""
+    """The name of the suspended task; None for the scenario's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a run."""
+    """One fault of a run."""
 
     kind: FaultKind
     name: str
-    """What it is about, without anything that changes from run to run."""
+    """The subject of the fault, without parts that change from run to run."""
     text: str
     finding: Finding | None = None
 
     @property
     def label(self) -> str:
-        """Kind and name: what a pattern in `allow` knows it by."""
+        """Kind and name, the text that patterns in `allow` are compared with."""
         return f"{self.kind}:{self.name}"
 
 
 @dataclass
 class Run:
-    """What happened in one run."""
+    """The record of one run."""
 
     cut: SweepCut
     points: int = 0
@@ -66,21 +66,21 @@ class Run:
     ended: Literal["returned", "cancelled", "raised", "hung"] = "hung"
     error: BaseException | None = None
     broke: bool = False
-    """Whether the event loop itself broke; `error` is what it said."""
+    """Whether the event loop itself failed; `error` is its exception."""
     asked: bool = False
-    """Whether the scenario itself was cancelled, not only a task that it had started."""
+    """Whether the scenario itself was cancelled, not only a task that it started."""
     delivered: bool = False
-    """Whether the cancellation has reached the scenario: not if it was shielded to its end."""
+    """Whether the cancellation has reached the scenario; a shield may hide it to the end."""
     findings: list[Finding] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    """Where each task stood when the run was given up."""
+    """The place of each task when the run was given up."""
     check: BaseException | None = None
     span: tuple[float, float] = (0, 0)
-    """What was started in this run has been given a number between these two."""
+    """Everything started in this run has a number between these two."""
 
     def faults(self, raises: tuple[type[BaseException], ...], allow: Sequence[str]) -> list[Fault]:
-        """List what is wrong."""
-        found = [*self._about_its_end(raises), *map(_about, self.findings)]
+        """List the faults, except those that `allow` tolerates."""
+        found = [*self._end_faults(raises), *map(_finding_fault, self.findings)]
         if self.check is not None:
             found.append(Fault("check", _name(self.check), f"check() raised {self.check!r}"))
         return [
@@ -93,46 +93,57 @@ class Run:
             )
         ]
 
-    def _about_its_end(self, raises: tuple[type[BaseException], ...]) -> list[Fault]:
+    def _end_faults(self, raises: tuple[type[BaseException], ...]) -> list[Fault]:
         error = self.error
         if self.ended == "hung":
             stuck = "".join(f"\n    {line}" for line in self.stuck)
-            return [Fault("hang", "", f"it did not end; in flight then:{stuck or ' nothing'}")]
+            return [
+                Fault("hang", "", f"the scenario did not end; in flight then:{stuck or ' nothing'}")
+            ]
         if self.ended == "returned" and self.asked and self.delivered:
-            return [Fault("swallowed", "", "it was cancelled, and returned all the same")]
+            return [
+                Fault(
+                    "swallowed",
+                    "",
+                    "the scenario was cancelled, but returned as if it had not been",
+                )
+            ]
         if self.ended == "cancelled" and not self.hits:
-            return [Fault("failed", "cancelled", "it was cancelled, by itself")]
+            return [Fault("failed", "cancelled", "the scenario cancelled itself")]
         if self.ended != "raised" or error is None:
             return []
-        return self._about_an_error(error, raises)
+        return self._error_faults(error, raises)
 
-    def _about_an_error(
+    def _error_faults(
         self, error: BaseException, raises: tuple[type[BaseException], ...]
     ) -> list[Fault]:
         kind: FaultKind = "wrong exception" if self.hits else "failed"
         if self.broke:
-            return [Fault(kind, _name(error), f"it broke the event loop: {_told(error)}")]
-        # To lose a task that it had started is a reason to raise; which error is its own affair.
+            text = f"the scenario broke the event loop: {_error_text(error)}"
+            return [Fault(kind, _name(error), text)]
+        # Losing a task that it started is a reason for the scenario to raise, whatever the error.
         if isinstance(error, raises) or (self.hits and not self.asked):
             return []
-        told = _told(error)
-        cancelled = f"it was cancelled, and raised {told}"
-        text = cancelled if self.hits else f"it raised {told}, without being cancelled"
+        raised = _error_text(error)
+        cancelled = f"the scenario was cancelled, but raised {raised}"
+        text = cancelled if self.hits else f"the scenario raised {raised} without being cancelled"
         return [Fault(kind, _name(error), text)]
 
 
-def _about(finding: Finding) -> Fault:
+def _finding_fault(finding: Finding) -> Fault:
     if finding.late:
-        return Fault("late", finding.label, f"it ended before it was done: {finding}", finding)
-    return Fault("leak", finding.label, f"it left: {finding}", finding)
+        return Fault(
+            "late", finding.label, f"the scenario ended before this did: {finding}", finding
+        )
+    return Fault("leak", finding.label, f"the scenario left behind: {finding}", finding)
 
 
 def _name(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _told(error: BaseException) -> str:
-    """Return what was raised, and its cause."""
+def _error_text(error: BaseException) -> str:
+    """Return an exception and its cause as text."""
     cause = error.__cause__
     return repr(error) if cause is None else f"{error!r} from {cause!r}"
 

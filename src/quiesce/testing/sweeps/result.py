@@ -1,4 +1,4 @@
-"""What a sweep has found, for eyes and for programs."""
+"""The result of a sweep, to print and to use in programs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "SweepFailure"]
 
-_SHOWN_MAX = 12  # kinds of failure; each names all its runs
+_SHOWN_MAX = 12  # kinds of failure to print; each lists its runs
 _IDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SweepFailure:
-    """One run that went wrong."""
+    """One run that failed."""
 
     id: str
-    """What `replay=` takes to run it alone."""
+    """The id that `replay=` takes to repeat this run alone."""
     hits: tuple[Hit, ...]
-    """The points at which it was cancelled, with the awaits that lead there; none if it was not."""
+    """The points at which the run was cancelled, with the awaits that lead there; may be empty."""
     faults: tuple[Fault, ...]
-    """What is wrong with it."""
+    """The faults of the run."""
     error: BaseException | None = None
-    """What it raised without being cancelled."""
+    """The exception that the scenario raised without being cancelled."""
 
     @property
     def where(self) -> str | None:
@@ -40,50 +40,50 @@ class SweepFailure:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of its faults: leak, late, hang, swallowed, …."""
+        """The kinds of the run's faults: leak, late, hang, swallowed, …."""
         return frozenset(fault.kind for fault in self.faults)
 
     def __str__(self) -> str:
-        """Return where the task was cancelled, and what came of it."""
+        """Return the points of cancellation, and the faults."""
         return "\n".join([*self._where_lines(), *(f"  {fault.text}" for fault in self.faults)])
 
     def _where_lines(self) -> Iterator[str]:
         yield self.id
         if not self.hits:
-            yield "  nobody cancelled it"
+            yield "  the scenario was not cancelled"
         for hit in self.hits:
             task = None if hit.task is None else f"task {hit.task!r}"
             if task is not None and ":child:" in self.id:
                 yield f"  {task}, alone, was cancelled at point {hit.point}: {hit.place}"
             else:
-                stood = "" if task is None else f", where {task} stood"
-                yield f"  it was cancelled at point {hit.point}{stood}: {hit.place}"
+                stood = "" if task is None else f", where {task} was suspended"
+                yield f"  the scenario was cancelled at point {hit.point}{stood}: {hit.place}"
             for frame in hit.stack[: _readable(hit)]:
                 yield f"      {frame}"
 
 
 def _readable(hit: Hit) -> int:
-    """Count the frames down to the await itself, and one more: what it called."""
+    """Return the number of frames down to the await itself, and one more: the function it called."""
     places = [f"{frame.file}:{frame.line}" for frame in hit.stack]
     return len(places) - places[::-1].index(hit.place) + 1 if hit.place in places else len(places)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The result of a sweep: true if no run failed.
+    """The result of a sweep; true if no run failed.
 
-    `print()` it to read it, or call `raise_if_failed()`, whose error says all of it.
+    Print it to read it, or call `raise_if_failed()`, whose error contains the same text.
     """
 
     backend: Backend
     where: Where
     depth: int
     points: int
-    """The suspensions of a run that nobody cancels."""
+    """The number of suspensions in the run that is not cancelled."""
     runs: int
     failures: tuple[SweepFailure, ...]
     not_covered: tuple[str, ...]
-    """What should have been run and was not, and why. Empty: everything was."""
+    """What the sweep should have run but did not, and why; empty if it ran everything."""
     seconds: float
 
     @property
@@ -92,7 +92,7 @@ class Sweep:
         return not self.failures
 
     def raise_if_failed(self) -> None:
-        """Raise `SweepFailed`, with all there is to say, if a run failed."""
+        """Raise `SweepFailed` with the full text if a run failed."""
         __tracebackhide__ = True
         if self.failures:
             raise SweepFailed(self) from self.failures[0].error
@@ -102,14 +102,18 @@ class Sweep:
         return self.ok
 
     def __repr__(self) -> str:
-        """Return the head line, and the ids of some runs that failed."""
+        """Return the summary line, and the ids of some failed runs."""
         ids = ", ".join(failure.id for failure in self.failures[:_IDS_MAX])
         return f"<{self._head()}{ids and f': {ids}'}>"
 
     def __str__(self) -> str:
-        """Return a head line, each kind of failure once, and what was not covered."""
+        """Return a summary line, each kind of failure once, and what was not covered."""
         return "\n".join(
-            [self._head(), *self._told(), *(f"not covered: {line}" for line in self.not_covered)]
+            [
+                self._head(),
+                *self._failure_lines(),
+                *(f"not covered: {line}" for line in self.not_covered),
+            ]
         )
 
     def _head(self) -> str:
@@ -119,7 +123,7 @@ class Sweep:
             f"{self.points} points, {self.runs} runs, {failed}, {self.seconds:.2f} s"
         )
 
-    def _told(self) -> Iterator[str]:
+    def _failure_lines(self) -> Iterator[str]:
         groups = _alike(self.failures)
         for group in groups[:_SHOWN_MAX]:
             yield ""
@@ -138,7 +142,7 @@ def _short(failure: SweepFailure) -> str:
 
 
 def _alike(failures: Sequence[SweepFailure]) -> list[list[SweepFailure]]:
-    """Put together what failed in the same way: a leak is mostly the same one at many points."""
+    """Group failures with the same faults: one leak often shows at many points."""
     groups: dict[frozenset[tuple[str, str | None]], list[SweepFailure]] = {}
     for failure in failures:
         said = frozenset(

@@ -1,4 +1,4 @@
-"""The sweep itself: run after run, in a fixed order, up to a bound."""
+"""The sweep itself: its runs in a fixed order, up to a limit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import arguments
+from quiesce.core.platform_check import check_posix
 from quiesce.testing.clock import check_run as check_backend
 from quiesce.testing.sweeps import plan
 from quiesce.testing.sweeps.oracle import look_back, watched
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-_HANGS_MAX = 10  # each takes `hang_seconds`: after so many the scenario has been understood
-_FAILURES_MAX = 100  # each may leave something that cannot be cleaned up, a file or a thread
-_TRIES_MAX = 3  # to come to a point, in a scenario that depends on time or on other processes
+_HANGS_MAX = 10  # each hang takes `hang_seconds`, and further ones add little
+_FAILURES_MAX = 100  # each failure may leave a file or thread that cannot be cleaned up
+_TRIES_MAX = 3  # attempts to reach a point in a scenario that depends on time or other processes
 
 
-def sweep(  # noqa: PLR0913 - options, all of them named
+def sweep(  # noqa: PLR0913 - options by name
     make: Callable[[], Coroutine[Any, Any, Any]],
     *,
     depth: int = 1,
@@ -47,36 +48,37 @@ def sweep(  # noqa: PLR0913 - options, all of them named
 ) -> Sweep:
     """Run a scenario again and again, and cancel it each time at another of its suspensions.
 
-    Each run has a fresh event loop. A run fails if it leaves anything behind (tasks, processes,
-    threads, files, sockets, async generators, scopes), if what it started ends only after it
-    (`late`), if it hangs, if it returns as though nobody had cancelled it, if it raises another
-    exception than the cancellation, or if `check` raises.
+    Each run has a fresh event loop. A run fails if the scenario leaves something behind (tasks,
+    processes, threads, files, sockets, async generators, scopes), if something that it started ends
+    only after it (`late`), if it hangs, if it returns as though it had not been cancelled, if it
+    raises an exception other than the cancellation, or if `check` raises.
 
     Args:
-        make: Gives a new coroutine: the scenario.
-        depth: With 2, each run that was cancelled at one point is run again and cancelled once
-            more at each later point: in the middle of its cleanup.
-        where: `task` takes the suspensions of the scenario's own task; `all` also those of the
-            tasks that it starts.
+        make: Returns a new coroutine: the scenario.
+        depth: With 2, each run that was cancelled at one point is repeated and cancelled once
+            more at each later point, in the middle of its cleanup.
+        where: `task`: the suspensions of the scenario's own task; `all`: also those of the tasks
+            that it starts.
         backend: `asyncio`, `uvloop` or `trio`.
-        cancel: `native` cancels the scenario's task; `scope` a cancel scope around it, anyio's or
-            trio's; `child`, with `where="all"`, a started task at its own suspensions, as whoever
-            cancels all tasks of a loop does. Default: each of them that there is.
-        clock: `mock` lets time jump as soon as nothing can run, and finds a hang at once; not for
+        cancel: `native` cancels the scenario's task. `scope` cancels an anyio or trio scope around
+            it. `child`, with `where="all"`, cancels a started task at its own suspensions, as code
+            that cancels all tasks of a loop does. Default: every way that applies.
+        clock: `mock` lets time jump as soon as no task can run, and finds a hang at once; not for
             scenarios with threads or processes.
-        runs_max: The bound on runs; what it cuts off is in `not_covered`.
-        hang_seconds: When a run that has not ended is given up. One that blocks its whole event
-            loop cannot be: nobody else runs there.
-        settle_seconds: How long to wait for what is left, to tell late from never.
-        check: Called when the scenario has ended; an exception is a finding.
-        raises: What the scenario may raise, besides the cancellation.
-        allow: Patterns of what is not a finding: `thread:*`, `late:task:*`, `swallowed`.
-        replay: The id of a run, from a failure: only that one. It says backend and `where`, too.
+        runs_max: The limit on the number of runs; `not_covered` names the runs that are left out.
+        hang_seconds: After how long a run that has not ended is given up. A run that blocks its event
+            loop cannot be given up: no other code runs there.
+        settle_seconds: How long to wait for leftovers, to tell late ones from those that stay.
+        check: Called when the scenario has ended; an exception is a fault.
+        raises: Exceptions that the scenario may raise besides the cancellation.
+        allow: Patterns of tolerated faults: `thread:*`, `late:task:*`, `swallowed`.
+        replay: The id of a run, from a failure: runs only that one. The id sets backend and `where`.
 
     Raises:
         ArgumentError: An argument cannot work; the message says why.
-        KeyboardInterrupt: Ctrl-C; SystemExit and `pytest.skip()` go out, too. All else is judged.
+        KeyboardInterrupt: Ctrl-C. SystemExit and `pytest.skip()` are passed on too; other errors are faults.
     """
+    check_posix("sweep()")
     chosen = plan.parse(replay) if replay is not None else None
     if chosen is not None:
         backend, where = chosen.backend, chosen.where
@@ -99,7 +101,7 @@ def sweep(  # noqa: PLR0913 - options, all of them named
 
 
 class Sweeping:
-    """A sweep that is under way."""
+    """A sweep in progress."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class Sweeping:
         self._tries: dict[SweepCut, int] = {}
 
     def everything(self) -> Sweep:
-        """Run it undisturbed, then cancelled at each point, then twice."""
+        """Run the scenario uncancelled, then cancelled once at each point, then twice."""
         base = self._run(self._base)
         self._points = base.points
         if base.error is not None and (
@@ -150,7 +152,7 @@ class Sweeping:
         return self._result()
 
     def _missing(self, cut: SweepCut, cuts: deque[SweepCut]) -> None:
-        """Try again, some other time, to come to a point that was there before."""
+        """Queue a cut again if its point was not reached; give up after some tries."""
         self._tries[cut] = self._tries.get(cut, 0) + 1
         if self._tries[cut] < _TRIES_MAX:
             cuts.append(cut)
@@ -158,7 +160,7 @@ class Sweeping:
             self._missed.append(cut.id)
 
     def replay(self, cut: SweepCut) -> Sweep:
-        """Run just one."""
+        """Run one cut only."""
         self._not_covered += blind_spots(cut)
         run = self._run(cut)
         self._points = run.points
@@ -167,7 +169,7 @@ class Sweeping:
         return self._result()
 
     def _over(self, cuts: Sequence[SweepCut]) -> bool:
-        """Return whether to stop here, and say what is not run therefore."""
+        """Return whether to stop here; record what is left out, and why."""
         if len(self._done) >= self._runs_max:
             why = f"runs_max={self._runs_max} was reached"
         elif self._hangs >= _HANGS_MAX:
@@ -183,12 +185,12 @@ class Sweeping:
             if count
         ]
         begun = self._depth == DEPTH_MAX and twice < len(cuts)
-        more = ", and those cancelled twice that would have come of them" if begun else ""
+        more = ", and the runs cancelled twice that would follow from them" if begun else ""
         self._not_covered.append(f"{' and '.join(parts)}{more}: {why}")
         return True
 
     def _run(self, cut: SweepCut) -> Run:
-        """Run once, and judge it."""
+        """Run the scenario once, and judge the run."""
         run = run_once(cut, self._settings)
         self._hangs += run.ended == "hung"
         self._done.append(run)
@@ -208,8 +210,8 @@ class Sweeping:
         if self._missed:
             ids = ", ".join(self._missed[:5]) + (", …" if len(self._missed) > 5 else "")  # noqa: PLR2004 - enough
             self._not_covered.append(
-                f"{len(self._missed)} points that a second run did not come to, as the scenario "
-                f"takes another way each time: {ids}"
+                f"{len(self._missed)} points that a repeated run did not reach, because the scenario "
+                f"takes another path each time: {ids}"
             )
         return Sweep(
             backend=self._base.backend,
@@ -224,23 +226,23 @@ class Sweeping:
 
 
 def _is_outcome(error: BaseException) -> bool:
-    """Return whether an exception is that of `pytest.skip()` and the like, which is not a failure."""
+    """Return whether an exception is from `pytest.skip()` or the like, which is not a failure."""
     pytest = sys.modules.get("_pytest.outcomes")
     return pytest is not None and isinstance(error, pytest.OutcomeException)
 
 
 def blind_spots(cut: SweepCut) -> list[str]:
-    """List what cannot be seen with these versions of others."""
+    """List what a sweep cannot see with the installed versions of other packages."""
     if cut.backend == "trio":
         from quiesce.testing.sweeps.on_trio import TELLS_WHOSE  # noqa: PLC0415 - optional
 
         if not TELLS_WHOSE:
-            return ["whether a cancellation is swallowed: only trio 0.31 or newer can tell"]
+            return ["whether a cancellation is swallowed: this needs trio 0.31 or newer"]
     return []
 
 
 def run_once(cut: SweepCut, settings: SweepSettings) -> Run:
-    """Run the scenario on a fresh event loop, cancelled as the cut says."""
+    """Run the scenario on a fresh event loop, with the cancellations of the cut."""
     if cut.backend == "trio":
         from quiesce.testing.sweeps.on_trio import TrioRun  # noqa: PLC0415 - optional
 

@@ -1,4 +1,4 @@
-"""What all runs of a sweep have in common."""
+"""The settings that all runs of a sweep share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-class NoScenario(ArgumentError):  # noqa: N818 - it says what happened, as those in errors.py
-    """What was to be swept gives no coroutine: the caller's mistake, and no fault of a run."""
+class NoScenario(ArgumentError):  # noqa: N818 - named like the errors in errors.py
+    """The function to sweep returned no coroutine: the caller's mistake, not a fault of a run."""
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What all runs of a sweep have in common."""
+    """The settings that all runs of a sweep share."""
 
     make: Callable[[], Coroutine[Any, Any, Any]]
     clock: Clock
@@ -37,16 +37,16 @@ class SweepSettings:
         given: object = self.make()
         if isinstance(given, Coroutine):
             return given
-        message = f"a scenario is an async function: {self.make!r} gave {given!r}, and no coroutine"
+        message = f"a scenario must be an async function: {self.make!r} returned {given!r}, which is not a coroutine"
         raise NoScenario(message)
 
     def checked(self) -> BaseException | None:
-        """Ask the caller's own oracle; return what it raises, be it `pytest.fail()`."""
+        """Call the caller's own check; return the exception that it raises, including `pytest.fail()`."""
         try:
             if self.check is not None:
                 self.check()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the answer
+        except BaseException as error:  # noqa: BLE001 - the exception is the result
             return error
         return None

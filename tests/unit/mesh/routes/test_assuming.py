@@ -194,7 +194,7 @@ async def test_a_receipt_that_rides_on_the_answer_names_what_is_assumed(tmp_path
             with here().delegate("http://b") as handing:
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(other.asgi(app), "POST", "/", headers=[header])
-                await world._servers.spawn(made.run)
+                await world.servers.spawn(made.run)
                 handing.answered(made.told)
         found = await cascade.settled(5, require="participants")
         assert found.ok

@@ -14,10 +14,11 @@ import pytest
 from quiesce.mesh import Settled, Unknown, current_hop
 from quiesce.mesh.routes import belts
 from quiesce.mesh.routes.takers import Item
+from tests.foreign_private import is_waited_for
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
-from tests.unit.mesh.routes.working import Job, is_waited_for, work
+from tests.unit.mesh.routes.working import Job, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,7 +171,7 @@ async def test_what_a_busy_thread_starts_for_a_hop_holds_it(  # noqa: PLR0915 - 
         try:
             first = threading.Event(), threading.Event()
             first[1].set()
-            await until(lambda: is_waited_for(wake, condition))
+            await until(lambda: is_waited_for(wake) or is_waited_for(condition))
             await settles(await case.cascade(lambda: put(first)))
             with held:
                 put(plain)
@@ -292,7 +293,10 @@ async def test_an_event_that_is_set_is_not_waited_for(tmp_path: Path, *, passes:
         verdict = await opening.settled(5)
         assert isinstance(verdict, Settled if passes else Unknown), str(verdict)
         if not passes:  # the hop that opens the gate may have meant something else
-            assert "whose worker was at work, and then waits for something else at " in str(verdict)
+            assert (
+                "whose worker was busy when the event was set, and now waits for something else at"
+                in str(verdict)
+            )
         later = Job("later, and of no hop")
         put(later)
         await until(lambda: later.is_begun)
@@ -342,7 +346,7 @@ async def test_a_service_that_has_left_its_loop_does_not_hold_a_hop(
             change.set()
             await until(begun.is_set)
             verdict = await (await case.cascade(change.set)).settled(5)
-            assert "has left the loop in which it has waited for it" in str(verdict)
+            assert "has left the loop in which it waited for the event" in str(verdict)
             assert not any(left)
         finally:
             over.set()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce.mesh import current_hop
+from tests.foreign_private import drop_last
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
@@ -210,7 +211,7 @@ async def test_what_code_removes_from_the_inside_of_a_queue_is_not_kept(tmp_path
             gone.append(weakref.ref(item))
             jobs.put_nowait(item)
             if jobs.qsize() > 10:
-                jobs._queue.pop()  # type: ignore[attr-defined]  # as code does that purges it
+                drop_last(jobs)
         del item
         assert sum(one() is not None for one in gone) < 1000
         assert await is_open(cascade)

@@ -72,7 +72,7 @@ async def test_a_worker_that_ends_does_not_hold_a_hop(tmp_path: Path, how: str) 
         await task
         verdict = await cascade.settled(5)
         assert isinstance(verdict, Settled)
-        assert "had done what there was to do when it ended" in str(verdict)
+        assert "had done all jobs when it ended" in str(verdict)
 
     await run(tmp_path, scenario)
 
@@ -142,7 +142,7 @@ async def test_a_worker_that_ends_without_a_look_leaves_a_job_that_is_not_known(
         await task
         verdict = await cascade.settled(5)
         assert isinstance(verdict, Unknown)
-        assert "It may have left something undone" in str(verdict)
+        assert "has ended and may have left a job undone" in str(verdict)
 
     await run(tmp_path, scenario)
 

@@ -63,10 +63,11 @@ def test_nodes_of_two_threads_replace_everything_once(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(installing, "_lock", Lock())
     monkeypatch.setattr(installing, "_everywhere", everywhere)
-    monkeypatch.setattr(installing, "_installed", {})
+    installed: dict[object, object] = {}
+    monkeypatch.setattr(installing, "_installed", installed)
     ends.append(installing.install_routes(Backend()))  # type: ignore[arg-type]  # as above
     others[0].join()
     assert len(made) == 1
     for end in ends:
         end()
-    assert not installing._installed
+    assert not installed

@@ -142,7 +142,7 @@ async def test_an_item_that_a_task_returns_is_untracked(tmp_path: Path) -> None:
         cascade = await case.cascade(lambda: jobs.put_nowait(job))
         await until(lambda: job.is_begun)
         verdict = await cascade.settled(5)
-        assert "by a task that returned it" in str(verdict)
+        assert "taken by a task that returned the item" in str(verdict)
         assert not verdict.ok
         job.gate.set()
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import multiprocessing
+import multiprocessing.managers
 import os
 import queue
 import re
@@ -13,6 +14,7 @@ import sched
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,6 +24,7 @@ from anyio.from_thread import start_blocking_portal
 from quiesce import detached
 from quiesce.mesh import Settled, Unknown, current_hop
 from quiesce.mesh.runtime import progress
+from tests.foreign_private import call_manager
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, until
 from tests.unit.mesh.routes.test_ways import WAITS, Gate, cascade_of, is_held_until
@@ -203,7 +206,7 @@ async def test_a_coroutine_of_a_library_in_another_loop_holds_the_hop(
         assert isinstance(await cascade.settled(within=0.1), Unknown)
         hop = gate.hops[0]
         assert hop is not None
-        assert any("test_other_ways.py:" in (held.where or "") for held in hop._holds.values())
+        assert any("test_other_ways.py:" in (held.where or "") for held in hop.holds.values())
         gate.event.set()
         assert isinstance(await cascade.settled(5), Settled)
 
@@ -322,18 +325,64 @@ async def test_a_fork_holds_the_hop(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-async def test_an_item_for_another_process_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["SimpleQueue", "Queue", "JoinableQueue"])
+async def test_an_item_for_another_process_is_named(tmp_path: Path, kind: str) -> None:
     """Nobody here can tell when it is done."""
-    items = multiprocessing.get_context("fork").SimpleQueue()
+    items: Any = getattr(multiprocessing.get_context("fork"), kind)()
     async with World(tmp_path) as world:
         await world.add("a"), await world.add("b")
         cascade = await cascade_of(world, lambda: items.put(1))
         found = await cascade.settled(5, require="participants")
         assert isinstance(found, Unknown)
         (missing,) = found.missing
-        assert "item in multiprocessing.SimpleQueue, handed over at" in missing
+        assert f"item in multiprocessing.{kind}, handed over at" in missing
         assert "test_other_ways.py:" in missing
     items.close()
+    if kind != "SimpleQueue":
+        items.join_thread()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("name", ["send", "send_bytes"])
+async def test_an_item_in_a_pipe_is_named(tmp_path: Path, name: str, *, is_own: bool) -> None:
+    """If the hop has not made the pipe: else it has the child, too."""
+    ends: list[Any] = [] if is_own else list(multiprocessing.Pipe())
+
+    def put() -> None:
+        ends.extend(multiprocessing.Pipe() if is_own else ())
+        getattr(ends[0], name)(b"job")
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        cascade = await cascade_of(world, put)
+        found = await cascade.settled(5, require="participants")
+        assert isinstance(found, Settled if is_own else Unknown)
+        if isinstance(found, Unknown):
+            (missing,) = found.missing
+            assert "item in multiprocessing.Connection, handed over at" in missing
+            assert "test_other_ways.py:" in missing
+    for end in ends:
+        end.close()
+
+
+async def test_a_call_of_a_manager_that_leaves_work_is_named(tmp_path: Path) -> None:
+    """An item in a queue of another process; what is asked of it meanwhile is not work that is left."""
+    proxy: Any = object.__new__(multiprocessing.managers.BaseProxy)
+    asked: list[str] = []
+
+    def call(name: str) -> None:
+        with suppress(AttributeError):  # it is connected to nothing
+            asked.append(name)
+            call_manager(proxy, name, (1,))
+
+    async with World(tmp_path) as world:
+        await world.add("a"), await world.add("b")
+        found = await (await cascade_of(world, lambda: call("put"))).settled(5)
+        assert isinstance(found, Unknown)
+        (missing,) = found.missing
+        assert "call of multiprocessing.managers.BaseProxy.put, handed over at" in missing
+        assert (await (await cascade_of(world, lambda: call("qsize"))).settled(5)).ok
+    assert asked == ["put", "qsize"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="queues can be shut down since 3.13")
@@ -359,7 +408,7 @@ async def verdict(
         finally:
             with detached():
                 end()
-            await until(lambda: not world.nodes["b"]._hops)
+            await until(lambda: not world.nodes["b"].running_hops)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import anyio
 import pytest
 
 from quiesce.mesh import Settled, Unknown, current_hop
+from tests.foreign_private import stop_resource_tracker
 from tests.unit.mesh.meshing import World, until
 from tests.unit.mesh.routes.test_ways import Gate, cascade_of, is_held_until
 
@@ -72,7 +72,7 @@ async def test_the_workers_of_a_cold_pool_of_processes_hold_nothing(tmp_path: Pa
             cascade = await cascade_of(world, lambda: futures.append(pool.submit(abs, -1)))
             await until(futures[0].done)
             assert isinstance(await cascade.settled(5), Settled)
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # or that child stays
+    stop_resource_tracker()
 
 
 async def test_a_call_in_a_pool_of_multiprocessing_holds_the_hop(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_a_call_in_a_pool_of_multiprocessing_holds_the_hop(tmp_path: Path)
         pools[0].join()
         pools.clear()
         gc.collect()  # its semaphores, which the tracker knows
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # or that child stays
+    stop_resource_tracker()
 
 
 @pytest.mark.parametrize("way", ["apply_async", "map_async", "imap", "imap_unordered", "chunks"])

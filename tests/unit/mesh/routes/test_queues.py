@@ -167,7 +167,7 @@ async def test_what_the_worker_sends_is_sent_for_the_hop(tmp_path: Path) -> None
 
 
 @on_asyncio
-async def test_after_its_work_the_worker_works_for_nobody(tmp_path: Path) -> None:
+async def test_after_an_item_the_worker_works_for_no_hop(tmp_path: Path) -> None:
     """What it starts then is not the hop's."""
 
     async def scenario(case: Case) -> None:

@@ -15,14 +15,14 @@ import types
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from quiesce.core import libraries
 from quiesce.mesh import Settled
-from quiesce.mesh.routes import events
+from tests.foreign_private import is_waited_for, stop_resource_tracker
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.library_ways import (
@@ -158,7 +158,7 @@ async def test_a_process_that_is_started_through_a_library_holds_the_hop(
         theirs.close()
 
     await run(tmp_path, scenario)
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # or that child stays
+    stop_resource_tracker()
 
 
 async def test_a_child_that_is_spawned_through_a_library_holds_the_hop(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ async def test_what_is_handed_over_through_a_callback_is_named(
             await until(lambda: not items.empty())
         verdict = await cascade.settled(5)
         assert "item in multiprocessing.SimpleQueue" in str(verdict)
-        libraries._keeps_house.cache_clear()
+        libraries._is_housekeeping.cache_clear()
 
     await run(tmp_path, scenario)
     items.close()
@@ -424,7 +424,7 @@ async def test_a_thread_whose_event_is_set_through_a_library_holds_the_hop(
         thread = threading.Thread(target=worker)
         thread.start()
         try:
-            await until(lambda: id(wake) in events._of_workers)  # the worker waits
+            await until(lambda: is_waited_for(wake))
 
             async def put() -> None:
                 jobs.append(gate)

@@ -83,7 +83,7 @@ async def test_what_a_call_takes_is_not_held_for_longer_than_the_call(
         else:
             verdict = await cascade.settled(5)
             assert isinstance(verdict, Unknown)
-            assert "by a call in a thread that returned it" in str(verdict)
+            assert "taken by a call in a thread that returned the item" in str(verdict)
 
     await run(tmp_path, scenario)
 

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from quiesce import detached
+from tests.foreign_private import is_waited_for
 from tests.stress import turns
 from tests.unit.mesh.meshing import here, until
 from tests.unit.mesh.routes.queueing import Case, run
-from tests.unit.mesh.routes.working import is_waited_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_process
 import pytest
 
 from quiesce.mesh import Settled, Unknown, current_hop
+from tests.foreign_private import stop_resource_tracker
 from tests.stress import turns
 from tests.unit.mesh.meshing import World, here, is_held_by, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import anyio
 
     from quiesce.mesh import Cascade, Hop
 
@@ -272,6 +272,53 @@ async def test_a_child_that_is_left_running_holds_the_hop(tmp_path: Path) -> Non
 
 
 @real_time
+async def test_a_worker_process_of_anyio_holds_nothing(tmp_path: Path) -> None:
+    """It lives on for the next call; the call itself is awaited by a task of the hop."""
+    found: list[int] = []
+
+    async def call() -> None:
+        found.append(await anyio.to_process.run_sync(os.getpid))
+
+    def put() -> None:
+        here().spawn(call)
+
+    async with World(tmp_path) as world:
+        await world.add("a")
+        await world.add("b")
+        cascade = await cascade_of(world, put)
+        assert isinstance(await cascade.settled(30), Settled)
+        assert found
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([sys.executable, "-X", "dev", "-u", "worker.py", "-m"], "worker.py"),
+        ([sys.executable, "-m", "worker"], "worker"),
+    ],
+)
+async def test_a_child_is_declared_by_its_script(
+    tmp_path: Path, words: list[str], name: str
+) -> None:
+    """The name of the interpreter would declare every child."""
+    (tmp_path / "worker.py").write_text(WAITS)
+    children: list[subprocess.Popen[bytes]] = []
+
+    def put() -> None:
+        children.append(subprocess.Popen(words, stdin=subprocess.PIPE, cwd=tmp_path))
+
+    try:
+        async with World(tmp_path) as world:
+            await world.add("a")
+            await world.add("b", services=[name])
+            cascade = await cascade_of(world, put)
+            assert isinstance(await cascade.settled(5), Settled)
+    finally:
+        children[0].communicate()
+
+
+@real_time
 @on_asyncio
 async def test_a_child_of_the_event_loop_holds_the_hop(tmp_path: Path) -> None:
     """Uvloop starts it by a way of its own."""
@@ -313,4 +360,4 @@ async def test_a_process_of_multiprocessing_holds_the_hop(tmp_path: Path) -> Non
     made.close()
     ours.close()
     theirs.close()
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # or that child stays
+    stop_resource_tracker()

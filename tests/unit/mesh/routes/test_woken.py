@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quiesce.mesh import Node, current_hop
+from tests.foreign_private import is_waited_for, raw_threads
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, is_open, run, settles
-from tests.unit.mesh.routes.working import Job, is_waited_for, work
+from tests.unit.mesh.routes.working import Job, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +197,7 @@ async def test_a_thread_that_is_woken_holds_the_hop_that_has_woken_it(
         thread.start()
         gate = threading.Event()
         try:
-            await until(lambda: is_waited_for(wake, condition))
+            await until(lambda: is_waited_for(wake) or is_waited_for(condition))
             cascade = await case.cascade(lambda: put(gate))
             await until(begun.is_set)
             await turns(20)
@@ -220,10 +221,10 @@ async def test_a_raw_thread_may_wait_for_an_event(monkeypatch: pytest.MonkeyPatc
     failures: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", failures.append)
     async with Node("a"):
-        event, before = threading.Event(), _thread._count()
+        event, before = threading.Event(), raw_threads()
         _thread.start_new_thread(event.wait, ())
         event.set()
-        await until(lambda: _thread._count() <= before)
+        await until(lambda: raw_threads() <= before)
     assert not failures
 
 
@@ -383,6 +384,6 @@ async def test_a_busy_worker_may_have_taken_what_an_idle_one_does_not_see(tmp_pa
         verdict = await cascade.settled(5)
         assert verdict.ok, str(verdict)
         (told,) = verdict.assumptions
-        assert "when it asked for more" in told
+        assert "done with what asyncio.Condition woke it for when it waited again at" in told
 
     await run(tmp_path, scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quiesce.mesh import current_hop
 
@@ -28,8 +28,3 @@ async def work(*jobs: Job) -> None:
         job.hop = current_hop()
     for job in jobs:
         await job.gate.wait()
-
-
-def is_waited_for(*events: Any) -> bool:
-    """Return whether something waits for one of these events and conditions; there is no public way to ask."""
-    return any(getattr(event, "_cond", event)._waiters for event in events)

@@ -1,15 +1,14 @@
 """Adoption: every task that is created in a scope's context is held by that scope (asyncio).
 
 While at least one open scope adopts, our function replaces the loop's own `create_task`. All code
-that makes tasks calls it: asyncio, its task groups, anyio, the finalizers of async generators. A
-task factory would be the official way. But a loop has only one factory, so another library that
-installs its own would end the adoption silently. This way every installed factory is still called.
+that makes tasks calls `create_task`: asyncio, its task groups, anyio, the finalizers of async
+generators. A task factory would be the official way. But a loop has only one factory, so a library
+that installs another one would end the adoption silently. Our function still calls installed factories.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from asyncio import current_task
 from contextlib import contextmanager
 from operator import attrgetter
@@ -27,6 +26,7 @@ from quiesce.core.backends.asyncio.tasks import (
 )
 from quiesce.core.current import detached
 from quiesce.core.libraries import GETTERS, SUSPECTS, is_process_wide
+from quiesce.core.python_private import get_frame
 from quiesce.core.tree import ScopeState, current
 from quiesce.errors import UsageError
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from quiesce.core.tree import TreeNode
 
-_getframe = sys._getframe
 PlainTask = asyncio.Task
 
 # The search for the code that starts a task skips frames of the first set, and ends at frames of the
@@ -46,7 +45,7 @@ _PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})
 _LOOPS = frozenset({"asyncio.events", "asyncio.runners", "uvloop", "uvloop._noop"})
 _USER, _PASS, _END = range(3)
 _modules: dict[str, int] = {}
-_users: set[str] = set()  # the modules that are _USER
+_users: set[str] = set()  # the modules of kind _USER found so far
 _CREATE_TASK = asyncio.create_task.__code__
 _OPEN = ScopeState.OPEN
 
@@ -65,14 +64,14 @@ def adopter_of(node: TreeNode | None) -> TreeNode | None:
 
     Tasks that a shared task starts belong to the scope it was handed to (see shared_tasks.py).
     """
-    adopter = node._adopter if node is not None else None
-    if adopter is not None and adopter._state is not _OPEN:
+    adopter = node.adopter if node is not None else None
+    if adopter is not None and adopter.phase is not _OPEN:
         creator = current_task()
         if type(creator) is SharedTask:
-            adopter = creator._node
-    while adopter is not None and adopter._state is ScopeState.CLOSED:
-        parent = adopter._parent
-        adopter = parent._adopter if parent is not None else None
+            adopter = creator.owner_node
+    while adopter is not None and adopter.phase is ScopeState.CLOSED:
+        parent = adopter.parent
+        adopter = parent.adopter if parent is not None else None
     return adopter
 
 
@@ -83,7 +82,7 @@ class Entrance:
         self.users: int = 0
         self._loop = loop
         self._clock = clock
-        self._making: object = None  # the coroutine that another library's factory makes a task of
+        self._making: object = None  # the coroutine that a foreign factory makes a task of
         # Do not read its `__dict__`: CPython then keeps all of the loop's attributes in a
         # dictionary, and finds each of them more slowly from then on.
         found: Any = loop.create_task
@@ -121,8 +120,8 @@ class Entrance:
 
         def create_task(coro: Any, **options: Any) -> Task[Any]:
             node = get_current()
-            adopter = node._adopter if node is not None else None
-            ending = adopter is not None and adopter._state is not _OPEN
+            adopter = node.adopter if node is not None else None
+            ending = adopter is not None and adopter.phase is not _OPEN
             if ending:
                 adopter = adopter_of(adopter)
             ours = before is None and get_factory(loop) is late and "eager_start" not in options
@@ -130,23 +129,23 @@ class Entrance:
             if is_suspect and is_process_wide(coro):
                 with _elsewhere(coro):
                     return create_task(coro, **options)
-            if adopter is None or adopter._loop is not loop or not self.users:
+            if adopter is None or adopter.loop is not loop or not self.users:
                 # If no other factory is installed, this is what the loop itself would do.
                 return PlainTask(coro, loop=loop, **options) if ours else make(coro, **options)
             if not ours:
                 return self._make_foreign(make, adopter, coro, options)
-            frame = _getframe(1)
+            frame = get_frame(1)
             if frame.f_code is _CREATE_TASK:  # asyncio.create_task()
                 frame = frame.f_back or frame
             task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
             if frame.f_globals.get("__name__") in _users:
-                task._code_started, task._offset_started = frame.f_code, frame.f_lasti
+                task.started_code, task.started_offset = frame.f_code, frame.f_lasti
             else:
-                task._code_started, task._offset_started = _starter(coro, frame)
+                task.started_code, task.started_offset = _starter(coro, frame)
             _take_in(task, adopter, clock())
             if ending:
                 _inherit(task)
-            if adopter._services or (node is not adopter and node._services):  # type: ignore[union-attr]  # it led to the adopter
+            if adopter.services or (node is not adopter and node.services):  # type: ignore[union-attr]  # it led to the adopter
                 _started(task, task, node, adopter)  # type: ignore[arg-type]  # likewise
             return task
 
@@ -163,10 +162,10 @@ class Entrance:
         if adopter is not None and is_process_wide(coro):
             with _elsewhere(coro):
                 return asyncio.Task(coro, loop=loop, **options)
-        if node is None or adopter is None or adopter._loop is not loop or coro is self._making:
+        if node is None or adopter is None or adopter.loop is not loop or coro is self._making:
             return asyncio.Task(coro, loop=loop, **options)
         task: AdoptedTask[Any] = AdoptedTask(coro, loop=loop, **options)
-        task._code_started, task._offset_started = _starter(coro, _getframe(1))
+        task.started_code, task.started_offset = _starter(coro, get_frame(1))
         _take_in(task, adopter, self._clock())
         _started(task, task, node, adopter)
         return task
@@ -178,9 +177,9 @@ class Entrance:
 
         An eager factory runs the task's first step inside this call: see `ForeignTask.begin`.
         """
-        where = _starter(coro, _getframe(1))
+        where = _starter(coro, get_frame(1))
         held = ForeignTask(adopter, *where, creator=current_task())
-        adopter._insert(held, held)
+        adopter.insert_hold(held, held)
         foreign.append(held)
         outer, self._making = self._making, coro
         try:
@@ -188,14 +187,14 @@ class Entrance:
         finally:
             self._making = outer
             foreign.remove(held)
-            held._node._discard(held)
+            held.owner_node.discard_hold(held)
         task: Task[Any] = held.task
         task.add_done_callback(held.done)
         if isinstance(task, asyncio.Task):
             _started(task, held, current.get() or adopter, adopter)
-        if adopter._service_pattern is not None:
-            held._reclassify()
-            self._loop.call_soon(held._reclassify)  # asyncio.create_task() names it after this
+        if adopter.service_pattern is not None:
+            held.reclassify()
+            self._loop.call_soon(held.reclassify)  # asyncio.create_task() names it later
         return task
 
     def _factory(self) -> Any:
@@ -219,7 +218,7 @@ class Entrance:
             if adopter is not None and is_process_wide(coro):
                 with _elsewhere(coro):
                     return make(coro, **options)  # type: ignore[no-any-return]  # out of a cell
-            if adopter is None or adopter._loop is not self._loop or coro is self._making:
+            if adopter is None or adopter.loop is not self._loop or coro is self._making:
                 made: Task[Any] = make(coro, **options)
                 return made
             return self._make_foreign(make, adopter, coro, options)
@@ -245,15 +244,15 @@ def _elsewhere(coro: Any) -> Iterator[None]:
 
 def _take_in(task: AdoptedTask[Any], adopter: TreeNode, now: float) -> None:
     """Hold a new task in the step in which it was made."""
-    task._node = adopter
-    task._since = now
+    task.owner_node = adopter
+    task.began_at = now
     task.add_done_callback(adopted_done)
-    if adopter._service_pattern is not None and is_service(adopter, task):
-        adopter._services[task] = task
+    if adopter.service_pattern is not None and is_service(adopter, task):
+        adopter.services[task] = task
         return
-    holds = adopter._holds
+    holds = adopter.holds
     if not holds:
-        adopter._turned_busy()
+        adopter.note_busy()
     holds[task] = task
 
 

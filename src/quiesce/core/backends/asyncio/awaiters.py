@@ -1,6 +1,6 @@
-"""Which tasks wait for a future: found by following its callbacks (asyncio).
+"""Finds the tasks that wait for a future, by following the future's callbacks (asyncio).
 
-Also how to cancel a task without cancelling the task that it awaits.
+It can also cancel a task without cancelling the task that it awaits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 _ENDING = frozenset({ScopeState.CLOSING, ScopeState.CLOSED})
-_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # they pass an error on to a waiting task
-_ANSWERING = frozenset({"acp"})  # its callbacks read failures that it has sent to the peer
+_PLUMBING = frozenset({"asyncio", "anyio", "quiesce"})  # they pass errors to waiting tasks
+_ANSWERING = frozenset({"acp"})  # its callbacks read failures after sending them to the peer
 runners: set[CodeType] = set()  # code that runs an event loop written in C (uvloop)
 _WAIT = "_wait.<locals>._on_completion"  # the callback of asyncio.wait()
 
@@ -27,7 +27,7 @@ _WAIT = "_wait.<locals>._on_completion"  # the callback of asyncio.wait()
 def waiters_of(
     future: Future[Any], *, for_result: bool = False
 ) -> Iterator[tuple[Task[Any], TreeNode | None]]:
-    """Yield the tasks that the end of a future wakes, each with its current scope, or the one it was handed to.
+    """Yield the tasks that the end of a future wakes, each with its current scope or the scope it was handed to.
 
     A task may await the future directly, or through `gather`, `shield`, `wait_for`, `wait`, a task
     group, or a callback that has another future in its closure or among its arguments.
@@ -37,18 +37,30 @@ def waiters_of(
         for_result: Leave out tasks that wait only for the end, by `wait` or in a task group.
     """
     found: list[Future[Any]] = [future]
-    for one in found:  # it grows
+    for one in found:  # the loop adds to `found`
         for callback, context in getattr(one, "_callbacks", None) or ():
             owner = getattr(callback, "__self__", None)
             if isinstance(owner, Task):
                 handed_on = getattr(owner, "_is_handed_on", False)
-                yield owner, owner._node if handed_on else context.get(current)  # type: ignore[attr-defined]  # a SharedTask
+                yield owner, owner.owner_node if handed_on else context.get(current)  # type: ignore[attr-defined]  # a SharedTask
             elif not (for_result and getattr(callback, "__qualname__", "") == _WAIT):
                 found += [
                     next_one
                     for next_one in _leads_to(callback, owner, groups=not for_result)
                     if next_one not in found
                 ]
+
+
+def host_of(task: Task[Any]) -> Task[Any] | None:
+    """Return the task that runs the task group (asyncio's or anyio's) of a task, and so ends after it."""
+    for callback, _ in getattr(task, "_callbacks", None) or ():
+        cells = getattr(callback, "__closure__", None) or ()
+        for group in [getattr(callback, "__self__", None), *map(_content, cells)]:
+            inner = getattr(group, "cancel_scope", None)
+            host = getattr(group, "_parent_task", None) or getattr(inner, "_host_task", None)
+            if isinstance(host, Task):
+                return host
+    return None
 
 
 def _leads_to(callback: Any, owner: object, *, groups: bool) -> Iterator[Future[Any]]:
@@ -63,7 +75,7 @@ def _leads_to(callback: Any, owner: object, *, groups: bool) -> Iterator[Future[
 def _content(cell: Any) -> object:
     try:
         content: object = cell.cell_contents
-    except ValueError:  # it is empty so far
+    except ValueError:  # the closure's cell is still empty
         return None
     return content
 
@@ -102,8 +114,8 @@ def passed_on_by(task: Task[Any], frame: FrameType) -> TreeNode | None:
     if stopping.node is not None:
         return stopping.node
     node = current.get()
-    if not isinstance(node, TreeNode) or node._state not in _ENDING:
-        return None  # the a2a adapter sets its calls as current, and they close nothing
+    if not isinstance(node, TreeNode) or node.phase not in _ENDING:
+        return None  # a call of the a2a adapter, which is not a scope
     if frame.f_globals.get("__name__", "").partition(".")[0] == "asyncio":  # wait_for, a task group
         return node
     asked = (waiter.cancelling() for waiter, where in waiters_of(task) if _is_in(where, node))
@@ -115,7 +127,7 @@ def let_go(task: Task[Any], owner: TreeNode, node: TreeNode) -> bool:
 
     Return False, and do nothing, otherwise.
     """
-    if owner._is_within(node):
+    if owner.is_within(node):
         return False
     waiters = list(waiters_of(task, for_result=True))
     if all(_is_not_elsewhere(where, node) or waiter.cancelling() for waiter, where in waiters):
@@ -131,15 +143,15 @@ def let_go(task: Task[Any], owner: TreeNode, node: TreeNode) -> bool:
 
 def _is_not_elsewhere(where: object, node: TreeNode) -> bool:
     """Return whether a waiter is within `node`, or in a call of the a2a adapter, which is set as current scope."""
-    return where is not None and (not isinstance(where, TreeNode) or where._is_within(node))
+    return where is not None and (not isinstance(where, TreeNode) or where.is_within(node))
 
 
 def _is_in(where: TreeNode | None, node: TreeNode) -> bool:
-    return isinstance(where, TreeNode) and where._is_within(node)  # it may be a call of a2a
+    return isinstance(where, TreeNode) and where.is_within(node)  # it may be a call of a2a
 
 
 def _wake(task: Task[Any]) -> None:
-    """Resume a task with a cancellation that stopped at another task, which it awaits."""
+    """Resume a task with its cancellation, which did not reach the task that it awaits."""
     awaited: Future[Any] | None = getattr(task, "_fut_waiter", None)
     for callback, context in getattr(awaited, "_callbacks", None) or ():
         if getattr(callback, "__self__", None) is task and awaited is not None:

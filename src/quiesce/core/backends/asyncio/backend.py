@@ -7,11 +7,10 @@ import math
 import sys
 import time
 from asyncio import BaseEventLoop, BaseTransport, CancelledError, Task, current_task
-from asyncio.events import _get_running_loop
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from quiesce.core.backends.asyncio import service_tasks, shared_tasks
 from quiesce.core.backends.asyncio.foreign_task import begin_foreign, foreign
@@ -23,12 +22,19 @@ from quiesce.core.backends.asyncio.tasks import (
     unasked,
     watch_task,
 )
+from quiesce.core.python_private import (
+    callback_of,
+    context_of,
+    exception_of,
+    is_cancelled_handle,
+    running_loop,
+)
 from quiesce.core.tree import current
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, Handle, TimerHandle
     from collections import deque
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Collection, Coroutine, Iterable
     from types import CodeType
 
     from quiesce.core.backends.base import Body, Waiter
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _TIMER_SECONDS_MIN = 0.001
-_READY_MAX = 64  # longer queues are not read anew each time
+_READY_MAX = 64  # a longer queue is read only once a turn
 _OF_SOCKETS = ("_read_ready", "_write_ready")
 
 
@@ -74,11 +80,11 @@ class AsyncioBackend:
     @classmethod
     def running(cls) -> AsyncioBackend | None:
         """Return the backend of the running loop, if one runs."""
-        loop = _get_running_loop()
+        loop = running_loop()
         return None if loop is None else cls(loop)
 
     def here(self) -> bool:
-        return _get_running_loop() is self.loop
+        return running_loop() is self.loop
 
     def alive(self) -> bool:
         return not self.loop.is_closed()
@@ -89,6 +95,14 @@ class AsyncioBackend:
             begin_foreign(self.loop, task)
         return task
 
+    def working_for(self) -> Collection[object]:
+        return service_tasks.task_and_creators(self.task())
+
+    def fate(self, task: Any) -> BaseException | Literal["cancelled"] | None:
+        if task is None or not task.done():
+            return None
+        return "cancelled" if task.cancelled() else exception_of(task)
+
     def ended(self, task: Any) -> bool:
         done: bool = task.done()
         return done
@@ -96,7 +110,7 @@ class AsyncioBackend:
     def watch(self, call: Callable[[], None]) -> Callable[[], None]:
         task = current_task()
         if task is None:
-            return call  # a callback has ended when it returns
+            return call  # no task runs: a callback has no end to watch
         return watch_task(task, call)
 
     def own(
@@ -145,7 +159,7 @@ class AsyncioBackend:
             self._last = self.loop.call_soon(self._forget, context=self._nowhere)
             return self._seen
         newest, last, place = ready[-1], self._last, -1
-        while ready[place] is not last:  # which stays in the queue until `_forget` is called
+        while ready[place] is not last:  # `last` stays in the queue until `_forget` is called
             _add_left(self._seen, (ready[place],))
             place -= 1
         self._last = newest
@@ -162,7 +176,7 @@ class AsyncioBackend:
         return True
 
     def fatal(self, error: BaseException, *, caught: bool) -> None:
-        # The loop raises these two itself when a task or a callback raises them.
+        # The loop itself raises KeyboardInterrupt and SystemExit if a task or a callback raises them.
         if caught:
             self.loop.call_soon(_raise, error)
 
@@ -193,16 +207,16 @@ def _add_left(found: set[TreeNode], handles: Iterable[Any]) -> set[TreeNode]:
     cancellations that anyio delivers.
     """
     for handle in handles:
-        node = handle._context.get(current)
-        if node is None or node in found or handle._cancelled:
+        node = context_of(handle).get(current)
+        if node is None or node in found or is_cancelled_handle(handle):
             continue
-        call = handle._callback
+        call = callback_of(handle)
         owner = getattr(call, "__self__", None)
         of_socket = isinstance(owner, BaseTransport) and call.__name__ in _OF_SOCKETS
         if not (of_socket or isinstance(owner, Task) or _cancels(owner, call)):
             while node is not None and node not in found:
                 found.add(node)
-                node = node._above()
+                node = node.node_above()
     return found
 
 

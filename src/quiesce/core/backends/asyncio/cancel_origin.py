@@ -1,8 +1,8 @@
-"""Whether a cancelled task was cancelled by its own hop (asyncio).
+"""Finds out whether a cancelled task was cancelled by its own hop (asyncio).
 
 Code that works for a hop may cancel tasks that the hop has started: the slower of two requests, or one that exceeds a
-timeout. That is part of its work, and the hop may still succeed. If other code cancels a task of the hop, or the task
-raises `CancelledError` by itself, its work is not done although the hop needs it: the hop has failed.
+timeout. That is part of the hop's work, and the hop may still succeed. If other code cancels a task of the hop, or if
+the task raises `CancelledError` by itself, the hop has failed, because work that it needs is not done.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _own: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
 
 def cancel_asked(task: Task[Any], node: TreeNode) -> None:
     """Record whether the code that cancels a task works for the hop of that task."""
-    hop = node._errand
+    hop = node.hop_served
     if hop is not None:
         asker = current.get()
-        is_own = asker is not None and asker._errand is hop
+        is_own = asker is not None and asker.hop_served is hop
         (_own.add if is_own else _own.discard)(task)
 
 
@@ -39,12 +39,12 @@ def task_cancelled(task: object, node: TreeNode, *, is_ours: bool) -> None:
         node: The scope that has held it.
         is_ours: Whether its `cancel()` calls `cancel_asked()`. If not, any `cancel()` counts as the hop's.
     """
-    hop = node._errand
-    if hop is None or hop._state is ScopeState.CLOSING:
+    hop = node.hop_served
+    if hop is None or hop.phase is ScopeState.CLOSING:
         return  # the hop itself is being cancelled
-    if node._state is ScopeState.CLOSING:
-        if node._is_within(hop):
-            return  # the handler has closed a scope that it had opened
+    if node.phase is ScopeState.CLOSING:
+        if node.is_within(hop):
+            return  # the handler has closed a scope that the handler had opened
     elif isinstance(task, Task) and task.cancelling() and (task in _own or not is_ours):
         return
-    hop._fail(CancelledError())
+    hop.work_failed(CancelledError())

@@ -9,6 +9,7 @@ from quiesce.core import callsites, libraries
 from quiesce.core.backends.asyncio import service_tasks
 from quiesce.core.backends.asyncio.swallowing import coro_of, deferred, spared, swallowed, went_on
 from quiesce.core.backends.asyncio.tasks import reclassify, settle_adopted
+from quiesce.core.backends.asyncio.thread_frames import chain_of
 from quiesce.core.hold import NOTHING, Fate
 
 if TYPE_CHECKING:
@@ -23,16 +24,16 @@ __all__: list[str] = []
 class ForeignTask:
     """The hold of a task that another library's task factory made."""
 
-    __slots__ = ("_code", "_creator", "_node", "_offset", "_since", "task")
+    __slots__ = ("_code", "_creator", "_offset", "began_at", "owner_node", "task")
 
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = True
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = True
 
     def __init__(
         self, node: TreeNode, code: CodeType | None, offset: int, *, creator: Task[Any] | None
     ) -> None:
-        self._node: TreeNode = node
-        self._since: float = node._backend.clock()
+        self.owner_node: TreeNode = node
+        self.began_at: float = node.backend.clock()
         self._code = code
         self._offset = offset
         self._creator = creator
@@ -41,12 +42,12 @@ class ForeignTask:
     def begin(self, task: Future[Any] | None) -> None:
         """Hold `task` from now on.
 
-        Usually the factory has returned it. An eager factory runs its first step before that: then
-        it is the running task, if that is not the creator.
+        Usually the factory has returned the task. An eager factory runs the task's first step before it
+        returns. In that step `task` is the running task, unless that is the creator.
         """
         if self.task is None and task is not None and task is not self._creator:
             self.task = task
-            self._node._insert(task, self)
+            self.owner_node.insert_hold(task, self)
 
     @property
     def kind(self) -> str:
@@ -60,7 +61,7 @@ class ForeignTask:
 
     @property
     def since(self) -> float:
-        return self._since
+        return self.began_at
 
     @property
     def where(self) -> str | None:
@@ -74,7 +75,7 @@ class ForeignTask:
     def _declared_as(self) -> str | None:
         return libraries.full_name(coro_of(self.task))
 
-    def _stop(self, *, force: bool = False) -> None:
+    def request_stop(self, *, force: bool = False) -> None:
         task = self.task
         if not force and task is not None and service_tasks.is_ended_by_service(task):
             return
@@ -84,25 +85,25 @@ class ForeignTask:
         if task is not None and fresh:
             task.cancel()
         elif task is not None:
-            spared.add(task)  # other code has cancelled it before, and it is cleaning up
+            spared.add(task)  # other code has cancelled the task before, and it is cleaning up
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         task = self.task
         return isinstance(task, Task) and (went_on(task) or swallowed(task))
 
-    def _chain(self) -> list[callsites.Frame]:
-        return callsites.await_chain(coro_of(self.task))
+    def list_frames(self) -> list[callsites.Frame]:
+        return chain_of(self.task)
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
+    def reclassify(self) -> None:
         if isinstance(self.task, Task):
-            reclassify(self.task, self._node)
+            reclassify(self.task, self.owner_node)
 
     def done(self, task: Future[Any]) -> None:
         """Record how the task ended. Its done callback."""
-        settle_adopted(self._node, task, self)
+        settle_adopted(self.owner_node, task, self)
 
 
 foreign: list[ForeignTask] = []  # holds whose task is being made, of all loops, innermost last
@@ -111,6 +112,6 @@ foreign: list[ForeignTask] = []  # holds whose task is being made, of all loops,
 def begin_foreign(loop: object, task: Task[Any] | None) -> None:
     """Bind the running task to the innermost hold of this loop that has no task yet."""
     for held in foreign[::-1]:  # a copy: other threads change the list
-        if held._node._loop is loop:
+        if held.owner_node.loop is loop:
             held.begin(task)
             return

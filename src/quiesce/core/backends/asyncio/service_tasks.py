@@ -60,21 +60,21 @@ def _starts_of(task: object) -> Starts | None:
 def creator_of(
     task: Task[Any] | None, node: TreeNode, adopter: TreeNode
 ) -> tuple[Task[Any], TreeNode] | None:
-    """Return the running task and its owner if a task that it starts now may be part of a service.
+    """Return the running task and its owner if a task that it starts now may be part of a service; else None.
 
-    That is so if the running task is a service, or a service has started it, and it starts the task
-    in its own scope, not in one that it has opened or entered since.
+    The running task must be a service, or a service must have started it. And it must start the new task
+    in its own scope, not in a scope that it has opened or entered since.
     """
     if task is None:
         return None
-    if task in node._services:
+    if task in node.services:
         return task, node
     starts = _starts_of(task)
     known = starts is not None and task in starts.by_task
-    if not (known or task in adopter._services or _may_be_service(task, adopter)):
+    if not (known or task in adopter.services or _may_be_service(task, adopter)):
         return None
-    owner: TreeNode = getattr(task, "_node", adopter)
-    at_home = node is owner or node is adopter or node._since < getattr(task, "_since", 0.0)
+    owner: TreeNode = getattr(task, "owner_node", adopter)
+    at_home = node is owner or node is adopter or node.began_at < getattr(task, "began_at", 0.0)
     return (task, owner) if at_home else None
 
 
@@ -83,8 +83,8 @@ def _may_be_service(task: Task[Any], adopter: TreeNode) -> bool:
 
     `asyncio.create_task()` may name such a task after its creation, and its name is read a turn later.
     """
-    held: object = adopter._holds.get(task)
-    return held is not None and held is not task and adopter._service_pattern is not None
+    held: object = adopter.holds.get(task)
+    return held is not None and held is not task and adopter.service_pattern is not None
 
 
 def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -> None:
@@ -96,7 +96,7 @@ def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -
         starts = _starts[loop] = Starts()
     starts.add(task, start)
     task.add_done_callback(starts.remove)
-    start.home._backend.soon(partial(look_at_task, task))
+    start.home.backend.soon(partial(look_at_task, task))
 
 
 def look_at_task(task: Task[Any]) -> None:
@@ -105,12 +105,12 @@ def look_at_task(task: Task[Any]) -> None:
     start = starts.by_task.get(task) if starts is not None else None
     if starts is None or start is None or task.done():
         return
-    node: TreeNode = start.held._node
-    owner: TreeNode = getattr(start.creator, "_node", start.home)
-    if task not in node._holds or start.creator not in owner._services:
+    node: TreeNode = start.held.owner_node
+    owner: TreeNode = getattr(start.creator, "owner_node", start.home)
+    if task not in node.holds or start.creator not in owner.services:
         return
     if any(waiter is start.creator for waiter, _ in waiters_of(task)):
-        node._serve(task)
+        node.make_service(task)
         look_at(starts.by_creator.get(task, ()))
 
 
@@ -122,9 +122,11 @@ def look_at(tasks: Iterable[Task[Any]]) -> None:
 
 def look_below(node: TreeNode) -> None:
     """Look at all tasks that services have started and that a node or its descendants hold."""
-    starts = _starts.get(node._loop) if _starts else None
+    starts = _starts.get(node.loop) if _starts else None
     if starts is not None:
-        look_at(task for task, start in starts.by_task.items() if start.held._node._is_within(node))
+        look_at(
+            task for task, start in starts.by_task.items() if start.held.owner_node.is_within(node)
+        )
 
 
 def is_part(task: Any) -> bool:
@@ -133,29 +135,40 @@ def is_part(task: Any) -> bool:
     return starts is not None and task in starts.by_task
 
 
+def task_and_creators(task: object) -> list[object]:
+    """Return a task, the service that has started it, if one has, and the services behind that."""
+    found: list[object] = []
+    while task is not None:
+        found.append(task)
+        starts = _starts_of(task)
+        start = starts.by_task.get(task) if starts is not None else None  # type: ignore[call-overload]  # a task
+        task = None if start is None else start.creator
+    return found
+
+
 def is_ended_by_service(task: Task[Any]) -> bool:
     """Return whether a task is part of a running service, which then has to end it."""
     starts = _starts_of(task)
     start = starts.by_task.get(task) if starts is not None else None
-    return start is not None and task in start.held._node._services and not start.creator.done()
+    return start is not None and task in start.held.owner_node.services and not start.creator.done()
 
 
 def release(service: Task[Any]) -> None:
     """Make the parts of an ended service work again.
 
-    Parts that the service has cancelled are left alone, and so are parts that run only asyncio's
-    own code (`Event.wait`, `sleep`): these are waits, not work.
+    Parts that the service has cancelled do not change. Neither do parts that run only asyncio's
+    own code (`Event.wait`, `sleep`), because these are waits, not work.
     """
     starts = _starts_of(service)
     for task in tuple(starts.by_creator.get(service, ())) if starts is not None else ():
         assert starts is not None  # noqa: S101 - there is a task
-        node: TreeNode = starts.by_task[task].held._node
-        if task.done() or task not in node._services or task.cancelling():
+        node: TreeNode = starts.by_task[task].held.owner_node
+        if task.done() or task not in node.services or task.cancelling():
             continue
         if callsites.is_plumbing(task.get_coro()):
-            if node._state is ScopeState.CLOSING:
+            if node.phase is ScopeState.CLOSING:
                 Task.cancel(task)
             continue
-        held = node._services.pop(task)
-        node._insert(task, held)
-        held._reclassify()  # the scope's patterns may declare it as a service by itself
+        held = node.services.pop(task)
+        node.insert_hold(task, held)
+        held.reclassify()  # the scope's patterns may declare it as a service by itself

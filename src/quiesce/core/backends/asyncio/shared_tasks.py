@@ -1,4 +1,4 @@
-"""An adopted task whose result another scope's task awaits outlives its own scope (asyncio).
+"""Shared tasks: adopted tasks that tasks of another scope await, and that outlive their own scope (asyncio).
 
 Code that loads a value once for all its callers (`async_lru`) starts a task in the scope of its
 first caller. When that scope cancels its work, it hands such a task to the scope of another caller.
@@ -24,9 +24,9 @@ _ALIVE = frozenset({ScopeState.OPEN, ScopeState.DRAINING})
 
 
 def stop_all(node: TreeNode, table: dict[object, Held]) -> int:
-    """Cancel everything that a node holds, except tasks that other scopes await; return how many those are.
+    """Cancel everything that a node holds, except tasks that other scopes await; return the number of these.
 
-    Those are handed on in this step. Tasks of the node that await them are cancelled, too.
+    These tasks are handed to the other scopes in this step. Tasks of the node that await them are cancelled, too.
     """
     shared = {
         key: heir for key, held in table.items() if (heir := _heir(held, node, set())) is not None
@@ -53,15 +53,15 @@ def _heir(held: object, node: TreeNode, seen: set[object]) -> TreeNode | None:
     if not isinstance(held, AdoptedTask | ForeignTask) or not isinstance(task, Task):
         return None
     for waiter, where in waiters_of(task, for_result=True):
-        if waiter in seen or not isinstance(where, TreeNode) or where._loop is not node._loop:
+        if waiter in seen or not isinstance(where, TreeNode) or where.loop is not node.loop:
             continue
         seen.add(waiter)
         heir: TreeNode | None = where
-        if where._is_within(node):
-            heir = _heir(node._holds.get(waiter), node, seen)
-        while heir is not None and heir._state not in _ALIVE:
-            heir = heir._parent
-        if heir is not None and not heir._is_within(node):
+        if where.is_within(node):
+            heir = _heir(node.holds.get(waiter), node, seen)
+        while heir is not None and heir.phase not in _ALIVE:
+            heir = heir.parent
+        if heir is not None and not heir.is_within(node):
             return heir
     return None
 
@@ -69,6 +69,6 @@ def _heir(held: object, node: TreeNode, seen: set[object]) -> TreeNode | None:
 def _hand_on(key: object, held: Any, node: TreeNode, heir: TreeNode) -> None:
     if isinstance(held, AdoptedTask):
         held.__class__ = SharedTask
-    node._discard(key)
-    held._move(heir)
-    heir._insert(key, held)
+    node.discard_hold(key)
+    held.move_to(heir)
+    heir.insert_hold(key, held)

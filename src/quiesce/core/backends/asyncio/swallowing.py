@@ -1,4 +1,4 @@
-"""Whether a cancelled task is cleaning up, or goes on as if it had not been cancelled (asyncio)."""
+"""Finds out whether a cancelled task is cleaning up or ignores its cancellation (asyncio)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ spared: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
 
 
 def went_on(task: Task[Any]) -> bool:
-    """Return whether a spared task is no longer cancelled: a timeout inside it had cancelled it.
+    """Return whether a spared task is no longer cancelled, because a timeout inside it had cancelled it.
 
-    The timeout has taken its cancellation back, so the task was never told to end.
+    The timeout has taken back its cancellation, so the scope must still cancel the task.
     """
     return task in spared and not task.cancelling()
 
@@ -37,10 +37,10 @@ def went_on(task: Task[Any]) -> bool:
 def swallowed(task: Task[Any]) -> bool:
     """Return whether a task was cancelled and has visibly gone on with its work.
 
-    While a coroutine handles an exception (in `except` or `finally`), it refers to it. A cancelled
-    task that handles no cancellation has swallowed it. A task that handles the cancellation, or an
-    exception that it caused, is cleaning up: a second cancellation would break its cleanup. A task
-    that waits for other tasks has passed its cancellation on, so those tasks decide.
+    While a coroutine handles an exception (in `except` or `finally`), the coroutine refers to the exception.
+    A cancelled task that does not handle a cancellation has swallowed it. A task that handles the
+    cancellation, or an exception caused by it, is cleaning up: a second cancellation would break the cleanup.
+    A task that waits for other tasks has passed its cancellation on, so those tasks decide.
     """
     waited_for = getattr(task, "_fut_waiter", None)
     if not task.cancelling() or waited_for is None or waited_for.done():
@@ -61,7 +61,7 @@ def swallowed(task: Task[Any]) -> bool:
 def _is_of_cancellation(error: BaseException) -> bool:
     """Return whether an exception is a cancellation, or was raised while one was handled."""
     found: list[BaseException] = [error]
-    for one in found:  # it grows
+    for one in found:  # the loop adds to `found`
         inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         for next_one in (one.__cause__, one.__context__, *inner):
             if next_one is not None and next_one not in found:
@@ -71,8 +71,8 @@ def _is_of_cancellation(error: BaseException) -> bool:
 
 # Tasks that will be cancelled when the thread that they wait for has returned.
 _deferred: weakref.WeakSet[Task[Any]] = weakref.WeakSet()
-_OF_EXECUTOR = "_chain_future.<locals>._call_check_cancel"
-_OF_ANYIO = "run_sync_in_worker_thread"
+OF_EXECUTOR = "_chain_future.<locals>._call_check_cancel"
+OF_ANYIO = "run_sync_in_worker_thread"
 
 
 def deferred(task: Task[Any]) -> bool:
@@ -115,7 +115,7 @@ def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
     if (running := _running(awaited)) is not None:
         return running
     frame = callsites.innermost(coro_of(task))
-    if frame is not None and frame.f_code.co_name == _OF_ANYIO:
+    if frame is not None and frame.f_code.co_name == OF_ANYIO:
         return None if frame.f_locals.get("abandon_on_cancel", True) else awaited
     return None
 
@@ -123,7 +123,7 @@ def _thread_awaited(task: Task[Any]) -> Future[Any] | None:
 def _running(future: Future[Any]) -> Future[Any] | None:
     """Return a future of an executor if its call runs, so that it cannot be cancelled."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
-        if getattr(callback, "__qualname__", "") == _OF_EXECUTOR:
+        if getattr(callback, "__qualname__", "") == OF_EXECUTOR:
             cells = [cell.cell_contents for cell in callback.__closure__]
             if any(isinstance(one, ThreadFuture) and one.running() for one in cells):
                 return future

@@ -7,10 +7,8 @@ callback. One shared function, `_task_done`, is the done callback of every job.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from asyncio import Future, Task, current_task
-from asyncio.events import _get_running_loop
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -31,9 +29,11 @@ from quiesce.core.backends.asyncio.swallowing import (
     swallowed,
     went_on,
 )
+from quiesce.core.backends.asyncio.thread_frames import chain_of
 from quiesce.core.hold import NOTHING, Fate
 from quiesce.core.job import Job, Outcome
-from quiesce.core.tree import current
+from quiesce.core.python_private import exception_of, get_frame, running_loop
+from quiesce.core.tree import ScopeState, current
 from quiesce.errors import JobCancelled, UsageError
 
 if TYPE_CHECKING:
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_getframe = sys._getframe
+_CLOSING = ScopeState.CLOSING
 _UNASKED_MIN = 64  # failures kept before the received ones are dropped
 
 
 class OwnedTask(Task[T]):
     """A task that a scope holds."""
 
-    __slots__ = ("_code_started", "_failed_at", "_node", "_offset_started", "_since")
+    __slots__ = ("began_at", "failed_at", "owner_node", "started_code", "started_offset")
 
-    _fate: ClassVar[Fate] = "stuck"
-    _stops: ClassVar[bool] = True
-    _node: TreeNode
-    _since: float
-    _failed_at: float  # when it failed; only a task that has failed has it
-    _code_started: CodeType | None
-    _offset_started: int
+    fate: ClassVar[Fate] = "stuck"
+    can_be_stopped: ClassVar[bool] = True
+    owner_node: TreeNode
+    began_at: float
+    failed_at: float  # when it failed; only a task that has failed has it
+    started_code: CodeType | None
+    started_offset: int
 
     @property
     def kind(self) -> str:
@@ -74,31 +74,31 @@ class OwnedTask(Task[T]):
     @property
     def since(self) -> float:
         """When it was started."""
-        return self._since
+        return self.began_at
 
     @property
     def where(self) -> str | None:
         """The file and line that started it."""
-        return callsites.describe(self._code_started, self._offset_started)
+        return callsites.describe(self.started_code, self.started_offset)
 
     @property
     def details(self) -> Mapping[str, object]:
-        """Nothing more is known."""
+        """An empty mapping: a task has no further details."""
         return NOTHING
 
     @property
     def _declared_as(self) -> str | None:
         return libraries.full_name(coro_of(self))
 
-    def _when_done(self, call: Callable[[], None]) -> Callable[[], None]:
+    def call_when_done(self, call: Callable[[], None]) -> Callable[[], None]:
         return watch_task(self, call)
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the task, and record for its hop which code did so."""
-        cancel_origin.cancel_asked(self, self._node)
+        cancel_origin.cancel_asked(self, self.owner_node)
         return super().cancel(msg)
 
-    def _stop(self, *, force: bool = False) -> None:
+    def request_stop(self, *, force: bool = False) -> None:
         if deferred(self):
             return
         if force or not self.cancelling() or swallowed(self):
@@ -106,25 +106,25 @@ class OwnedTask(Task[T]):
         else:  # other code has cancelled it before, and it is cleaning up
             spared.add(self)
 
-    def _swallowed(self) -> bool:
+    def goes_on_regardless(self) -> bool:
         return went_on(self) or swallowed(self)
 
-    def _chain(self) -> list[callsites.Frame]:
-        return callsites.await_chain(coro_of(self))
+    def list_frames(self) -> list[callsites.Frame]:
+        return chain_of(self)
 
-    def _move(self, node: TreeNode) -> None:
-        self._node = node
+    def move_to(self, node: TreeNode) -> None:
+        self.owner_node = node
 
-    def _reclassify(self) -> None:
+    def reclassify(self) -> None:
         """Do nothing: `spawn` says whether it is a service."""
 
 
 class AdoptedTask(OwnedTask[T]):
-    """A task that other code created inside a scope. To that code it behaves like any other.
+    """A task that other code created inside a scope. For that code it behaves like any other task.
 
-    Its failure is handled if a task receives it: by awaiting this task, or by asking for its result.
-    If no task has received it when this task is collected, or when the scope closes, the scope
-    reports the failure.
+    The failure of an adopted task is handled if a task receives it, by awaiting the adopted task or asking
+    for its result. If no task has received the failure when the adopted task is collected, or when the scope
+    closes, the scope reports the failure.
     """
 
     __slots__ = ()
@@ -135,8 +135,8 @@ class AdoptedTask(OwnedTask[T]):
         A cancelled task passes the request on to the task that it awaits. If tasks of other scopes
         await this one, too, only the waiting task ends.
         """
-        node = passed_on_by(self, _getframe(1))
-        if node is None or not (deferred(self) or let_go(self, self._node, node)):
+        node = passed_on_by(self, get_frame(1))
+        if node is None or not (deferred(self) or let_go(self, self.owner_node, node)):
             return super().cancel(msg)
         return True
 
@@ -144,10 +144,10 @@ class AdoptedTask(OwnedTask[T]):
         """Set the name; a name may make the task a service of its scope."""
         if value is not None:  # CPython 3.13.0 sets None on tasks that a factory made
             super().set_name(value)
-            self._reclassify()
+            self.reclassify()
 
-    def _reclassify(self) -> None:
-        reclassify(self, self._node)
+    def reclassify(self) -> None:
+        reclassify(self, self.owner_node)
 
 
 class PartTask(AdoptedTask[T]):
@@ -158,12 +158,12 @@ class PartTask(AdoptedTask[T]):
     def add_done_callback(self, *args: Any, **options: Any) -> None:
         """Add a callback, and check whether the service now waits for this task."""
         super().add_done_callback(*args, **options)
-        if self in self._node._holds:
-            self._node._backend.soon(partial(service_tasks.look_at_task, self))
+        if self in self.owner_node.holds:
+            self.owner_node.backend.soon(partial(service_tasks.look_at_task, self))
 
-    def _stop(self, *, force: bool = False) -> None:
+    def request_stop(self, *, force: bool = False) -> None:
         if force or not service_tasks.is_ended_by_service(self):
-            super()._stop(force=force)
+            super().request_stop(force=force)
 
 
 class SharedTask(AdoptedTask[T]):
@@ -185,18 +185,18 @@ class FailedTask(AdoptedTask[T]):
         For asyncio any call handles the error. Here a call counts if a task makes it, or a callback
         that passes the error on to a waiting task: `gather`, `shield`, a task group.
         """
-        if self._is_only_seen(_getframe(1)):
-            return self._exception  # which does not change `_log_traceback`
+        if self._is_only_seen(get_frame(1)):
+            return self._exception  # unlike `exception()`, this does not change `_log_traceback`
         return super().exception()
 
     def result(self) -> T:
         """Raise the error; a callback handles it under the same conditions as in `exception()`."""
-        if self._is_only_seen(_getframe(1)):
+        if self._is_only_seen(get_frame(1)):
             raise self._exception  # type: ignore[misc]  # it has failed
         return super().result()
 
     def _is_only_seen(self, frame: FrameType) -> bool:
-        by_callback = _get_running_loop() is not None and current_task() is None
+        by_callback = running_loop() is not None and current_task() is None
         if not (self._log_traceback and by_callback) or passes_on(frame):
             return False
         self.__class__ = SeenTask
@@ -207,7 +207,7 @@ class FailedTask(AdoptedTask[T]):
         if self._log_traceback:
             error = super().exception()
             assert error is not None  # noqa: S101 - the flag is set only with an error
-            self._node._unhandled(self, error, seen=type(self) is SeenTask)
+            self.owner_node.note_unhandled(self, error, seen=type(self) is SeenTask)
         super().__del__()
 
 
@@ -220,9 +220,9 @@ class SeenTask(FailedTask[T]):
 class TaskJob(OwnedTask[T], Job[T]):
     """A spawned task."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("spawn_key",)
 
-    _key: Hashable | None
+    spawn_key: Hashable | None
 
     @property
     def kind(self) -> str:
@@ -232,7 +232,7 @@ class TaskJob(OwnedTask[T], Job[T]):
     @property
     def key(self) -> Hashable | None:
         """The key given to `spawn`."""
-        return self._key
+        return self.spawn_key
 
     @property
     def _declared_as(self) -> str | None:
@@ -288,79 +288,105 @@ def watch_task(task: Future[Any], call: Callable[[], None]) -> Callable[[], None
 
 def _task_done(task: TaskJob[Any]) -> None:
     """Record how a job ended, then stop holding it. Every job comes here: keep it short."""
-    node = task._node
-    if task._key is not None:
-        node._forget_key(task._key, task)
-    holds = node._holds
-    if task.cancelled() or task.exception() is not None or task not in holds:
+    node = task.owner_node
+    if task.spawn_key is not None:
+        node.forget_key(task.spawn_key, task)
+    holds = node.holds
+    if (
+        task.cancelled()
+        or task.exception() is not None
+        or task not in holds
+        or (node.phase is _CLOSING and task.cancelling())
+    ):
         settle_job(node, task, holds.get(task, task), task)
         return
     del holds[task]
-    node._completed += 1
+    node.completed_count += 1
     if not holds:
-        node._turned_idle()
+        node.note_idle()
 
 
 def settle_job(node: TreeNode, key: object, held: Any, task: Future[Any]) -> None:
     """Record how a job ended, then stop holding it."""
-    service = key in node._services
+    service = key in node.services
     if service:
         service_tasks.release(task)  # type: ignore[arg-type]  # a job is a task
     if task.cancelled():
-        node._job_cancelled(held, service=service)
+        node.note_cancelled(held, service=service)
         if not service:
             cancel_origin.task_cancelled(task, node, is_ours=True)
     elif (error := task.exception()) is not None:
-        node._job_failed(held, error)
+        node.note_failed(held, error)
     elif service:
-        node._service_ended(held)
+        node.note_service_ended(held)
+    elif was_cut(node, task):
+        node.note_cancelled(held, service=False)
     else:
-        node._completed += 1
-    node._discard(key)
+        node.completed_count += 1
+    node.discard_hold(key)
 
 
 def adopted_done(task: AdoptedTask[Any]) -> None:
     """Record how an adopted task ended. Do not call its `exception()`: that counts as handling it."""
-    node = task._node
-    holds = node._holds
-    if task._exception is not None or task not in holds or task.cancelled():
+    node = task.owner_node
+    holds = node.holds
+    if (
+        exception_of(task) is not None
+        or task not in holds
+        or task.cancelled()
+        or (node.phase is _CLOSING and task.cancelling())
+    ):
         settle_adopted(node, task, task)
         return
     del holds[task]
-    node._completed += 1
+    node.completed_count += 1
     if not holds:
-        node._turned_idle()
+        node.note_idle()
 
 
 def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
     """Record how an adopted task ended, then stop holding it."""
-    service = task in node._services
+    service = task in node.services
     part = service and service_tasks.is_part(task)
     if service:
         service_tasks.release(task)  # type: ignore[arg-type]  # it was adopted as a task
     if task.cancelled():
         if not part:
-            node._job_cancelled(held, service=service)
+            node.note_cancelled(held, service=service)
         if not service:
             cancel_origin.task_cancelled(task, node, is_ours=held is task)
-    elif task._exception is not None:
-        if len(node._unasked) >= node._unasked_limit:
-            node._unasked = [entry for entry in node._unasked if unasked(entry[0]) is not None]
-            node._unasked_limit = max(_UNASKED_MIN, 2 * len(node._unasked))
-        described = reports.report_entry(held, node._name, node._backend.clock())
-        if isinstance(task, AdoptedTask):
-            task.__class__ = FailedTask
-            task._failed_at = node._backend.clock()
-            runners.add(_getframe(2).f_code)  # the caller of `adopted_done`
-            node._unasked.append((weakref.ref(task), described))
-        else:  # it has no finalizer of ours: keep it
-            node._unasked.append((lambda: held, described))
+    elif exception_of(task) is not None:
+        _note_unasked(node, task, held)
     elif service:
         if not part:
-            node._service_ended(held)
+            node.note_service_ended(held)
+    elif was_cut(node, task):
+        node.note_cancelled(held, service=False)
     else:
-        node._completed += 1
-    node._discard(task)
+        node.completed_count += 1
+    node.discard_hold(task)
+
+
+def _note_unasked(node: TreeNode, task: Future[Any], held: Any) -> None:
+    """Keep the failure of an adopted task, which counts unless a task receives it."""
+    if len(node.unasked_failures) >= node.unasked_failures_max:
+        node.unasked_failures = [
+            entry for entry in node.unasked_failures if unasked(entry[0]) is not None
+        ]
+        node.unasked_failures_max = max(_UNASKED_MIN, 2 * len(node.unasked_failures))
+    described = reports.report_entry(held, node.name_given, node.backend.clock())
+    if isinstance(task, AdoptedTask):
+        task.__class__ = FailedTask
+        task.failed_at = node.backend.clock()
+        runners.add(get_frame(3).f_code)  # the caller of `adopted_done`
+        node.unasked_failures.append((weakref.ref(task), described))
+    else:  # a foreign task has no finalizer of ours, so keep the task
+        node.unasked_failures.append((lambda: held, described))
+
+
+def was_cut(node: TreeNode, task: Future[Any]) -> bool:
+    """Return whether the close of a scope has cancelled a task, which caught its cancellation and returned."""
+    return node.phase is _CLOSING and isinstance(task, Task) and task.cancelling() > 0
 
 
 def unasked(ref: Callable[[], Any]) -> Any:
@@ -380,7 +406,7 @@ def start_task(
     node: TreeNode, coro: Coroutine[Any, Any, T], name: str, code: CodeType, offset: int
 ) -> TaskJob[T]:
     """Start a task that is its own hold. The caller inserts it before its first step."""
-    backend = node._backend
+    backend = node.backend
     loop: Any = backend.loop
     job: TaskJob[T]
     if current.get() is node:
@@ -389,24 +415,24 @@ def start_task(
         context = copy_context()
         context.run(current.set, node)
         job = TaskJob(coro, loop=loop, name=name, context=context)
-    job._node = node
-    job._since = backend.clock()
-    job._code_started = code
-    job._offset_started = offset
-    job._key = None
+    job.owner_node = node
+    job.began_at = backend.clock()
+    job.started_code = code
+    job.started_offset = offset
+    job.spawn_key = None
     job.add_done_callback(_task_done)
     return job
 
 
 def reclassify(task: Task[Any], node: TreeNode) -> None:
     """Turn a held task into a service if the scope's patterns match its name or its function."""
-    if node._service_pattern is not None and task in node._holds and is_service(node, task):
-        node._serve(task)
+    if node.service_pattern is not None and task in node.holds and is_service(node, task):
+        node.make_service(task)
 
 
 def is_service(node: TreeNode, task: Task[Any]) -> bool:
     """Return whether the scope's `services` patterns match a task."""
-    pattern = node._service_pattern
+    pattern = node.service_pattern
     if pattern is None:
         return False
     coro = coro_of(task)

@@ -2,8 +2,8 @@
 
 In reading order:
 
-- `extension`: the extension by which a message says which edge it is.
+- `extension`: the A2A extension that puts the ids of an edge into a message.
 - `message_edges`: a client of the SDK whose messages belong to the hop that sends them.
 - `message_hops`: which hop the executor works for.
-- `push_edges`: pushes as messages of the hop whose work they tell of.
+- `push_edges`: pushes as messages of the hop whose work they report.
 """

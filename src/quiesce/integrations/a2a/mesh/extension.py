@@ -1,12 +1,13 @@
-"""The extension of A2A by which a message says which edge of a cascade it is.
+"""The A2A extension that puts the ids of an edge of a cascade into a message.
 
-Over HTTP an edge travels in a header, as with any other request. It is in the message's metadata as well:
-for gRPC, and for proxies that let no header through that they do not know. What holds:
+Over HTTP the ids travel in a header, as for any other request. They are in the message's metadata as well,
+for gRPC and for proxies that remove unknown headers. Client (message_edges.py) and server (message_hops.py)
+use this module. What holds:
 
-1. Both say the same edge. A receiver that has read the one ignores the other.
-2. The ids are for the one agent that the message is sent to, and are secrets: they are taken out of a
-   message before it is stored, pushed or passed on, and count only with the agent that they name.
-3. They are sent to agents whose card declares the extension, and to no others.
+1. Header and metadata have the same edge. A receiver that has read the header ignores the metadata.
+2. The ids are secrets between the sender and one agent. The agent removes them before the message is
+   stored, pushed or passed on. Ids that name another agent are ignored.
+3. The metadata is sent only to agents whose card declares the extension.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["CASCADE_EXTENSION", "declare_cascades"]
 CASCADE_EXTENSION = "urn:quiesce:cascade:00"
 """The URI of the extension; its last part is the version of the receipts protocol."""
 
-_WHAT = "Says when all work that a message has led to is over, in every agent."
+_DESCRIPTION = "Says when all work that a message has led to is over, in every agent."
 _IDS, _TO, _RECEIPTS = "cascade", "to", "receipts"
 
 
@@ -36,15 +37,15 @@ _IDS, _TO, _RECEIPTS = "cascade", "to", "receipts"
 
 
 def declare_cascades(card: Any, node: Node) -> Any:
-    """Return a copy of a card that declares the extension, and where this agent's receipts are.
+    """Return a copy of a card that declares the extension, with the URL of this agent's receipts.
 
-    `quiesce_app(..., node=node)` does it by itself.
+    `quiesce_app(..., node=node)` does this for you.
     """
     check_node(node)
     copy = versions.copied(card)
     params = {} if node.url is None else {_RECEIPTS: node.url + RECEIPTS}
     own = types.AgentExtension(
-        uri=CASCADE_EXTENSION, description=_WHAT, required=False, params=params
+        uri=CASCADE_EXTENSION, description=_DESCRIPTION, required=False, params=params
     )
     others = [one for one in copy.capabilities.extensions or () if one.uri != CASCADE_EXTENSION]
     if versions.FIRST:
@@ -56,24 +57,25 @@ def declare_cascades(card: Any, node: Node) -> Any:
 
 
 def urls_of(card: Any) -> list[str]:
-    """Return the addresses at which an agent takes messages, the preferred one first."""
+    """Return the addresses at which an agent receives messages, the preferred address first."""
     if versions.FIRST:
         return [one.url for one in card.supported_interfaces]
     return [card.url, *(one.url for one in card.additional_interfaces or ())]
 
 
 def node_of(card: Any, node: Node) -> str | None:
-    """Return the address of the node of an agent, if its card declares one that may be asked.
+    """Return the address of an agent's node, if the agent's card declares one that this node may query.
 
-    The card is the agent's word, and what it names is asked for receipts. So it has to be at an interface of the
-    agent, or a configured peer; and, when a message is sent, where that is sent (see `_Message.leaves`).
+    The card is not trusted, and the declared address is queried for receipts. So the address has to be at
+    an interface of the agent, or a configured peer. When a message is sent, the address has to be at the
+    message's destination as well (see `_Message.leaves`).
     """
     for one in card.capabilities.extensions or ():
         if one.uri == CASCADE_EXTENSION:
             found = _params(one).get(_RECEIPTS)
             if isinstance(found, str) and found.endswith(RECEIPTS):
                 base = found.removesuffix(RECEIPTS)
-                if is_near(base, urls_of(card)) or node._policy.allows(base):
+                if is_near(base, urls_of(card)) or node.policy.allows(base):
                     return base
     return None
 
@@ -84,7 +86,7 @@ def _params(extension: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON would have."""
+    """Return a metadata value as plain Python objects, as `json.loads` would return it."""
     if not versions.FIRST or not hasattr(value, "DESCRIPTOR"):
         return value
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - not in 0.3
@@ -93,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_near(base: str, urls: list[str]) -> bool:
-    """Return whether a node is at the origin of one of these; of gRPC's, which have none, at the host."""
+    """Return whether a node has the origin of one of these URLs, or the host of an address without a scheme (gRPC)."""
     own = origin(base)
     if own is None:
         return False
@@ -110,7 +112,7 @@ def is_near(base: str, urls: list[str]) -> bool:
 
 
 def with_ids(message: Any, header: str, to: str) -> Any:
-    """Return a copy of a message that has the ids of its edge (2)."""
+    """Return a copy of a message with the ids of its edge in the metadata (2)."""
     ids = {_IDS: header, _TO: to}
     copy = versions.copied(message)
     if versions.FIRST:
@@ -124,11 +126,11 @@ def with_ids(message: Any, header: str, to: str) -> Any:
 
 
 def take_ids(message: Any, own: str | None) -> str | None:
-    """Take the ids out of a message (2); None if it has none, or those of another agent.
+    """Remove the ids from a message and return them (2); None without ids, or with ids for another agent.
 
     Args:
-        message: it has them no more afterwards.
-        own: the address of this agent's node; one that has none is sent none.
+        message: the message, which is changed.
+        own: the address of this agent's node; None if it has no address, and so no ids are for it.
     """
     metadata = message.metadata
     if not metadata or CASCADE_EXTENSION not in metadata:

@@ -1,14 +1,15 @@
-"""A client of the A2A SDK whose messages belong to the hop that they are sent in.
+"""A client of the A2A SDK whose messages belong to the hop that sends them.
 
-1. A message has one edge, however it travels: the header and the metadata say the same.
-2. The edge is written before a byte leaves. What became of it is known with the head of the answer; a
-   stream goes on after that, and the end of its work comes by receipt.
-3. However a send ends, its edge is resolved: by an answer, by an error of any kind, by a cancellation. The
-   SDK's interceptors do not hear of all of these.
-4. An agent that declares the extension, and whose answer says nothing of the edge, is asked. One that does
-   not declare it takes no part, unless its answer says otherwise.
-5. What the client sends again, with other credentials or to where it was redirected, has the same edge as
-   long as no answer has said what became of that, and it goes to the same server; then, one of its own.
+1. A message has one edge. The header and the metadata carry the same ids.
+2. The edge is journaled before the first byte is sent. The head of the answer resolves the edge. A stream
+   goes on after its head, and a receipt reports the end of its work.
+3. Every send resolves its edge: with an answer, an error of any kind, or a cancellation. The SDK's
+   interceptors do not see all of these, so this module uses event hooks of httpx.
+4. If an agent's card declares the extension, and its answer does not mention the edge, this node queries
+   the agent. An agent whose card does not declare the extension takes no part, unless its answer mentions
+   the edge.
+5. httpx may send a message again, with other credentials or after a redirect. The message keeps its edge
+   while it goes to the same server and no answer has resolved the edge. Otherwise it gets a new edge.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = ["CascadeClient", "quiesce_client"]
 _ERRORS = 400
 
 _under_way: dict[str, _Message] = {}
-"""By what their header says: the messages of which nothing has come so far."""
+"""By their header: the messages whose edge no answer has resolved yet."""
 
 
 async def quiesce_client(
@@ -53,7 +54,7 @@ async def quiesce_client(
     resolver_http_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> CascadeClient:
-    """Make a client for an agent: messages that it sends in a hop belong to that.
+    """Return a client for an agent. A message that the client sends in a hop belongs to that hop.
 
     ```python
     client = await quiesce_client(node, "https://billing.example")
@@ -66,13 +67,13 @@ async def quiesce_client(
     Args:
         node: The node of this agent, or of this program.
         agent: The agent's address, or its card.
-        config: The SDK's `ClientConfig`. If it has an `httpx_client`, that is used, with two event hooks
-            more.
-        relative_card_path: Where the card is, below the address.
-        resolver_http_kwargs: For the request that gets the card.
-        options: As the `create` of the SDK's `ClientFactory` takes them.
+        config: The SDK's `ClientConfig`. If it has an `httpx_client`, two event hooks are added to that
+            client.
+        relative_card_path: The path of the card, below the address.
+        resolver_http_kwargs: Options of httpx for the request that gets the card.
+        options: More options for `create` of the SDK's `ClientFactory`.
 
-    *Raises*: what the SDK raises if there is no card, or nothing by which the two could talk.
+    *Raises*: errors of the SDK, if it finds no card, or no transport that client and agent share.
     """
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory  # noqa: PLC0415 - clients only
 
@@ -96,13 +97,16 @@ async def quiesce_client(
     if _heard not in http.event_hooks["response"]:
         http.event_hooks = {
             "request": [*http.event_hooks["request"], _leaves],
-            "response": [_heard, *http.event_hooks["response"]],  # others may raise
+            "response": [
+                _heard,
+                *http.event_hooks["response"],
+            ],  # first, because other hooks may raise
         }
     return made
 
 
 def _version_header() -> dict[str, str]:
-    """Return what the SDK's own client would say of its version; it does not say it with every other."""
+    """Return the version header that the SDK's own httpx client would send."""
     if not versions.FIRST:
         return {}
     from a2a.utils.constants import PROTOCOL_VERSION_CURRENT, VERSION_HEADER  # noqa: PLC0415 - 1.x
@@ -111,38 +115,48 @@ def _version_header() -> dict[str, str]:
 
 
 class CascadeClient:
-    """A client of the SDK, made by `quiesce_client()`; all but `send_message` is as the SDK has it."""
+    """A client of the SDK whose messages belong to the hop that sends them; `quiesce_client()` makes it.
+
+    All methods but `send_message` and `close` are those of the SDK's client.
+    """
 
     def __init__(self, node: Node, client: Any, card: Any, config: Any, own: Any) -> None:
-        """Put it around the SDK's client."""
-        self._node = node
+        """Wrap the SDK's client."""
+        self.mesh_node = node
         self._client = client
         self._config = config
         self._own = own
         self._declared = extension.node_of(card, node)
         urls = [url for url in extension.urls_of(card) if url.startswith(("http://", "https://"))]
-        self._to = self._declared or (node._policy.node_of(urls[0]) if urls else card.name)
+        self._to = self._declared or (node.policy.node_of(urls[0]) if urls else card.name)
 
     @property
     def takes_part(self) -> bool:
-        """Whether the agent's card says that it takes part in cascades."""
+        """Whether the agent's card declares that the agent takes part in cascades."""
         return self._declared is not None
 
-    def _is_asked_at(self, url: str) -> bool:
-        """Return whether the address that the card declares may be asked for what is sent to this URL."""
+    def is_asked_at(self, url: str) -> bool:
+        """Return whether this node may query the address on the card about messages sent to this URL."""
         to = self._to
-        return extension.is_near(to, [url]) or self._node._policy.allows(to)
+        return extension.is_near(to, [url]) or self.mesh_node.policy.allows(to)
 
     def send_message(self, request: Any, **options: Any) -> AsyncIterator[Any]:
-        """Send a message, as the SDK does; in a hop, as one of its messages.
+        """Send a message, as the SDK does, and return its events. In a hop, the message belongs to the hop.
 
-        It is sent when the first event is asked for.
+        The message is sent when you ask for the first event.
 
-        *Cancel safety*: may be cancelled at any time; the agent is then asked what became of it.
+        *Cancel safety*: may be cancelled at any time; the node then queries the agent about the message.
         """
         return _Message(self, request, options)
 
-    def _begin(self, message: _Message, request: Any, options: dict[str, Any], hop: Hop) -> Any:
+    def send_plainly(self, request: Any, options: dict[str, Any]) -> AsyncIterator[Any]:
+        """Send a message outside of any hop, as the SDK does."""
+        events: AsyncIterator[Any] = self._client.send_message(request, **options)
+        return events
+
+    def begin_message(
+        self, message: _Message, request: Any, options: dict[str, Any], hop: Hop
+    ) -> Any:
         header = message.take_edge(hop, self._to)
         headers = {codec.REQUEST_HEADER: header}
         if self._declared is not None:
@@ -184,7 +198,7 @@ class CascadeClient:
         return made
 
     async def close(self) -> None:
-        """Close the SDK's client, and its connections unless they were given."""
+        """Close the SDK's client; its httpx client too, unless you passed one."""
         try:
             if self._own is None or not self._own.is_closed:
                 await self._client.close()
@@ -202,11 +216,11 @@ class CascadeClient:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         await self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the SDK's client has; its other calls hand over no work."""
+        """Return an attribute of the SDK's client; its other calls hand over no work."""
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(self._client, name)
@@ -214,9 +228,9 @@ class CascadeClient:
 
 
 class _Message:
-    """A message that is being sent, and the events that come of it.
+    """A message that is being sent, and the iterator of its events.
 
-    An iterator, and not a generator: a caller that leaves it need not end it.
+    This is not a generator, so the caller may stop reading without closing it.
     """
 
     def __init__(self, client: CascadeClient, request: Any, options: dict[str, Any]) -> None:
@@ -235,28 +249,28 @@ class _Message:
     async def __anext__(self) -> Any:
         if self._events is None:
             self._events = self._begin()
-        token = within.set(self._hop)  # its edge may travel in the metadata alone
+        token = within.set(self._hop)  # the edge may travel in the metadata alone
         try:
             event = await anext(self._events)
         except BaseException as error:
-            self._over(error)
+            self._resolve_if_open(error)
             raise
         finally:
             within.reset(token)
-        self._over(None)
+        self._resolve_if_open(None)
         return event
 
     def _begin(self) -> Any:
         client, (request, options) = self._client, self._given
-        hop = hop_of_node(client._node)
+        hop = hop_of_node(client.mesh_node)
         if hop is None:
-            return client._client.send_message(request, **options)
-        return client._begin(self, request, options, hop)
+            return client.send_plainly(request, options)
+        return client.begin_message(self, request, options, hop)
 
     def take_edge(self, hop: Hop, to: str) -> str:
-        """Begin an edge, or another one (5); return what it is sent with."""
+        """Open an edge for this message, in place of an earlier edge (5); return the edge's header."""
         if self._handing is not None:
-            _under_way.pop(self._handing._header, None)
+            _under_way.pop(self._handing.header_text, None)
         self._hop, self._departure = hop, Departure()
         handing = self._handing = hop.delegate(to)
         header = handing.header
@@ -264,26 +278,26 @@ class _Message:
         return header
 
     def leaves(self, request: httpx.Request) -> None:
-        """Record that it is about to be sent, perhaps not for the first time (5)."""
+        """Record that httpx is about to send the message, for the first time or again (5)."""
         url, hop, handing = request.url, self._hop, self._handing
         if hop is None or handing is None:
             return
         at, to = (url.scheme, url.host, url.port), handing.to
-        if self._at is not None and self._at != at:  # a server that the card does not name
+        if self._at is not None and self._at != at:  # redirected, so not to the card's server
             self._resolve(None)
-            self._declared, to = False, self._client._node._policy.node_of(str(url))
-        elif self._at is None and self._declared and not self._client._is_asked_at(str(url)):
-            handing.not_sent()  # nothing has left: the card named another address than where it is sent
-            self._declared, to = False, self._client._node._policy.node_of(str(url))
-        if handing._resolved:
+            self._declared, to = False, self._client.mesh_node.policy.node_of(str(url))
+        elif self._at is None and self._declared and not self._client.is_asked_at(str(url)):
+            handing.not_sent()  # nothing was sent yet, and the card's node is not at the destination
+            self._declared, to = False, self._client.mesh_node.policy.node_of(str(url))
+        if handing.is_resolved:
             request.headers[codec.REQUEST_HEADER] = self.take_edge(hop, to)
         elif self._at is not None:
-            handing._uses += 1
+            handing.use_count += 1
         self._at = at
         self._departure.listen(request)
 
     def heard(self, response: httpx.Response) -> None:
-        """Record the head of the answer (2, 4)."""
+        """Resolve the edge with the head of the answer (2, 4)."""
         handing, header = self._handing, response.headers.get(codec.RESPONSE_HEADER)
         if handing is None:
             return
@@ -292,17 +306,18 @@ class _Message:
         elif response.status_code < _ERRORS and not response.has_redirect_location:
             self._resolve(None)
         else:
-            handing._answered_with(response.status_code)
-        # A proxy may have answered with an error without passing it on, and it may be sent again (5).
+            handing.note_error_status(response.status_code)
+        # After an error status the edge stays open: a proxy may have answered for the agent, and httpx may
+        # send the message again (5).
 
-    def _over(self, error: BaseException | None) -> None:
-        """Resolve the edge, if the head of the answer has not (3)."""
+    def _resolve_if_open(self, error: BaseException | None) -> None:
+        """Resolve the edge, unless the head of the answer has resolved it (3)."""
         handing = self._handing
-        if handing is not None and _under_way.pop(handing._header, None) is not None:
+        if handing is not None and _under_way.pop(handing.header_text, None) is not None:
             self._resolve(None if isinstance(error, StopAsyncIteration) else error)
 
     def _resolve(self, error: BaseException | None) -> None:
-        """Resolve the edge by an answer that says nothing of it, or by an error (4)."""
+        """Resolve the edge after an answer that does not mention the edge, or after an error (4)."""
         handing = self._handing
         assert handing is not None  # noqa: S101 - the callers have checked it
         if self._departure.is_prevented(error):
@@ -315,20 +330,20 @@ class _Message:
             handing.in_doubt()
 
     async def aclose(self) -> None:
-        """Leave; what was begun goes on."""
+        """Stop reading the events; the agent's work goes on."""
         if self._events is not None:
             await self._events.aclose()
 
 
 async def _leaves(request: httpx.Request) -> None:
-    """Record that a request is about to be sent; httpx calls it, every time."""
+    """Record that a request is about to be sent; httpx calls this before every request."""
     message = _under_way.get(request.headers.get(codec.REQUEST_HEADER, ""))
     if message is not None:
         message.leaves(request)
 
 
 async def _heard(response: httpx.Response) -> None:
-    """Record the head of an answer; httpx calls it before the body is read."""
+    """Record the head of an answer; httpx calls this before it reads the body."""
     message = _under_way.get(response.request.headers.get(codec.REQUEST_HEADER, ""))
     if message is not None:
         message.heard(response)

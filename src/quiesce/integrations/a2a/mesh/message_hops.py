@@ -1,14 +1,14 @@
-"""Which hop the executor works for: that of the message that it was called with.
+"""Which hop the executor works for: the hop of the message that it executes.
 
-A message may be executed long after its request was answered, by a task that an older request has started,
-and its events are stored later still. What holds:
+The SDK may execute a message long after it has answered the request, in a task that an older request has
+started. The message's events are stored even later. So this module tracks each message. What holds:
 
-1. The hop of a message does not end between its acceptance and its execution, nor before the events of that
-   are stored: each push of them is handed over in the hop.
-2. What the executor starts belongs to the hop of the message that it was called with, whichever task calls it.
-3. A message whose hop has ended, or was told to end, before its execution is not executed: no verdict
-   would know of it.
-4. Ids that come with a message by no other way than its metadata open a hop, once.
+1. The hop of a message stays open from the message's acceptance until its events are stored. Each push of
+   these events is a message of the hop.
+2. What the executor starts belongs to the hop of the executed message, whichever task calls the executor.
+3. A message is not executed if its hop has ended or was cancelled before. Otherwise the cascade's verdict
+   would not cover the work.
+4. If the ids of an edge come in the metadata alone, without a header, they open a hop, once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from quiesce.core.callsites import Callsite
 from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.visitors import Bond, Visitor
 from quiesce.errors import CascadeCancelled, EdgeRefused, RemoteProtocolError, ScopeClosed
@@ -29,44 +30,50 @@ from quiesce.integrations.a2a.server.task_tracker import Request, Tracker, reque
 from quiesce.mesh.runtime.hop import current_hop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import CodeType
+
     from quiesce.core.scope import Scope
     from quiesce.integrations.a2a.server.task_store import TellingStore
     from quiesce.integrations.a2a.server.task_tracker import Entry
     from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.hop_parts import Part
     from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 
-_LOOPS = ("_shutdown_watcher",)  # of sse-starlette: one for all streams, begun by the first of them
-_LOOK_SECONDS = 0.02  # between two looks at the responses that are open
-_MARK = "quiesce.mesh"  # in the state of a call: what its messages are part of
-CANCELLED = "The cascade that it was part of was cancelled."
+_LOOPS = (
+    "_shutdown_watcher",
+)  # sse-starlette starts this task at the first stream, for all streams
+_POLL_SECONDS = 0.02  # the interval at which `streams_ended` looks at the open responses
+_MARK = "quiesce.mesh"  # the key in a call's state under which its `MessageWork` is
+CANCELLED = "The cascade that this message belongs to was cancelled."
 WAITING, CALLED_OFF, RUNNING, EXECUTED, OVER = (
     "waiting", "called off", "running", "executed", "over"
 )  # fmt: skip
 
 
 class MessageWork:
-    """A message that was accepted as part of a hop."""
+    """A message that the server has accepted as part of a hop."""
 
     __slots__ = ("_hold", "error", "hop", "message", "message_id", "stage", "task_id")
 
-    def __init__(self, hop: Hop, message: Any) -> None:
+    def __init__(self, hop: Hop, message: Any, code: CodeType | None) -> None:
         self.hop: Hop = hop
         self.message: Any = message
         self.message_id: str = message.message_id
         self.task_id: str = ""
         self.stage: str = WAITING
         self.error: Exception | None = None
-        name, code = message.message_id, hop._code
-        self._hold = Hold(hop, "a2a message", name, NOTHING, code, 0, self._told_to_end)
-        hop._admit()
-        hop._insert(self._hold, self._hold)  # (1)
+        name, place = message.message_id, code or hop.place_code
+        self._hold = Hold(hop, "a2a message", name, NOTHING, place, 0, self._call_off)
+        hop.check_may_start()
+        hop.insert_hold(self._hold, self._hold)  # (1)
 
-    def _told_to_end(self) -> None:
-        """Record that it need not be executed.
+    def _call_off(self) -> None:
+        """Record that the hop was cancelled before the message was executed (3).
 
-        As the first of its task it is about to be: the task is then stored as CANCELED, and that is pushed.
+        The first message of a task still reaches the executor, which stores and pushes the task as CANCELED.
         """
         if self.stage == WAITING:
             if self.task_id:
@@ -75,19 +82,19 @@ class MessageWork:
                 self.stage = CALLED_OFF
 
     def end(self) -> None:
-        """Hold the hop no more (1); it is not executed after this (3)."""
+        """Release the hop (1). The message is not executed after this (3)."""
         if self.stage != OVER:
             self.stage = OVER
             self._hold.release()
 
 
 class MeshTracker(Tracker):
-    """A tracker that also knows the hops of messages."""
+    """A tracker that also tracks the hops of messages."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._node = node
-        node._services = (*node._services, *_LOOPS)
+        node.services_given = (*node.services_given, *_LOOPS)
         self._waiting: dict[int, MessageWork] = {}
         self._works: dict[str, list[MessageWork]] = {}
         self.edges: PushEdges = PushEdges(node, self)
@@ -97,10 +104,10 @@ class MeshTracker(Tracker):
     # Accepting.
 
     def accept(self, message: Any, context: Any) -> MessageWork | None:
-        """Take note of a message, in the step in which it is accepted; None if it is in no hop."""
+        """Record an accepted message, before the event loop runs anything else; None if it is in no hop."""
         header = extension.take_ids(message, self._node.url)
         hop = current_hop()
-        if hop is not None and hop._mesh is self._node:
+        if hop is not None and hop.mesh_node is self._node:
             work = self._work(hop, message)
         elif header is not None:
             work = self._open(header, message)
@@ -116,8 +123,8 @@ class MeshTracker(Tracker):
 
     def _work(self, hop: Hop, message: Any) -> MessageWork:
         try:
-            return MessageWork(hop, message)
-        except ScopeClosed:  # it was told to end
+            return MessageWork(hop, message, self.code)
+        except ScopeClosed:  # the hop was cancelled
             raise versions.refusal(CANCELLED) from None
 
     def _open(self, header: str, message: Any) -> MessageWork:
@@ -132,13 +139,13 @@ class MeshTracker(Tracker):
             return self._work(hop, message)
         finally:
             part.leave(None)
-            node.answer(hop)  # no answer carries it: the receipt is posted, or asked for
+            node.answer(hop)  # the answer has no receipt header: the receipt is posted, or queried
 
     def place(self, work: MessageWork) -> Scope:
         """Return the scope in which the SDK handles a message.
 
-        0.3 stores events in tasks that it starts for the message alone: its own scope is idle when all
-        is stored. In 1.x they are counted.
+        0.3 stores the events in tasks that it starts for each message. So the message gets a scope of its
+        own, which is idle when all events are stored. For 1.x the tracker counts the events.
         """
         scope = self.scope
         assert scope is not None  # noqa: S101 - the handler is open
@@ -153,7 +160,7 @@ class MeshTracker(Tracker):
             await own.idle()
             entry = self.entries.get(work.task_id)
             if work.error is not None and entry is not None and entry.owed and not entry.executing:
-                # 0.3 leaves it as it is, and the end of the server would tell of it: after the hop's.
+                # 0.3 stores no end here. The server's shutdown would, but only after the hop has ended.
                 why = BROKEN.format(error=work.error)
                 await end_task(self.store, entry.task_id, entry.context, why)
         finally:
@@ -161,7 +168,7 @@ class MeshTracker(Tracker):
         await own.aclose()
 
     def request(self, params: Any) -> Request:
-        """Return the call that is made for a message, or for anything else."""
+        """Return a new call for the parameters of a request, of any kind."""
         message = getattr(params, "message", None)
         made = MeshRequest(getattr(message, "task_id", None) or None, self.scope, self.loops)
         made.tracker, made.work = self, self._waiting.get(id(message))
@@ -169,20 +176,20 @@ class MeshTracker(Tracker):
         return made
 
     def gave_up(self, failed: Request) -> None:
-        """Record that the SDK has given up a request: what it has not begun by then, it will not."""
+        """Record that the SDK has given up a request: if it has not executed the message yet, it will not."""
         super().gave_up(failed)
         if isinstance(failed, MeshRequest) and failed.work is not None:
             self.refused(failed.work)
 
     def refused(self, work: MessageWork) -> None:
-        """Record that a message will not be executed, unless it is already."""
+        """Record that a message will not be executed, unless its execution has begun."""
         if work.stage in {WAITING, CALLED_OFF, OVER}:
             self.end(work)
 
     # Executing.
 
     def begin(self, context: Any) -> MessageWork | None:
-        """Return the message that is about to be executed, if it is part of a hop (2)."""
+        """Return the message that the executor is about to execute, if it is part of a hop (2)."""
         message = context.message
         work = None if message is None else self._found(message, context.call_context)
         if work is None:
@@ -196,13 +203,13 @@ class MeshTracker(Tracker):
         return work
 
     def _found(self, message: Any, context: Any) -> MessageWork | None:
-        """Find what is known of a message; also if it is over, as long as it may be executed (3)."""
-        asked = request.get()
+        """Return the record of a message, also of an ended hop, as long as the SDK may execute it (3)."""
+        call = request.get()
         name = message.message_id
         marks = getattr(context, "state", None) or {}
         candidates = [self._waiting.get(id(message)), marks.get(_MARK, {}).get(name)]
-        if isinstance(asked, MeshRequest) and asked.message_id == name:
-            candidates.append(asked.work)  # or it is not ours, and has the id of one that is
+        if isinstance(call, MeshRequest) and call.message_id == name:
+            candidates.append(call.work)  # or it is not ours, and has the id of one that is
         else:
             candidates += (
                 self._waiting.values()
@@ -210,41 +217,47 @@ class MeshTracker(Tracker):
         same = (one for one in candidates if one is not None and one.message_id == name)
         return next(same, None)
 
+    def part(self, hop: Hop, task_id: str) -> Part:
+        """Return the part of a hop in which the executor runs; reports show the user's code as its place."""
+        part = hop.working(task_id, kind="a2a task")
+        if self.code is not None:
+            part.place = Callsite(self.code, 0)
+        return part
+
     def executed(self, work: MessageWork) -> None:
-        """Record that an executor has returned; what it has left running is in flight here, too."""
+        """Record that an executor has returned, and hold its hop in `work` while it has left work running."""
         if work.stage in {CALLED_OFF, RUNNING}:
             work.stage = EXECUTED
         if self.work is not None:
             _bind(work.hop, self.work)
 
     async def streams_ended(self) -> None:
-        """Wait until the handlers of all hops that `work` holds have ended.
+        """Wait until the request handlers of all hops that `work` holds have returned.
 
-        `work` holds whole hops (see `_bind`), also the responses that stream the ends of tasks.
+        `work` holds whole hops (see `_bind`), and so also the responses that stream the ends of tasks.
 
         *Cancel safety*: may be cancelled at any time; it has no effect.
         """
         work = self.work
-        while work is not None and any(map(_is_handled, list(work._holds.values()))):  # noqa: ASYNC110 - a visit tells nobody of its end
-            await asyncio.sleep(_LOOK_SECONDS)
+        while work is not None and any(map(_is_handled, list(work.holds.values()))):  # noqa: ASYNC110 - a visit has no event for its end
+            await asyncio.sleep(_POLL_SECONDS)
 
     def refresh(self, entry: Entry) -> None:
-        """Release the hops of executed messages, too, when their events are stored (1).
+        """Update the hold of a task, and release the hops of its messages when their events are stored (1).
 
-        In 0.3 that is known by the end of the tasks that store them, and told by `end`.
+        In 0.3, `_see_off` releases the hops, when the tasks that store the events have ended.
         """
         super().refresh(entry)
         works = self._works.get(entry.task_id)
         if works and versions.FIRST and not entry.executing and not entry.busy:
             for work in tuple(works):
-                is_due = (
-                    work.error is not None and entry.owed
-                )  # 1.0 stores its end after all others
+                # After an error, 1.0 stores FAILED only after all other events.
+                is_due = work.error is not None and entry.owed
                 if (work.stage not in {WAITING, CALLED_OFF} and not is_due) or entry.ended:
                     self.end(work)
 
     def end_all(self) -> None:
-        """Record that the server is closed: nothing is executed or stored any more."""
+        """Release all hops: the server is closed, so no message is executed or stored any more."""
         for work in [
             *self._waiting.values(),
             *(one for some in self._works.values() for one in some),
@@ -261,18 +274,23 @@ class MeshTracker(Tracker):
                 del self._works[work.task_id]
         work.end()
 
+    def stands_for(self, task_id: str) -> Iterable[object]:
+        """Return what waits for a task, with the hops of its messages; their requests may be answered already."""
+        works = self._works.get(task_id, ())
+        return [*super().stands_for(task_id), *(work.hop for work in works)]
+
     # Pushing.
 
     def hop_of(self, task_id: str) -> Hop | None:
-        """Return the hop in which the states of a task are stored and pushed now."""
+        """Return the hop whose work stores and pushes the states of a task now."""
         for work in reversed(self._works.get(task_id, ())):
-            if work.stage in {CALLED_OFF, RUNNING, EXECUTED} and not work.hop._ended:
+            if work.stage in {CALLED_OFF, RUNNING, EXECUTED} and not work.hop.has_ended:
                 return work.hop
         return None
 
 
 class MeshRequest(Request):
-    """One call of the SDK's handler, with the message that it is for."""
+    """One call of the SDK's handler, with the message that the call handles."""
 
     __slots__ = ("message_id", "tracker", "work")
 
@@ -281,27 +299,27 @@ class MeshRequest(Request):
     work: MessageWork | None
 
     def leave(self) -> None:
-        """Record that the call has ended; its message may have come too late for its task."""
+        """Record that the call has ended; release its message if the task had ended before the message."""
         super().leave()
         if self.work is not None and self.work.task_id in self.tracker.ends:
             self.tracker.refused(self.work)
 
 
 class HopExecutor:
-    """Runs the user's executor as part of the hop of its message (2)."""
+    """Runs the user's executor as part of the hop of the executed message (2)."""
 
     def __init__(self, executor: Any, tracker: MeshTracker) -> None:
         self._executor = executor
         self._tracker = tracker
 
     async def execute(self, context: Any, event_queue: Any) -> None:
-        """Run the user's `execute`; cut short with its cascade, its task is CANCELED."""
+        """Run the user's `execute`; if the cascade is cancelled, store the task as CANCELED."""
         work = self._tracker.begin(context)
         if work is None:
             await self._executor.execute(context, event_queue)
             return
         try:
-            if work.stage in {CALLED_OFF, OVER}:  # (3); a task that there is stays as it is
+            if work.stage in {CALLED_OFF, OVER}:  # (3); a task that exists already keeps its state
                 if context.current_task is None:
                     await self._cancel(context, event_queue)
             else:
@@ -311,8 +329,12 @@ class HopExecutor:
 
     async def _execute(self, work: MessageWork, context: Any, event_queue: Any) -> None:
         try:
-            async with work.hop.working(context.task_id, kind="a2a task"):
+            async with self._tracker.part(work.hop, context.task_id):
                 await self._executor.execute(context, event_queue)
+                entry = self._tracker.entry(context.task_id)
+                if entry.cut and entry.said not in versions.TERMINAL:
+                    # The executor has caught its cancellation: the task will be stored as FAILED.
+                    work.hop.note_cut_short()
         except CascadeCancelled:
             if not work.hop.is_cancelled:
                 raise
@@ -332,30 +354,30 @@ class HopExecutor:
 
 
 def _bind(hop: Hop, scope: Scope) -> None:
-    """Hold a hop in which something was left running, in the scope of what executors start."""
-    plain = (held for held in list(hop._holds.values()) if type(held) is not Hold)
+    """Hold a hop in the scope `work` if an executor has left work running in the hop."""
+    plain = (held for held in list(hop.holds.values()) if type(held) is not Hold)
     left = [held for held in plain if not isinstance(held, Visitor)]
-    if left and not hop._ended:
-        with suppress(ScopeClosed):  # it is closed: the node waits for them
-            scope._admit()
+    if left and not hop.has_ended:
+        with suppress(ScopeClosed):  # if the scope is closed, the node waits for the hop's work
+            scope.check_may_start()
             bond = Bond(scope, hop)
-            scope._insert(bond, bond)
-            hop._bond = bond if hop._bond is None else _Both(hop._bond, bond)  # type: ignore[assignment]  # ended, no more
+            scope.insert_hold(bond, bond)
+            hop.bond = bond if hop.bond is None else _TwoBonds(hop.bond, bond)  # type: ignore[assignment]  # only `end` is called on it
 
 
 def _is_handled(held: object) -> bool:
-    """Return whether this is the bond of a hop whose handler still runs."""
-    holds = held.scope._holds.values() if isinstance(held, Bond) else ()
+    """Return whether this is the bond of a hop whose request handler still runs."""
+    holds = held.scope.holds.values() if isinstance(held, Bond) else ()
     return any(isinstance(one, Visitor) for one in holds)
 
 
-class _Both:
-    """Two who hold one hop."""
+class _TwoBonds:
+    """Two bonds that hold the same hop."""
 
     def __init__(self, first: Any, second: Any) -> None:
-        self._two = (first, second)
+        self._bonds = (first, second)
 
     def end(self) -> None:
-        """Release both, as a bond does when its scope is closed."""
-        for one in self._two:
-            one.end()
+        """Release both bonds; called when the hop's scope is closed."""
+        for bond in self._bonds:
+            bond.end()

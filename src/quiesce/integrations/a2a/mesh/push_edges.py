@@ -1,15 +1,16 @@
-"""Pushes as messages of the hop whose work they tell of.
+"""Pushes as messages of the hop whose work they report.
 
-1. The edge of a push is taken before the push is in the outbox, and its header is kept there with it.
-2. Every attempt is made with the same edge, until its receiver has said that it took that one, or never
-   will. If the push has to be sent again after that, it is with an edge of its own.
-3. A push that waits keeps its hop from ending, so that there can be another edge. What is left for the next
-   start does not: its edge is in doubt then, and asked for; the next start sends it with that edge, unless
-   its receiver has said meanwhile that it never will take it.
-4. An edge is closed as one that was not sent only if no attempt has reached a server.
-5. Where pushes go is for clients to say, and what has an edge is asked for receipts, by other means than
-   pushes are sent. So only configured peers, and the node's own origin, are sent edges and asked; others
-   are opaque, and so is all that a sender of the user's own sends.
+1. The edge of a push is opened before the push is written to the outbox. The outbox keeps the edge's header
+   with the push.
+2. Every attempt uses the same edge, until the receiver has accepted the edge or refused it for good. If the
+   push has to be sent again after that, it gets a new edge.
+3. A waiting push keeps its hop open, so that the push can get a new edge. A push that is left for the next
+   start does not: its edge is in doubt, and the node queries the receiver about it. The next start sends
+   the push with the same edge, unless the receiver has refused that edge for good.
+4. An edge is resolved as `not sent` only if no attempt has reached a server.
+5. Clients choose the URLs of pushes, and the node queries the receiver of an edge over another connection
+   than the push's. So the node gives edges only to configured peers and to its own origin. All other
+   receivers are opaque, and so is every push that the user's own sender sends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__: list[str] = []
 
 _log = logging.getLogger("quiesce.a2a")
 _CONFLICT = 409
-_ELSEWHERE = "webhook "
+_OPAQUE_PREFIX = "webhook "
 _NOT_CONNECTED = (httpcore.ConnectError, httpcore.ConnectTimeout)
 
 
@@ -45,47 +46,47 @@ class PushEdges:
     def __init__(self, node: Node, tracker: MeshTracker) -> None:
         self._node = node
         self._tracker = tracker
-        self._held: set[PushEdge] = set()
+        self.held_edges: set[PushEdge] = set()
 
     def take(self, push: Push) -> None:
-        """Take the edge of a push that is about to be written (1), if it tells of the work of a hop."""
+        """Open the edge of a push that is about to be written (1), if the push reports work of a hop."""
         hop = self._tracker.hop_of(push.task_id)
         if hop is None:
             return
         try:
-            to = self._node._policy.node_of(push.url)
+            to = self._node.policy.node_of(push.url)
             if not push.url:
-                to = f"{_ELSEWHERE}of a sender of the agent's own"
-            elif not self._node._policy.allows(to):
-                to = f"{_ELSEWHERE}{receiver(push.url)}"  # not an address
+                to = f"{_OPAQUE_PREFIX}of a sender of the agent's own"
+            elif not self._node.policy.allows(to):
+                to = f"{_OPAQUE_PREFIX}{receiver(push.url)}"  # a name, not an address
             edge = PushEdge(self, hop, hop.delegate(to))
-        except (
-            QuiesceError,
-            ValueError,
-        ):  # it cannot be written, or is not a URL: the post fails by itself
-            _log.warning("a push of task %s is sent outside of its cascade", push.task_id)
+        except (QuiesceError, ValueError) as error:  # the journal failed, or the URL is not valid
+            _log.warning(
+                "a push of task %s is sent outside of its cascade, because its edge cannot be opened: %r",
+                push.task_id, error,
+            )  # fmt: skip
             return
         push.edge, push.cascade = edge, edge.header
 
     def restore(self, push: Push) -> None:
-        """Go on with the edge of a push that a process before this one has written."""
+        """Restore the edge of a push that an earlier process has written."""
         try:
             handed = codec.parse_request_header(push.cascade)
-            self._node._check()
-            known = self._node._engine.detector._edges.get(handed.edge)
+            self._node.check_accepts()
+            known = self._node.engine.detector.edge_records.get(handed.edge)
         except QuiesceError:
             known = None
-        if known is None:  # it is closed: what is sent now is not part of that cascade any more
+        if known is None:  # the edge is resolved: the push is sent outside of the cascade
             push.cascade = ""
             return
         handing = Handing.__new__(Handing)
-        handing._node, handing._edge, handing._resolved = self._node, handed.edge, False
-        handing.to, handing._header, handing._uses = known.to, push.cascade, 1
+        handing.sender_node, handing.edge_id, handing.is_resolved = self._node, handed.edge, False
+        handing.to, handing.header_text, handing.use_count = known.to, push.cascade, 1
         push.edge = PushEdge(self, None, handing)
 
     def close(self) -> None:
-        """Keep no hop from ending any more (3)."""
-        for edge in tuple(self._held):
+        """Release the hops of all waiting pushes (3)."""
+        for edge in tuple(self.held_edges):
             edge.let_go()
 
 
@@ -101,17 +102,17 @@ class PushEdge:
         self._answer: tuple[int, str | None] | None = None
         self._tried = False
         self._to = handing.to
-        self._is_peer = not handing.to.startswith(_ELSEWHERE)  # (5)
+        self._is_peer = not handing.to.startswith(_OPAQUE_PREFIX)  # (5)
         if hop is not None:
-            # Also in one that is told to end, which admits nothing else: it tells of that very end (3).
-            self._hold = Hold(hop, "push", handing.to, NOTHING, hop._code, 0)
-            hop._insert(self._hold, self._hold)
-            edges._held.add(self)
+            # A hop that is being cancelled admits this hold, though no other: the push reports its end (3).
+            self._hold = Hold(hop, "push", handing.to, NOTHING, hop.place_code, 0)
+            hop.insert_hold(self._hold, self._hold)
+            edges.held_edges.add(self)
 
     @property
     def header(self) -> str:
-        """What the next attempt is sent with; empty: nothing, as its receiver is not to know (5)."""
-        return "" if self._handing is None or not self._is_peer else self._handing._header
+        """The header for the next attempt; empty if the receiver is opaque, and so gets no edge (5)."""
+        return "" if self._handing is None or not self._is_peer else self._handing.header_text
 
     # An attempt.
 
@@ -120,57 +121,60 @@ class PushEdge:
         self._answer = None
         self._tried = True
         if self._handing is not None:
-            self._handing._uses += 1
+            self._handing.use_count += 1
 
     def heard(self, status: int, header: str | None) -> None:
         """Record the head of the answer."""
         self._answer = (status, header)
 
     def taken(self) -> None:
-        """Record that the push was taken."""
+        """Record that the receiver has accepted the push."""
         if self._handing is not None:
             _, header = self._answer or (0, None)
             self._handing.answered(header if self._is_peer else None)
 
     def failed(self, error: BaseException) -> bool:
-        """Record that an attempt has failed; True if the push was taken all the same, before."""
+        """Record that an attempt has failed; return True if the receiver had accepted an earlier attempt."""
         handing, tried = self._handing, self._tried
         self._tried = False
         if handing is None or not tried:
             return False
         status, header = self._answer or (0, None)
         if header is None or not self._is_peer:
-            self._count(status, error)
+            self._note_unsent(status, error)
             return False
         try:
-            told = codec.parse_response_header(header, handing._edge)
+            told = codec.parse_response_header(header, handing.edge_id)
         except RemoteProtocolError:
             self._is_unsent = False
             return False
         handing.told(told.answer, must_ask=told.must_ask)
         receipt = told.answer.receipt
         ran = told.answer.kind == "working" or (receipt is not None and receipt.status == "done")
-        if ran and status == _CONFLICT:  # the answer to an attempt before was lost
+        if ran and status == _CONFLICT:  # the answer to an earlier attempt was lost
             return True
         self._renew()
         return False
 
-    def _count(self, status: int, error: BaseException) -> None:
-        """Record whether the attempt has reached a server (4)."""
+    def _note_unsent(self, status: int, error: BaseException) -> None:
+        """Record whether a failed attempt may have reached a server (4)."""
         unconnected = isinstance(error, Refused) or isinstance(error.__cause__, _NOT_CONNECTED)
         self._is_unsent = self._is_unsent and not status and unconnected
 
     def _renew(self) -> None:
-        """Take another edge (2), if there is still a hop that it would be one of."""
+        """Open a new edge for the push (2), if its hop is still open."""
         self._handing, self._is_unsent = None, True
-        if self._hop is not None and not self._hop._ended:
+        if self._hop is not None and not self._hop.has_ended:
             try:
                 self._handing = self._hop.delegate(self._to)
-            except QuiesceError:
-                _log.warning("a push is sent outside of its cascade")
+            except QuiesceError as error:
+                _log.warning(
+                    "a push to %s is sent outside of its cascade, because its new edge cannot be"
+                    " opened: %s", self._to, error,
+                )  # fmt: skip
 
     def relayed(self) -> None:
-        """Record that a sender of the user's own has it, which does not say where it sends it (5)."""
+        """Record that the user's own sender gets the push; where it sends the push is not known (5)."""
         if self._handing is not None:
             self._handing.answered(None)
 
@@ -189,7 +193,7 @@ class PushEdge:
         self.let_go()
 
     def let_go(self) -> None:
-        """Keep the hop from ending no more (3)."""
-        self._edges._held.discard(self)
+        """Release the hop (3)."""
+        self._edges.held_edges.discard(self)
         if self._hold is not None:
             self._hold.release()

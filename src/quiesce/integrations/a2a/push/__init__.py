@@ -2,10 +2,10 @@
 
 In reading order:
 
-- `push_sender`: pushes are written with the state that they tell of, and sent in order.
-- `push_lanes`: one lane for each task and receiver.
-- `push_post`: one push: to the address that was looked up and checked, without redirects.
-- `push_outbox`: where pushes wait until they are delivered; in memory.
-- `sqlite_outbox`: the same in a file that outlives the process.
+- `push_sender`: writes the pushes of a state before the state is stored, and sends them in order.
+- `push_lanes`: one lane for each task and receiver: it sends waiting pushes in order, tries again, and gives up.
+- `push_post`: posts one push, to an address that was checked, without following redirects.
+- `push_outbox`: where pushes wait until they are delivered, and an outbox in memory.
+- `sqlite_outbox`: an outbox in a file, which outlives the process.
 - `push_signing`: signatures of pushes.
 """

@@ -1,13 +1,15 @@
-"""How pushes get to their receivers: in lanes, one for each task and receiver.
+"""The lanes by which pushes reach their receivers, one lane for each task and receiver.
 
-1. To one receiver, the pushes of one task are sent one after the other, in order. A push that is
-   given up is a dead letter, and the next one is tried.
-2. Only the lane waits for a receiver; and a receiver that does not answer has a part of the
-   connections, not all of them.
-3. A drain waits for every push that was not tried yet. One that has failed stays in a durable outbox
-   for the next start, and so does what is behind it; an outbox in memory tries until the deadline.
-4. What waits has a bound, by number and by age; beyond, the oldest become dead letters.
-5. An outbox that fails is logged, and holds up nothing.
+`Pushes` (push_sender.py) puts pushes into the lanes.
+
+1. A lane sends the pushes of one task to one receiver in order, each after the one before it. If a push
+   is given up, it becomes a dead letter, and the lane goes on with the next push.
+2. A slow receiver delays only its own lanes. All lanes of a receiver share a quarter of the connections.
+3. A drain waits until every push was tried once. If a push fails during a drain, the lane leaves it and all
+   pushes behind it in a durable outbox for the next start. With an outbox in memory, the lane retries until
+   the deadline of the drain.
+4. The number and the age of waiting pushes are limited. Beyond a limit, the oldest become dead letters.
+5. An error of the outbox is logged, and delays no push.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _log = logging.getLogger("quiesce.a2a")
-_AFTER_SECONDS_MAX = 3600.0  # for which a receiver may ask to be left alone
-_SHARE = 4  # one receiver has at most this part of the connections
+_AFTER_SECONDS_MAX = 3600.0  # the longest `Retry-After` of a receiver that is respected
+_SHARE = 4  # one receiver gets at most 1 / _SHARE of the connections
 
 
 @dataclass(frozen=True)
 class DeliveryRules:
-    """How often a push is tried, and how much may wait."""
+    """How often a push is tried, and how many pushes may wait."""
 
     attempts_max: int
     keep_seconds: float
@@ -53,7 +55,7 @@ class DeliveryRules:
 
 
 class Slots:
-    """The connections: so many in all, and a part of them for each receiver (2)."""
+    """The limits of connections: for all receivers together, and for each receiver (2)."""
 
     def __init__(self, total: int) -> None:
         self._all = asyncio.Semaphore(total)
@@ -64,7 +66,7 @@ class Slots:
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncIterator[None]:
-        """Wait for a free place of a receiver, and for one of all, and hold both inside of the block."""
+        """Wait until a receiver may have one more connection, and hold its place inside the block."""
         own = self._each.get(name)
         if own is None:
             own = self._each[name] = asyncio.Semaphore(self._part)
@@ -73,7 +75,7 @@ class Slots:
 
 
 class Lanes:
-    """The pushes of one server that are on their way."""
+    """The pushes of one server that wait or are being sent."""
 
     def __init__(
         self,
@@ -82,10 +84,10 @@ class Lanes:
         deliver: Callable[[Push], Awaitable[None]],
         rules: DeliveryRules,
     ) -> None:
-        """Send with `deliver`, which raises `Refused` or `NotTaken`."""
+        """Make the lanes; `deliver` sends one push, and raises `Refused` or `NotTaken` if that fails."""
         self._scope = scope
         self._outbox = outbox
-        self._call = deliver
+        self._deliver_once = deliver
         self._rules = rules
         self._slots = Slots(rules.connections)
         self._lanes: dict[tuple[str, str], deque[Push]] = {}
@@ -94,12 +96,12 @@ class Lanes:
         self._draining = asyncio.Event()
 
     def send(self, pushes: Sequence[Push]) -> None:
-        """Send what tells of a state that is stored by now (1)."""
+        """Send pushes whose state is stored (1)."""
         for push in pushes:
             lane = (push.task_id, push.url)
             if lane in self._left:
                 push.let_go()
-                continue  # behind one that is left for the next start, so is this (3)
+                continue  # the lane has left an earlier push for the next start (3)
             self._waiting[push.id] = push
             waiting = self._lanes.get(lane)
             if waiting is not None:
@@ -107,20 +109,21 @@ class Lanes:
                 continue
             self._lanes[lane] = deque([push])
             self.spawn(self._run, lane, name=f"push {push.task_id}")
-        self._bound()
+        self._give_up_excess()
 
     def spawn(self, call: Any, *args: Any, name: str) -> None:
-        """Start a job of the server's."""
-        # If it is too late, what it was about stays in the outbox. A push is an edge, not work of its hop.
+        """Start a job in the server's scope, unless the scope is closed."""
+        # If the scope is closed, the push stays in the outbox. A push is an edge and not work of its hop, so
+        # the job is detached.
         with suppress(ScopeClosed), detached():
             self._scope.spawn(call, *args, name=name)
 
     def drain(self) -> None:
-        """Leave what keeps failing for the next start, if there the outbox still is (3)."""
+        """Leave failing pushes for the next start, if the outbox is durable (3)."""
         self._draining.set()
 
-    def _bound(self) -> None:
-        """Drop the oldest push that waits, if too many do (4)."""
+    def _give_up_excess(self) -> None:
+        """Move the oldest waiting pushes to the dead letters if too many wait (4)."""
         excess = len(self._waiting) - self._rules.pending_max
         if excess <= 0:
             return
@@ -148,20 +151,20 @@ class Lanes:
                 push.let_go()
 
     async def _deliver(self, push: Push) -> bool:
-        """Deliver a push, or give it up; False if it is left for the next start (3)."""
+        """Deliver a push, or give it up; return False if it is left for the next start (3)."""
         while push.stage != OVER:
             error = await self._attempt(push)
             if push.stage == OVER:
                 break
             if error is None:
-                await self._kept(self._outbox.sent(push))
+                await self._change_outbox(self._outbox.sent(push))
                 return True
             push.attempts += 1
             if self._is_hopeless(push, error):
                 await self._give_up(push, str(error))
                 return True
             _log.info("push of task %s to %s failed: %s", push.task_id, receiver(push.url), error)
-            await self._kept(self._outbox.failed(push, str(error)))
+            await self._change_outbox(self._outbox.failed(push, str(error)))
             if not await self._back_off(push, error):
                 return False
         return True
@@ -172,10 +175,10 @@ class Lanes:
                 return None
             push.stage = TRYING
             try:
-                await self._call(push)
+                await self._deliver_once(push)
             except (Refused, NotTaken) as error:
                 return error
-            except Exception as error:  # noqa: BLE001 - one push must not hold up those behind it
+            except Exception as error:  # noqa: BLE001 - one push must not delay the pushes behind it
                 return NotTaken(type(error).__name__)
             finally:
                 push.stage = WAITING
@@ -189,16 +192,21 @@ class Lanes:
         )
 
     async def _give_up(self, push: Push, why: str) -> None:
-        _log.error("push of task %s to %s given up: %s", push.task_id, receiver(push.url), why)
+        _log.error(
+            "push of task %s to %s given up after %d attempts: %s", push.task_id,
+            receiver(push.url), push.attempts, why,
+        )  # fmt: skip
         push.over()
-        await self._kept(self._outbox.dead(push, why))
+        await self._change_outbox(self._outbox.dead(push, why))
 
-    async def _kept(self, change: Awaitable[None]) -> None:
-        """Change the outbox, if it can be changed (5)."""
+    async def _change_outbox(self, change: Awaitable[None]) -> None:
+        """Change the outbox; an error is logged (5)."""
         try:
             await change
-        except Exception:  # noqa: BLE001 - logged; at worst, a push comes again at the next start
-            _log.exception("the outbox could not be changed")
+        except Exception:  # noqa: BLE001 - logged; at worst, the next start sends a push again
+            _log.exception(
+                "the outbox was not changed; the next start may send a push again that has arrived"
+            )
 
     async def _back_off(self, push: Push, error: Refused | NotTaken) -> bool:
         wanted = min(getattr(error, "after", 0.0), _AFTER_SECONDS_MAX)

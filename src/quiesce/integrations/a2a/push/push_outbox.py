@@ -1,6 +1,6 @@
-"""Where pushes wait until they are delivered, and what is known of tasks after a crash.
+"""The outbox: where pushes wait until they are delivered, with what a start after a crash needs to know of tasks.
 
-`MemoryOutbox` forgets all when the process ends; `SqliteOutbox` (sqlite_outbox.py) does not.
+A `MemoryOutbox` is lost when the process ends. A `SqliteOutbox` (sqlite_outbox.py) is a file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["DeadLetter", "MemoryOutbox", "Outbox"]
 
 WAITING = "waiting"
-TRYING = "trying"  # its receiver is being asked at this moment
-OVER = "over"  # it was given up while it waited
+TRYING = "trying"  # the push is being sent now
+OVER = "over"  # the push was given up while it waited
 
 
 @dataclass(eq=False)
@@ -33,34 +33,34 @@ class Push:
     headers: dict[str, str] = field(repr=False)
     body: bytes = field(repr=False)
     status: str = ""
-    """What tells the status that it is about from others; empty for artifacts."""
+    """The key of the pushed status (`versions.status_mark`); empty for artifacts."""
     attempts: int = 0
     id: str = field(default_factory=lambda: uuid4().hex)
-    """The same whenever it comes again."""
+    """The push's id, the same at every attempt."""
     at: float = field(default_factory=time.time)
-    """When it was written, in seconds since 1970."""
+    """When the push was written, in seconds since 1970."""
     event: Any = field(default=None, repr=False)
-    """What it tells, for a sender of the user's own."""
+    """The pushed event, for the user's own sender."""
     stage: str = WAITING
     cascade: str = field(default="", repr=False)
-    """What it is sent with, if it is part of a cascade: a secret, kept with it."""
+    """The header of the push's edge, if the push is part of a cascade. It is a secret."""
     edge: PushEdge | None = field(default=None, repr=False)
-    """What is to know of its fate, if it is part of a cascade."""
+    """The push's edge, if the push is part of a cascade."""
 
     def let_go(self) -> None:
-        """Record that it does not wait any more, whatever became of it."""
+        """Record that the push does not wait any more: it was sent, given up, or left for the next start."""
         if self.edge is not None:
             self.edge.let_go()
 
     def over(self) -> None:
-        """Record that it will not be sent any more."""
+        """Record that the push will not be sent any more."""
         if self.edge is not None:
             self.edge.over()
 
 
 @dataclass(frozen=True)
 class PushTarget:
-    """A receiver of pushes, as its configuration had it."""
+    """A receiver of pushes: the URL and headers from its push configuration."""
 
     url: str = field(repr=False)
     headers: dict[str, str] = field(repr=False)
@@ -68,7 +68,7 @@ class PushTarget:
 
 @dataclass(frozen=True)
 class TaskNote:
-    """What has to be known of a task to end it after a crash."""
+    """What a start after a crash needs to know of a task, to end it and to push its end."""
 
     task_id: str
     user: str
@@ -78,7 +78,7 @@ class TaskNote:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A push that was given up. It has none of the credentials that it was sent with."""
+    """A push that was given up, without its credentials."""
 
     task_id: str
     url: str
@@ -86,21 +86,21 @@ class DeadLetter:
     attempts: int
     why: str
     at: float
-    """When, in seconds since 1970."""
+    """When the push was given up, in seconds since 1970."""
     id: str = ""
-    """What its receiver has seen, or will see, in `X-Quiesce-Push`."""
+    """The push's id, which its receiver sees in `X-Quiesce-Push`."""
 
 
 class Outbox(Protocol):
-    """Where pushes wait. What `write` has returned from is delivered, or is a dead letter."""
+    """Where pushes wait. After `write` has returned, each push is delivered or becomes a dead letter."""
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives the process."""
+        """Whether the outbox outlives the process."""
         ...
 
     async def open(self) -> None:
-        """Get ready; it may be opened again after `close`."""
+        """Open the outbox; it may be opened again after `close`."""
 
     async def close(self) -> None:
         """Close the files and end the threads."""
@@ -108,41 +108,38 @@ class Outbox(Protocol):
     async def write(
         self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str] = ()
     ) -> None:
-        """Keep what is known of a task, and its pushes, in one step.
-
-        Tasks that have ended before are forgotten in the same step.
-        """
+        """Store the note of a task and its pushes, and remove the notes of `ended` tasks, in one transaction."""
 
     async def sent(self, push: Push) -> None:
-        """Forget a push: it was delivered, or tells of a state that was never stored."""
+        """Remove a push that was delivered, or whose state was never stored."""
 
     async def failed(self, push: Push, why: str) -> None:
-        """Keep that a delivery has failed; the push has the number of attempts."""
+        """Record that an attempt has failed; `push.attempts` is the number of attempts."""
 
     async def dead(self, push: Push, why: str) -> None:
         """Move a push to the dead letters."""
 
     async def pending(self) -> list[Push]:
-        """Return what was not delivered, oldest first."""
+        """Return the pushes that were not delivered, oldest first."""
         ...
 
     async def unfinished(self) -> list[TaskNote]:
-        """Return the tasks that have not ended, as far as is known here."""
+        """Return the notes of the tasks that have not ended."""
         ...
 
     async def forget(self, task_ids: Sequence[str]) -> None:
-        """Forget tasks; their pushes stay."""
+        """Remove the notes of tasks; their pushes stay."""
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Return what was given up, oldest first."""
+        """Return the dead letters, oldest first."""
         ...
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
-        """Make pushes of dead letters again, behind those that wait; of all, without ids."""
+        """Turn dead letters, all of them without `ids`, into pushes behind the waiting ones; return these."""
         ...
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; return how many there were."""
+        """Remove dead letters; return the number removed."""
         ...
 
 
@@ -151,10 +148,10 @@ _DEAD_MAX = 1000
 
 @dataclass
 class MemoryOutbox:
-    """An outbox that lasts as long as the process, for tests and for what may be lost.
+    """An outbox in memory, for tests, and for pushes that a restart may lose.
 
     Args:
-        dead_max: How many dead letters are kept; the oldest go first.
+        dead_max: How many dead letters are kept; beyond that, the oldest are removed.
     """
 
     dead_max: int = _DEAD_MAX
@@ -162,12 +159,12 @@ class MemoryOutbox:
     _dead: list[tuple[DeadLetter, Push]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Check the limit."""
         arguments.size("dead_max", self.dead_max)
 
     @property
     def durable(self) -> bool:
-        """It does not outlive the process."""
+        """False: the outbox does not outlive the process."""
         return False
 
     async def open(self) -> None:
@@ -179,16 +176,16 @@ class MemoryOutbox:
     async def write(
         self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str] = ()
     ) -> None:
-        """Keep the pushes; no task outlives a crash here."""
+        """Store the pushes; notes are not needed, because this outbox does not outlive a crash."""
         del note, ended
         self._pending |= {push.id: push for push in pushes}
 
     async def sent(self, push: Push) -> None:
-        """Forget a push."""
+        """Remove a push."""
         self._pending.pop(push.id, None)
 
     async def failed(self, push: Push, why: str) -> None:
-        """Keep nothing: the push itself counts."""
+        """Do nothing: the push object counts its attempts."""
 
     async def dead(self, push: Push, why: str) -> None:
         """Move a push to the dead letters."""
@@ -199,22 +196,22 @@ class MemoryOutbox:
         self._dead = [*self._dead, (letter, push)][-self.dead_max :]
 
     async def pending(self) -> list[Push]:
-        """Return what was not delivered."""
+        """Return the pushes that were not delivered."""
         return list(self._pending.values())
 
     async def unfinished(self) -> list[TaskNote]:
-        """Return none."""
+        """Return an empty list."""
         return []
 
     async def forget(self, task_ids: Sequence[str]) -> None:
         """Do nothing."""
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Return what was given up."""
+        """Return the dead letters."""
         return [letter for letter, _ in self._dead]
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
-        """Make pushes of dead letters again."""
+        """Turn dead letters into pushes again, and return these."""
         found = [push for _, push in self._dead if ids is None or push.id in ids]
         await self.discard([push.id for push in found])
         pushes = [
@@ -227,7 +224,7 @@ class MemoryOutbox:
         return pushes
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters."""
+        """Remove dead letters; return the number removed."""
         before = len(self._dead)
         self._dead = [(letter, push) for letter, push in self._dead if push.id not in ids]
         return before - len(self._dead)

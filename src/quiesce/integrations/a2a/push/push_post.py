@@ -1,8 +1,8 @@
-"""How a push is posted: to the address that was looked up and checked, without redirects, bounded.
+"""How one push is posted: to an address that was checked, without following redirects, with limits.
 
-An agent posts to URLs that its clients give. So the addresses of a name are checked when it is
-connected to, and exactly those are connected to: a name that means another address a moment later
-gains nothing.
+The agent's clients choose the URLs of pushes. So the poster resolves the host name, checks its addresses,
+and connects to exactly these addresses. A name that resolves to another address a moment later cannot get
+around the check.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Hear = Callable[[int, str | None], object]
-    """Told of an answer's status, and of what it says of an edge."""
+    """A function that gets an answer's status, and its receipt header if it has one."""
 
 __all__: list[str] = []
 
-_IPV4_INSIDE = ipaddress.ip_network("64:ff9b::/96")  # NAT64: the last four bytes are an IPv4 one
+_IPV4_INSIDE = ipaddress.ip_network(
+    "64:ff9b::/96"
+)  # NAT64: the last four bytes are an IPv4 address
 _ANSWER_BYTES_MAX = 64 * 1024
 _EDGE = b"cascade-receipt"
 _GONE = 410
@@ -44,21 +46,21 @@ _HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Refused(Exception):  # noqa: N818 - what happened: it must not, or need not, be tried again
-    """A push that need not, or must not, be tried again."""
+class Refused(Exception):  # noqa: N818 - an outcome of an attempt, not a fault of the program
+    """Raised if a push must not be sent, or if sending it again cannot help."""
 
 
 class NotTaken(Exception):  # noqa: N818 - the same
-    """A push that its receiver has not taken this time."""
+    """Raised if an attempt has failed, and the push may be sent again."""
 
     def __init__(self, why: str, after: float = 0.0) -> None:
         super().__init__(why)
         self.after = after
-        """How many seconds its receiver wants to be left alone."""
+        """How many seconds the receiver asks to wait before the next attempt."""
 
 
 class PushPolicy:
-    """Which addresses may be posted to: public ones, and those that are allowed."""
+    """Which addresses pushes may go to: public addresses, and the allowed private ones."""
 
     def __init__(self, allow: bool | Iterable[str]) -> None:  # noqa: FBT001 - or networks
         self._all = allow is True
@@ -70,21 +72,21 @@ class PushPolicy:
             raise ArgumentError(message) from None
 
     def permits(self, address: Address) -> bool:
-        """Return whether an address may be connected to."""
+        """Return whether a push may go to an address."""
         if self._all or any(
             address.version == network.version and address in network for network in self._networks
         ):
             return True
-        inside = _inside(address)
+        inside = _ipv4_inside(address)
         if inside is not None:
             return self.permits(inside)
         if address.is_multicast or address.is_reserved or getattr(address, "is_site_local", False):
-            return False  # some of these count as global
+            return False  # `is_global` is True for some of these
         return address.is_global
 
 
-def _inside(address: Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 one leads to."""
+def _ipv4_inside(address: Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address leads to; None if it leads to none."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if address in _IPV4_INSIDE:
@@ -93,8 +95,8 @@ def _inside(address: Address) -> ipaddress.IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
 
 
-class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no types here
-    """Connects only to addresses that a policy permits."""
+class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # httpcore has no types here
+    """A network backend that connects only to addresses that a policy permits."""
 
     def __init__(self, policy: PushPolicy) -> None:
         self._policy = policy
@@ -108,7 +110,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no
         local_address: str | None = None,
         socket_options: Any = None,
     ) -> Any:
-        """Look the host up, check all of its addresses, and connect to one of those."""
+        """Resolve the host, check all of its addresses, and connect to one of them."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -117,7 +119,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no
         addresses = list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
         for address in addresses:
             if not self._policy.permits(ipaddress.ip_address(address)):
-                message = f"{host} is at {address}, which is not a public address"
+                message = f"{host} is at {address}, which is not a public address; allow it with allow_private="
                 raise Refused(message)
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
@@ -130,16 +132,16 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # no
         raise failure
 
     async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Refuse: no URL leads there."""
+        """Raise `Refused`: a push never goes to a Unix socket."""
         raise Refused(path)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for some seconds."""
         await asyncio.sleep(seconds)
 
 
 class Poster:
-    """Posts pushes; one for each server."""
+    """The HTTP client that posts all pushes of a server."""
 
     def __init__(
         self,
@@ -160,9 +162,9 @@ class Poster:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, hear: Hear | None = None
     ) -> None:
-        """Post a body, and be content with any answer that says it was taken.
+        """Post a body, and return if the receiver has accepted it (any 2xx status).
 
-        *Raises*: `Refused` if trying again cannot help; `NotTaken` if it may be tried again.
+        *Raises*: `Refused` if sending it again cannot help; `NotTaken` if it may be sent again.
         """
         self._check(url, body)
         try:
@@ -172,10 +174,14 @@ class Poster:
                 *lines(headers),
             ]
         except ValueError:
-            message = "its configuration has a token or credentials that cannot be sent as a header"
+            message = (
+                "the token or the credentials of its push configuration are not valid as a header"
+            )
             raise Refused(message) from None
         try:
-            with anyio.fail_after(self._seconds):  # the pool is shielded from no other kind
+            with anyio.fail_after(
+                self._seconds
+            ):  # httpcore shields its cleanup from anyio's cancellation only
                 status, after = await self._post(url, head, body, hear)
         except TimeoutError:
             message = f"no answer within {self._seconds} s"
@@ -185,10 +191,10 @@ class Poster:
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             raise NotTaken(message) from error
-        _judge(status, after)
+        _raise_if_not_taken(status, after)
 
     def _check(self, url: str, body: bytes) -> None:
-        """Refuse a URL that leads nowhere; without repeating it, as it may have a secret in it."""
+        """Raise `Refused` if the URL or the body is not valid. The message omits the URL, which may have a secret."""
         try:
             parts = urlsplit(url)
             fine = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -217,17 +223,18 @@ class Poster:
                 hear(response.status, told[0].decode("latin-1") if told else None)
             read = 0
             with anyio.CancelScope() as enough:
-                async for part in response.aiter_stream():  # to its end, or the connection is lost
+                # Read to the end, so that the connection can be used again.
+                async for part in response.aiter_stream():
                     read += len(part)
                     if read > _ANSWER_BYTES_MAX:
-                        enough.cancel()  # and not `break`: what is read from would be left open
+                        enough.cancel()  # `break` would leave the stream's generator open
             after = b"".join(
                 value for name, value in response.headers if name.lower() == b"retry-after"
             )
             return response.status, after.decode("latin-1")
 
     async def _pool(self, scheme: str) -> Any:
-        """Return the connections of a scheme; only one of them needs certificates, which take time."""
+        """Return the connection pool of a scheme; certificates are loaded at the first https push only."""
         if scheme == "https" and self._ssl_context is None:
             self._ssl_context = await asyncio.to_thread(httpcore.default_ssl_context)
         if scheme not in self._pools:
@@ -247,21 +254,21 @@ class Poster:
 
 
 def lines(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as they are sent.
+    """Return headers as pairs of bytes.
 
-    *Raises*: `ValueError` if one is not valid; without its text, which may be a secret.
+    *Raises*: `ValueError` if a header is not valid. The message omits its text, which may be a secret.
     """
     made = []
     for name, value in headers.items():
         if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
-            message = "no header"
+            message = "a header's name or value is not valid"
             raise ValueError(message)
         made.append((name.encode("ascii"), value.encode("latin-1")))
     return made
 
 
 def receiver(url: str) -> str:
-    """Name a receiver, for logs: not by its whole URL, which may have a secret in it."""
+    """Return a receiver's scheme, host and port, for logs; the rest of the URL may have a secret."""
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
@@ -270,7 +277,7 @@ def receiver(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
-def _judge(status: int, after: str) -> None:
+def _raise_if_not_taken(status: int, after: str) -> None:
     if status in _OK:
         return
     if 300 <= status < 400:  # noqa: PLR2004 - HTTP's
@@ -284,7 +291,7 @@ def _judge(status: int, after: str) -> None:
 
 
 def _seconds(after: str) -> float:
-    """Read a `Retry-After`: a number of seconds, or a date."""
+    """Return the seconds of a `Retry-After` header, which is a number of seconds or a date."""
     if after.isascii() and after.isdigit() and len(after) <= _AFTER_DIGITS_MAX:
         return float(after)
     try:

@@ -1,14 +1,14 @@
-"""Pushes: written with the state that they tell of, sent in order, outside of everybody's way.
+"""The push sender: writes the push of a state before the state is stored, and sends pushes in order.
 
-`DurablePushSender` is what a handler is given; `Pushes` is what a handler makes of it. How they are
-sent is in push_lanes.py.
+You pass a `DurablePushSender` to the request handler, which makes a `Pushes` from it. The lanes that send
+the pushes are in push_lanes.py.
 
-1. A push is in the outbox before the state that it tells of is stored, and is sent after.
-2. The push of a state that could not be stored is not sent. Whether it was, an error does not always
-   say: it stays in a durable outbox until the next state is stored, or until the next start, which
-   looks at the store.
-3. A state is stored, whatever becomes of its push.
-4. What the server ends by itself after a crash is pushed as a whole task: with artifacts that were
+1. A push is in the outbox before its state is stored, and is sent after that.
+2. If a state could not be stored, its push is not sent. After an error of the store, the state may be
+   stored or not. So the push stays in a durable outbox until the next state of the task is stored, or
+   until the next start, which reads the store.
+3. An error with a push never keeps its state from being stored.
+4. A task that a start ends after a crash is pushed as a whole. The push then has artifacts that were
    stored, and whose own pushes the crash may have prevented.
 """
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from quiesce.integrations.a2a.push.push_signing import Sign
 
     Tell = Callable[[], Any]
-    """A function that returns the text of a push, or None; it is called only if a push has a receiver."""
+    """A function that returns the event to push, or None; it is called only if the task has a receiver."""
 
 __all__ = ["DurablePushSender"]
 
@@ -65,33 +65,33 @@ _DAY_SECONDS = 86_400.0
 
 
 class DurablePushSender:
-    """Sends push notifications so that none is lost: give it to a `QuiescentRequestHandler`.
+    """A sender of push notifications that loses none; pass it to a `QuiescentRequestHandler`.
 
-    A push is written to the outbox together with the state that it tells of, and then sent until
-    its receiver has taken it, in the order of the task's states. It arrives at least once; the
-    header `X-Quiesce-Push` is the same when it comes again.
+    The handler writes a push to the outbox before it stores the push's state. The sender then sends the
+    push until its receiver has accepted it. Pushes of a task arrive in the order of its states. A push may
+    arrive more than once, with the same header `X-Quiesce-Push`.
 
     Args:
-        outbox: A file for a `SqliteOutbox`, or an outbox.
+        outbox: The file of a `SqliteOutbox`, or an outbox.
         allow_private: Whether receivers may be at private and loopback addresses: False, True, or
             the networks (`["10.0.0.0/8"]`) that they may be in.
-        sign: Signs pushes: a `HmacSigner`, or a function, async or not, that is given a
-            `PushRequest` and returns headers. It is asked at each attempt. What the push configuration
-            says, it cannot replace. If it raises, the push is tried again, like any other.
-        attempts_max: After how many failures a push becomes a dead letter.
-        keep_seconds: After how long it does so, if it fails again.
-        pending_max: How many pushes may wait; then the oldest become dead letters.
+        sign: Signs pushes: a `HmacSigner`, or a function, async or not, that gets a `PushRequest`
+            and returns headers. The sender calls it at each attempt. It cannot replace headers of the
+            push configuration. If it raises, the attempt counts as failed.
+        attempts_max: After how many failed attempts a push becomes a dead letter.
+        keep_seconds: After how many seconds a push becomes a dead letter if another attempt fails.
+        pending_max: How many pushes may wait; beyond that, the oldest become dead letters.
         backoff: How long to wait between attempts; a receiver may ask for more (`Retry-After`).
-        seconds_max: How long one attempt may take, from the look-up to the answer.
-        bytes_max: How large a push may be; a larger one becomes a dead letter.
-        connections: How many may be open at a time; a quarter of them to the same receiver.
-        ssl_context: For receivers with certificates of an authority of your own, or that want to
-            see one of yours.
+        seconds_max: How many seconds an attempt may take, from the name look-up to the answer.
+        bytes_max: How many bytes a push may have; a larger push becomes a dead letter.
+        connections: How many connections may be open at a time; to one receiver, a quarter of them.
+        ssl_context: For receivers whose certificates come from your own authority, or that require a
+            client certificate.
 
     *Raises*: `ArgumentError`.
     """
 
-    def __init__(  # noqa: PLR0913 - each has a default that does
+    def __init__(  # noqa: PLR0913 - each option has a useful default
         self,
         outbox: str | os.PathLike[str] | Outbox,
         *,
@@ -106,7 +106,7 @@ class DurablePushSender:
         connections: int = 64,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Describe how pushes are sent; nothing is opened before the handler is."""
+        """Check the options; the outbox is opened with the handler."""
         known = hasattr(outbox, "write") and hasattr(outbox, "pending")
         self.outbox: Outbox = outbox if known else SqliteOutbox(outbox)  # type: ignore[assignment,arg-type]  # one or the other
         if min(attempts_max, connections, bytes_max, pending_max) < 1:
@@ -116,45 +116,52 @@ class DurablePushSender:
             arguments.check_callable(sign, "sign", "a function, or a HmacSigner")
         self._sign = sign
         keep_seconds = arguments.seconds("keep_seconds", keep_seconds)
-        self._rules = DeliveryRules(attempts_max, keep_seconds, pending_max, backoff, connections)
-        self._bytes_max = bytes_max
+        self.delivery_rules: DeliveryRules = DeliveryRules(
+            attempts_max, keep_seconds, pending_max, backoff, connections
+        )
+        self.bytes_max = bytes_max
         self._seconds = arguments.seconds("seconds_max", seconds_max)
         self._poster = Poster(
             PushPolicy(allow_private), seconds=self._seconds, bytes_max=bytes_max,
             connections=connections, ssl_context=ssl_context,
         )  # fmt: skip
-        self._lanes: Lanes | None = None
+        self.lanes: Lanes | None = None
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the pushes that were given up, oldest first."""
         return await self.outbox.dead_letters()
 
     async def resend(self, letters: Iterable[DeadLetter] | None = None) -> int:
-        """Send dead letters again, or all of them: behind what waits, and as often as if new.
+        """Send dead letters again, without `letters` all of them; return their number.
 
-        Returns how many there were.
+        They are sent after the waiting pushes, and their attempts are counted from zero.
 
-        *Raises*: `UsageError` if its handler is not open.
+        *Raises*: `UsageError` if the handler of this sender is not open.
         """
-        if self._lanes is None:
-            message = "open the handler that this sender was given to, which sends"
+        if self.lanes is None:
+            message = (
+                "this sender cannot send, because its handler is not open: call open() of the"
+                " QuiescentRequestHandler that has this push_sender"
+            )
             raise UsageError(message)
         ids = None if letters is None else [letter.id for letter in letters]
         found = await self.outbox.revive(ids)
-        self._lanes.send(found)
+        self.lanes.send(found)
         return len(found)
 
     async def discard(self, letters: Iterable[DeadLetter]) -> int:
-        """Forget dead letters; return how many there were."""
+        """Remove dead letters from the outbox; return the number removed."""
         return await self.outbox.discard([letter.id for letter in letters])
 
     async def send_notification(self, *args: Any) -> None:
-        """Refuse: only the handler that it is given to knows what is stored."""
+        """Raise an error: the SDK's handler cannot use this sender, which writes pushes before states."""
         del args
-        message = "give a DurablePushSender to a QuiescentRequestHandler, not to the SDK's handler"
+        message = (
+            "the SDK's handler cannot use a DurablePushSender: pass it to a QuiescentRequestHandler"
+        )
         raise ArgumentError(message)
 
-    async def _deliver(self, push: Push) -> None:
+    async def deliver_push(self, push: Push) -> None:
         headers = {_ID_HEADER: push.id} | push.headers
         if self._sign is not None:
             own = {name.lower() for name in headers} | {"content-type"}
@@ -166,7 +173,7 @@ class DurablePushSender:
             await self._hand_over(push, push.edge, headers)
 
     async def _hand_over(self, push: Push, edge: PushEdge, headers: dict[str, str]) -> None:
-        """Post a push that is part of a cascade; its edge knows how that has ended."""
+        """Post a push that is part of a cascade, and record the outcome at its edge."""
         if edge.header:
             headers = {name: value for name, value in headers.items() if name.lower() != "cascade"}
             headers["Cascade"] = edge.header
@@ -187,13 +194,13 @@ class DurablePushSender:
                 made = sign(PushRequest(push.task_id, push.url, push.id, push.body))
                 headers = await made if inspect.isawaitable(made) else made
             lines(headers)
-        except Exception as error:  # noqa: BLE001 - whatever it is; its text may have a secret in it
-            message = f"it could not be signed: {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - of the user's function; its text may have a secret
+            message = f"sign() raised {type(error).__name__}"
             raise NotTaken(message) from None
         return headers
 
-    async def _close(self) -> None:
-        self._lanes = None
+    async def close_lanes(self) -> None:
+        self.lanes = None
         try:
             await self._poster.close()
         finally:
@@ -201,15 +208,15 @@ class DurablePushSender:
 
 
 class Relay:
-    """A sender of the user's own: it is asked once for each push, as the SDK would."""
+    """The lanes' view of the user's own push sender, which is called once for each push, as the SDK does."""
 
     def __init__(self, sender: Any) -> None:
         self.outbox: Outbox = MemoryOutbox()
         self._sender = sender
-        self._rules = DeliveryRules(1, math.inf, 10_000, _BACKOFF, 32 * 4)
-        self._lanes: Lanes | None = None
+        self.delivery_rules: DeliveryRules = DeliveryRules(1, math.inf, 10_000, _BACKOFF, 32 * 4)
+        self.lanes: Lanes | None = None
 
-    async def _deliver(self, push: Push) -> None:
+    async def deliver_push(self, push: Push) -> None:
         if push.edge is not None:
             push.edge.relayed()
         try:
@@ -221,8 +228,8 @@ class Relay:
             message = f"the sender raised {type(error).__name__}: {error}"
             raise Refused(message) from error
 
-    async def _close(self) -> None:
-        self._lanes = None
+    async def close_lanes(self) -> None:
+        self.lanes = None
         await self.outbox.close()
 
 
@@ -238,47 +245,48 @@ class Pushes:
         self.sender = sender
         self._edges = edges
         self._relayed = config_store if isinstance(sender, Relay) else None
-        self._configs = None if isinstance(sender, Relay) else config_store  # it asks by itself
+        # The user's own sender reads the push configurations by itself.
+        self._configs = None if isinstance(sender, Relay) else config_store
         self._lanes: Lanes | None = None
         self._notes: dict[str, TaskNote] = {}
         self._ended: list[str] = []
-        self._doubtful: dict[str, list[Push]] = {}
-        self._whole: set[str] = set()
+        self._unstored: dict[str, list[Push]] = {}
+        self._push_whole: set[str] = set()
         self.latest: str | None = None
-        """The task whose state was stored last, if its push is of all that there is to tell."""
+        """The task that `save` stored last, if that wrote a push of the whole task (0.3)."""
 
     async def open(self, scope: Scope) -> None:
-        """Open the outbox; nothing is sent before."""
+        """Open the outbox and the lanes; no push is sent before."""
         sender = self.sender
         if sender is not None:
             await sender.outbox.open()
-            sender._lanes = Lanes(scope, sender.outbox, sender._deliver, sender._rules)
-            self._lanes = sender._lanes
+            sender.lanes = Lanes(scope, sender.outbox, sender.deliver_push, sender.delivery_rules)
+            self._lanes = sender.lanes
 
     def recall(self, notes: Sequence[TaskNote]) -> None:
-        """Record the receivers of tasks that an earlier process had (4)."""
+        """Record the receivers of an earlier process's tasks, whose next push is of the whole task (4)."""
         self._notes |= {note.task_id: note for note in notes}
-        self._whole |= {note.task_id for note in notes}
+        self._push_whole |= {note.task_id for note in notes}
 
     def disown(self, task_ids: Iterable[str]) -> None:
-        """Record that nothing is owed to such tasks any more."""
+        """Remove the notes of tasks that have ended."""
         for task_id in task_ids:
             self._notes.pop(task_id, None)
-            self._whole.discard(task_id)
+            self._push_whole.discard(task_id)
 
     def context(self, task_id: str) -> Any:
-        """Return the context of the calls for a task of a process before this one."""
+        """Return the call context for a task of an earlier process."""
         note = self._notes.get(task_id)
         return versions.context_of(note.user, note.tenant) if note else versions.context_of("", "")
 
     def tell_whole(self, task_id: str) -> None:
-        """Push all of a task with the next state of it (4)."""
-        self._whole.add(task_id)
+        """Make the next push of a task contain the whole task (4)."""
+        self._push_whole.add(task_id)
 
     async def write(self, task: Any, tell: Tell, context: Any) -> Sequence[Push]:
-        """Write the pushes of a state that is about to be stored (1); none if the task has no receivers."""
-        whole = task if task.id in self._whole else None
-        self._whole.discard(task.id)
+        """Write the pushes of a state that is about to be stored, and return them (1)."""
+        whole = task if task.id in self._push_whole else None
+        self._push_whole.discard(task.id)
         return await self._write(task.id, tell, context, whole)
 
     async def _write(
@@ -303,11 +311,14 @@ class Pushes:
         ended, self._ended = self._ended, []
         try:
             await outbox.write(note, pushes, ended)
-        except Exception:  # noqa: BLE001 - logged; a state that is not stored would be worse (3)
+        except Exception:  # noqa: BLE001 - logged; the state has to be stored (3)
             self._ended = [*ended, *self._ended]
-            _log.exception("the outbox takes nothing; pushes are kept in memory alone")
+            _log.exception(
+                "the outbox cannot be written; the pushes of task %s are in memory only, and a crash"
+                " would lose them", note.task_id,
+            )  # fmt: skip
         except BaseException:
-            self.drop(pushes)  # it may be written, and its state will not be stored
+            self.drop(pushes)  # they may be written, and their state will not be stored
             raise
         else:
             self._notes[note.task_id] = note
@@ -319,7 +330,7 @@ class Pushes:
         if not targets and before is not None:
             if before.user == user and before.tenant == tenant:
                 return before
-            targets = before.targets  # from before a restart that the config store did not outlive
+            targets = before.targets  # the config store was in memory, and a restart has emptied it
         return TaskNote(task_id, user, tenant, targets or ())
 
     async def _targets(self, task_id: str, context: Any) -> tuple[PushTarget, ...] | None:
@@ -328,25 +339,27 @@ class Pushes:
             return ()
         try:
             found = await versions.configs(self._configs, task_id, context)
-        except Exception:  # noqa: BLE001 - logged; the state is to be stored all the same
-            _log.exception("the push configurations of task %s could not be read", task_id)
+        except Exception:  # noqa: BLE001 - logged; the state has to be stored (3)
+            _log.exception(
+                "the push configurations of task %s could not be read; its last known receivers are"
+                " used", task_id,
+            )  # fmt: skip
             return None
         return tuple([PushTarget(one.url, versions.push_headers(one)) for one in found])
 
     async def _has_receivers(self, task_id: str, context: Any) -> bool:
-        """Return whether pushes are sent; one of the user's own sends them unless the task has no receivers."""
+        """Return whether the pushes of a task have receivers; the user's own sender looks them up by itself."""
         try:
             return self._relayed is None or bool(
                 await versions.configs(self._relayed, task_id, context)
             )
-        except Exception:  # noqa: BLE001 - of the user's store, whose sender will log it
+        except Exception:  # noqa: BLE001 - of the user's store; the user's sender will see it as well
             return True
 
     async def retarget(self, task_id: str) -> None:
-        """Record that a client has named a receiver of a task, or taken one away: a crash may be next.
+        """Store the changed receivers of a task in the outbox, for a start after a crash.
 
-        Before its first state a task has no receivers that are remembered, after its last it needs
-        none.
+        Before its first state a task has no note, and after its last state it needs none.
         """
         self.latest = None
         note = self._notes.get(task_id)
@@ -357,7 +370,7 @@ class Pushes:
             await self._keep(self.sender.outbox, replace(note, targets=targets), ())
 
     def send(self, pushes: Sequence[Push]) -> None:
-        """Send what tells of a state that is stored by now."""
+        """Send pushes whose state is stored."""
         if self._lanes is None or not pushes:
             return
         if self._edges is not None:
@@ -365,14 +378,14 @@ class Pushes:
                 if push.cascade and push.edge is None:
                     self._edges.restore(push)
         self._lanes.send(pushes)
-        self._forget(self._doubtful.pop(pushes[0].task_id, ()))
+        self._forget(self._unstored.pop(pushes[0].task_id, ()))
 
     def drop(self, pushes: Sequence[Push]) -> None:
-        """Do not send what tells of a state that could not be stored (2)."""
+        """Do not send pushes whose state could not be stored (2)."""
         if self.sender is None or not pushes:
             return
         if self.sender.outbox.durable:
-            self._doubtful.setdefault(pushes[0].task_id, []).extend(pushes)
+            self._unstored.setdefault(pushes[0].task_id, []).extend(pushes)
             for push in pushes:
                 push.let_go()
         else:
@@ -385,16 +398,16 @@ class Pushes:
                 self._lanes.spawn(self.sender.outbox.sent, push, name="forget a push")
 
     def ended(self, task_id: str) -> None:
-        """Record that a task's terminal state is stored: a crash has nothing to end any more."""
+        """Record that a task's terminal state is stored, so that its note can be removed."""
         if self._notes.pop(task_id, None) is not None:
             self._ended.append(task_id)
 
     async def artifact(self, task_id: str, tell: Tell, context: Any) -> None:
-        """Write and send the push of an event that has no state, after it was stored."""
+        """Write and send the push of an event without a state, after the event was stored."""
         self.send(await self._write(task_id, tell, context, stored=True))
 
     def drain(self) -> None:
-        """Leave what keeps failing for the next start, if there the outbox still is."""
+        """Leave failing pushes for the next start, if the outbox is durable."""
         if self._lanes is not None:
             self._lanes.drain()
 
@@ -407,23 +420,23 @@ class Pushes:
         try:
             if self._ended and self.sender.outbox.durable:
                 await self.sender.outbox.forget(self._ended)
-        except Exception:  # noqa: BLE001 - logged; the next start looks at them in vain
-            _log.exception("the outbox could not be changed")
+        except Exception:  # noqa: BLE001 - logged; the next start finds that these tasks have ended
+            _log.exception("the notes of ended tasks could not be removed from the outbox")
         finally:
             self._lanes = None
-            await self.sender._close()
+            await self.sender.close_lanes()
 
 
 def _pushes(
     sender: DurablePushSender | Relay, note: TaskNote, event: Any, whole: Any, *, stored: bool
 ) -> Sequence[Push]:
-    """Return the pushes of an event, or of the whole task if that is what is to be told."""
+    """Return the pushes of an event, or of the whole task if `whole` is a task."""
     if event is None:
         return ()
     key = "" if stored or not versions.has_status(event) else versions.status_mark(event.status)
     if isinstance(sender, Relay):
         return [Push(note.task_id, "", {}, b"", key, event=versions.copied(whole or event))]
     body = b"" if whole is None else versions.payload(whole)
-    if not body or len(body) > sender._bytes_max:
+    if not body or len(body) > sender.bytes_max:
         body = versions.payload(event)
     return [Push(note.task_id, target.url, target.headers, body, key) for target in note.targets]

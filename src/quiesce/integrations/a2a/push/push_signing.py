@@ -1,8 +1,8 @@
-"""Signatures of pushes, for receivers that want to know who sends them.
+"""Signatures of pushes, so that a receiver can check which server has sent a push.
 
-The A2A specification names signatures as one way to authenticate, and leaves their form open. Ours
-is that of Standard Webhooks (standardwebhooks.com), which receivers in most languages have a
-library for: an HMAC over an id, the time, and the body.
+The A2A specification names signatures as one way to authenticate, and leaves their format open. This
+module uses the format of Standard Webhooks (standardwebhooks.com): an HMAC over an id, the time, and the
+body. Most languages have a library for it.
 """
 
 from __future__ import annotations
@@ -22,49 +22,50 @@ from quiesce.errors import ArgumentError
 __all__ = ["HmacSigner", "PushRequest"]
 
 _PREFIX = "whsec_"
-_SECRET_BYTES_MIN = 24  # as the standard has it
+_SECRET_BYTES_MIN = 24  # the minimum of Standard Webhooks
 _TIME_DIGITS_MAX = 15
 
 
 @dataclass(frozen=True)
 class PushRequest:
-    """One attempt to deliver a push, as a `sign` function gets it."""
+    """One attempt to deliver a push: the argument of a `sign` function."""
 
     task_id: str
     url: str
     id: str
-    """The same whenever the push comes again; receivers see it in `X-Quiesce-Push`."""
+    """The push's id, the same at every attempt; receivers see it in `X-Quiesce-Push`."""
     body: bytes
-    """What is sent, byte by byte."""
+    """The body, byte for byte as it is sent."""
 
 
 Sign: TypeAlias = Callable[[PushRequest], Mapping[str, str] | Awaitable[Mapping[str, str]]]
-"""A function that returns the headers which sign a push; it is called at each attempt."""
+"""A function that returns the headers that sign a push; the sender calls it at each attempt."""
 
 
 class HmacSigner:
-    """Signs pushes with a secret that their receiver has too, and tells whether one is signed.
+    """Signs pushes with a secret that the receiver has too, and verifies these signatures.
 
     ```python
     sender = DurablePushSender("pushes.db", sign=HmacSigner(secret))  # the server
     HmacSigner(secret).verifies(request.headers, await request.body())  # the receiver
     ```
 
-    A receiver that has a secret can sign with it: give each its own, with a `sign` that chooses.
+    A receiver that knows a secret can sign with it too. So use a separate secret for each receiver, with a
+    `sign` function that chooses the signer.
 
     Args:
         secrets: At least 24 bytes each, or strings of `whsec_` and base64. A push is signed with
-            each of them, and one is enough for its receiver: to change a secret, have both for a
-            while.
+            each secret, and the receiver needs only one of them. To change a secret, pass the old and
+            the new secret for a while.
         clock: Returns the seconds since 1970.
 
     *Raises*: `ArgumentError` if a secret is not valid.
     """
 
     def __init__(self, *secrets: str | bytes, clock: Callable[[], float] = time.time) -> None:
-        """Take the secrets."""
+        """Check and keep the secrets."""
         if not secrets:
-            message = "a signer needs a secret"
+            message = "HmacSigner() has no secret: pass one, such as secrets.token_bytes(32)"
             raise ArgumentError(message)
         self._keys = tuple(_key(secret) for secret in secrets)
         self._clock = clock
@@ -87,15 +88,16 @@ class HmacSigner:
         ]
 
     def verifies(self, headers: Mapping[str, str], body: bytes, *, within: float = 300.0) -> bool:
-        """Return whether a push was signed with one of the secrets, a short time ago.
+        """Return whether a push was signed with one of the secrets, at most `within` seconds ago.
 
-        One that was overheard can be sent again within that time: keep the `webhook-id`s of that
-        time, and leave out what comes twice, which an honest push may do as well.
+        An attacker who has read a push can send it again within that time. So keep the `webhook-id` of
+        each push for that time, and ignore a push whose id you have seen. The sender's own retries have
+        the same id.
 
         Args:
-            headers: Those of the request, in any case.
-            body: The body, as it came.
-            within: How many seconds ago, or ahead, it may have been signed.
+            headers: The headers of the request; their names in upper or lower case.
+            body: The body of the request, byte for byte.
+            within: How many seconds the time of the signature may differ from the clock.
         """
         found = {name.lower(): value for name, value in headers.items()}
         when = found.get("webhook-timestamp", "")
@@ -121,11 +123,14 @@ def _key(secret: str | bytes) -> bytes:
         except (binascii.Error, ValueError):
             key = b""
         if not secret.startswith(_PREFIX) or not key:
-            message = f"a secret is bytes, or a string of {_PREFIX!r} and base64"
+            message = f"the secret is not valid: pass bytes, or a string of {_PREFIX!r} and base64"
             raise ArgumentError(message)
     else:
         key = bytes(secret)
     if len(key) < _SECRET_BYTES_MIN:
-        message = f"a secret has {_SECRET_BYTES_MIN} bytes or more: secrets.token_bytes(32)"
+        message = (
+            f"the secret has {len(key)} bytes, and needs at least {_SECRET_BYTES_MIN}: make one with"
+            " secrets.token_bytes(32)"
+        )
         raise ArgumentError(message)
     return key

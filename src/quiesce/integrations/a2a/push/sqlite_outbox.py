@@ -1,12 +1,12 @@
-"""An outbox in a file, which outlives the process and its death by SIGKILL.
+"""An outbox in a file, which outlives the process, also if SIGKILL ends the process.
 
-All of SQLite is done by one thread of its own, in the order of the calls. One process at a time has
-the file: it is locked, and the next process that opens it waits some seconds for the one before to end.
+One thread of its own makes all calls of SQLite, in order. A lock lets one process at a time use the file.
+The next process that opens it waits some seconds for the lock.
 
-1. What was begun is ended, although its caller is cancelled; the cancellation is passed on after. So a
-   push is in the file or is not, and its writer can know.
-2. A change that fails leaves nothing of itself, and nothing in the way of the next one.
-3. However `open` and `close` end, there is no thread after, no lock and no open file.
+1. A call that has begun runs to its end, although its caller is cancelled; the caller gets the
+   cancellation after that. So the caller knows whether a push is in the file.
+2. A change that fails is rolled back, and does not block the next change.
+3. When `open` has failed or `close` has ended, no thread, no lock and no open file is left.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ try:
     import fcntl as _fcntl
 
     fcntl: Any = _fcntl
-except ImportError:  # not on Windows: there nothing keeps a second process from opening it
+except ImportError:  # on Windows: there the file is not locked
     fcntl = None
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ _PUSH = "task, url, headers, body, status, attempts, id, at, cascade"
 class SqliteOutbox:
     """An outbox in a file.
 
-    The file has what the pushes say, and the credentials of their receivers: only its owner may
+    The file holds the bodies of pushes and the credentials of their receivers, so only its owner may
     read it.
 
-    *Cancel safety*: what was begun is ended, and then the cancellation is passed on.
+    *Cancel safety*: a call that has begun runs to its end; then the cancellation is raised.
 
     Args:
-        path: The file; it is made if it is not there.
-        synchronous: SQLite's word for how hard to try: `"NORMAL"` outlives the death of the
-            process, `"FULL"` that of the machine as well, and is slower.
-        dead_max: How many dead letters are kept; the oldest go first.
-        lock_seconds: How long to wait for another process to let go of the file.
+        path: The file; it is created if it does not exist.
+        synchronous: SQLite's setting of this name: `"NORMAL"` survives the death of the process.
+            `"FULL"` survives the death of the machine as well, and is slower.
+        dead_max: How many dead letters are kept; beyond that, the oldest are removed.
+        lock_seconds: How many seconds to wait for another process to release the file.
     """
 
     durable = True
@@ -88,7 +88,7 @@ class SqliteOutbox:
         dead_max: int = 1000,
         lock_seconds: float = 10.0,
     ) -> None:
-        """Describe it; `open` makes the file."""
+        """Check the options; `open` creates the file."""
         self.path: Path = Path(path)
         self._synchronous = arguments.one_of("synchronous", synchronous, ("NORMAL", "FULL"))
         self._dead_max = arguments.size("dead_max", dead_max)
@@ -99,16 +99,16 @@ class SqliteOutbox:
         self._lock: int | None = None
 
     async def open(self) -> None:
-        """Make or open the file.
+        """Create or open the file.
 
-        *Raises*: `UsageError` if another process has it, or if it cannot be opened.
+        *Raises*: `UsageError` if another process uses the file, or if it cannot be opened.
         """
         if self._thread is not None:
             return
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="quiesce-outbox")
         try:
-            await self._take()
-            await self._do(self._connect)
+            await self._take_lock()
+            await self._run_in_thread(self._connect)
         except (OSError, sqlite3.Error) as error:
             await self.close()
             raise UsageError(_explained(self.path, error)) from error
@@ -116,7 +116,7 @@ class SqliteOutbox:
             await self.close()
             raise
 
-    async def _take(self) -> None:
+    async def _take_lock(self) -> None:
         if fcntl is None:
             return
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -130,7 +130,7 @@ class SqliteOutbox:
                     if clock() >= deadline:
                         message = (
                             f"the outbox {self.path} is in use by another process: give each server"
-                            " process an outbox of its own"
+                            " process its own outbox file"
                         )
                         raise UsageError(message) from None
                     await asyncio.sleep(_LOCK_POLL_SECONDS)
@@ -149,8 +149,8 @@ class SqliteOutbox:
         ((version,),) = self._execute("pragma user_version").fetchall()
         if version not in {0, _VERSION}:
             message = (
-                f"the outbox {self.path} is of another quiesce ({version}, not {_VERSION}): deliver what"
-                " it has with that one, or give another file"
+                f"the outbox {self.path} has format {version}, and this quiesce reads format"
+                f" {_VERSION}: deliver its pushes with the quiesce that wrote it, or pass another file"
             )
             raise UsageError(message)
         with self._change():
@@ -159,20 +159,20 @@ class SqliteOutbox:
             self._execute(f"pragma user_version={_VERSION}")
 
     async def close(self) -> None:
-        """Close the file; what is pending stays in it."""
+        """Close the file; pending pushes stay in it."""
         thread, self._thread = self._thread, None
         if thread is None:
             if self._closing is not None:
                 await outlast(asyncio.wrap_future(self._closing))
             return
-        self._closing = thread.submit(self._shut)
+        self._closing = thread.submit(self._close_file)
         try:
             await outlast(asyncio.wrap_future(self._closing))
         finally:
             self._closing = None
-            thread.shutdown(wait=True)  # it has nothing left to do
+            thread.shutdown(wait=True)  # returns at once: the thread is idle
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         connection, self._connection = self._connection, None
         lock, self._lock = self._lock, None
         try:
@@ -182,31 +182,31 @@ class SqliteOutbox:
             if lock is not None:
                 os.close(lock)
 
-    async def _do(self, work: Callable[..., T], *args: Any) -> T:
+    async def _run_in_thread(self, work: Callable[..., T], *args: Any) -> T:
         thread = self._thread
         if thread is None:
-            message = f"the outbox {self.path} is not open: open() it, or enter its handler"
+            message = f"the outbox {self.path} is not open: call its open(), or open the handler that uses it"
             raise UsageError(message)
         return await outlast(asyncio.wrap_future(thread.submit(work, *args)))
 
     def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if self._connection is None:
-            message = f"the outbox {self.path} is closed"
+            message = f"the outbox {self.path} is closed: call open() again"
             raise UsageError(message)
         return self._connection.execute(statement, values)
 
-    def _found(self, statement: str) -> list[Any]:
+    def _rows(self, statement: str) -> list[Any]:
         return self._execute(statement).fetchall()
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Make several changes one, or none (2)."""
+        """Run the block as one transaction, which is rolled back if the block raises (2)."""
         self._execute("begin immediate")
         try:
             yield
             self._execute("commit")
         except BaseException:
-            # SQLite has taken it back by itself if the disk is full.
+            # If the disk is full, SQLite has rolled back by itself.
             if self._connection is not None and self._connection.in_transaction:
                 self._execute("rollback")
             raise
@@ -214,8 +214,8 @@ class SqliteOutbox:
     async def write(
         self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str] = ()
     ) -> None:
-        """Keep what is known of a task, and its pushes, in one step."""
-        await self._do(self._write, note, pushes, ended)
+        """Store the note of a task and its pushes, and remove the notes of `ended` tasks, in one transaction."""
+        await self._run_in_thread(self._write, note, pushes, ended)
 
     def _write(self, note: TaskNote, pushes: Sequence[Push], ended: Sequence[str]) -> None:
         with self._change():
@@ -236,17 +236,19 @@ class SqliteOutbox:
         )  # fmt: skip
 
     async def sent(self, push: Push) -> None:
-        """Forget a push."""
-        await self._do(self._execute, "delete from pushes where id = ?", push.id)
+        """Remove a push."""
+        await self._run_in_thread(self._execute, "delete from pushes where id = ?", push.id)
 
     async def failed(self, push: Push, why: str) -> None:
-        """Keep that a delivery has failed."""
+        """Record that an attempt has failed."""
         statement = "update pushes set attempts = ?, error = ?, cascade = ? where id = ?"
-        await self._do(self._execute, statement, push.attempts, why, push.cascade, push.id)
+        await self._run_in_thread(
+            self._execute, statement, push.attempts, why, push.cascade, push.id
+        )
 
     async def dead(self, push: Push, why: str) -> None:
         """Move a push to the dead letters."""
-        await self._do(self._dead, push, why)
+        await self._run_in_thread(self._dead, push, why)
 
     def _dead(self, push: Push, why: str) -> None:
         with self._change():
@@ -261,9 +263,9 @@ class SqliteOutbox:
             self._execute(f"delete from dead where number not in ({kept})", self._dead_max)  # noqa: S608 - ours
 
     async def pending(self) -> list[Push]:
-        """Return what was not delivered, oldest first."""
+        """Return the pushes that were not delivered, oldest first."""
         statement = f"select {_PUSH} from pushes order by number"  # noqa: S608 - ours
-        found = await self._do(self._found, statement)
+        found = await self._run_in_thread(self._rows, statement)
         return [
             Push(
                 task, url, json.loads(headers), body, status, attempts, push_id, at, cascade=cascade
@@ -272,8 +274,8 @@ class SqliteOutbox:
         ]
 
     async def unfinished(self) -> list[TaskNote]:
-        """Return the tasks that have not ended, as far as is known here."""
-        found = await self._do(self._found, "select id, user, tenant, targets from tasks")
+        """Return the notes of the tasks that have not ended."""
+        found = await self._run_in_thread(self._rows, "select id, user, tenant, targets from tasks")
         return [
             TaskNote(
                 task, user, tenant,
@@ -283,24 +285,24 @@ class SqliteOutbox:
         ]  # fmt: skip
 
     async def forget(self, task_ids: Sequence[str]) -> None:
-        """Forget tasks; their pushes stay."""
-        await self._do(self._forget, "tasks", task_ids)
+        """Remove the notes of tasks; their pushes stay."""
+        await self._run_in_thread(self._forget, "tasks", task_ids)
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Return what was given up, oldest first."""
+        """Return the dead letters, oldest first."""
         statement = "select task, url, body, attempts, why, at, id from dead order by number"
-        return [DeadLetter(*row) for row in await self._do(self._found, statement)]
+        return [DeadLetter(*row) for row in await self._run_in_thread(self._rows, statement)]
 
     async def revive(self, ids: Sequence[str] | None = None) -> list[Push]:
-        """Make pushes of dead letters again, behind those that wait; of all, without ids."""
-        return await self._do(self._revive, ids)
+        """Turn dead letters, all of them without `ids`, into pushes behind the waiting ones; return these."""
+        return await self._run_in_thread(self._revive, ids)
 
     def _revive(self, ids: Sequence[str] | None) -> list[Push]:
         with self._change():
             statement = "select task, url, headers, body, id from dead order by number"
             found = [
                 Push(task, url, json.loads(headers), body, id=push_id)
-                for task, url, headers, body, push_id in self._found(statement)
+                for task, url, headers, body, push_id in self._rows(statement)
                 if ids is None or push_id in ids
             ]
             for push in found:
@@ -309,8 +311,8 @@ class SqliteOutbox:
             return found
 
     async def discard(self, ids: Sequence[str]) -> int:
-        """Forget dead letters; return how many there were."""
-        return await self._do(self._forget, "dead", ids)
+        """Remove dead letters; return the number removed."""
+        return await self._run_in_thread(self._forget, "dead", ids)
 
     def _forget(self, table: str, ids: Sequence[str]) -> int:
         with self._change():
@@ -323,7 +325,10 @@ class SqliteOutbox:
 
 def _explained(path: Path, error: OSError | sqlite3.Error) -> str:
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        hint = "move it away, with what was not delivered, or give another file"
+        hint = (
+            "the file is not an outbox, or is damaged; move it away, with its undelivered pushes, or"
+            " pass another file"
+        )
     else:
-        hint = "give a file in a folder that this process may write to"
+        hint = "pass a file in a folder that this process may write to"
     return f"the outbox {path} cannot be opened: {error}; {hint}"

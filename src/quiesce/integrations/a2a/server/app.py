@@ -1,8 +1,9 @@
-"""A whole A2A server in a few lines: card, routes, and a lifespan that drains."""
+"""A whole A2A server in a few lines: `quiesce_app` builds an app with card, routes and a lifespan that drains."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["quiesce_app"]
 
+# Options of the SDK's handler that `quiesce_app` sets from its own options.
+_SET_BY = {"agent_executor": "quiesce_app(agent, card=card)", "task_store": "store="}
 
-def quiesce_app(  # noqa: PLR0913 - each has a default that does
+
+def quiesce_app(  # noqa: PLR0913 - each option has a useful default
     agent: Any,
     *,
     card: Any,
@@ -46,40 +50,40 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     exit_code: bool = True,
     **options: Any,
 ) -> Any:
-    """Build a Starlette app that serves an agent, and loses neither tasks nor pushes.
+    """Return a Starlette app that serves an agent and drains without losing tasks or pushes.
 
     ```python
     app = quiesce_app(Agent(), card=card, store=store, outbox="pushes.db")
     ```
 
-    `uvicorn app:app` then serves it. Its outermost part is a `Quiesce`: SIGTERM lets the accepted tasks
-    end, gives a terminal state to the rest, and only then reaches the server. The handler is
-    `app.state.a2a`; what sends pushes, and has their dead letters, is `app.state.push_sender`.
+    Serve it with `uvicorn app:app`. A `Quiesce` wraps the whole app. On SIGTERM it waits for the accepted
+    tasks to end, stores a terminal state for the rest, and then passes the signal to the server. The
+    request handler is `app.state.a2a`. The push sender, with its dead letters, is `app.state.push_sender`.
 
     Args:
         agent: The agent's executor.
-        card: The agent's card. In 1.x, an interface of version 0.3 on it serves clients of 0.3, too.
-        store: Where tasks are kept; in memory by default, where a restart forgets them.
-        outbox: A file, or an outbox, or a whole `DurablePushSender`, for push notifications;
-            without one, none are sent, and nothing is known of tasks after a crash.
+        card: The agent's card. In 1.x, clients of 0.3 are served too if it has an interface of version 0.3.
+        store: The task store. Without one, tasks are in memory, and a restart loses them.
+        outbox: A file, an outbox, or a whole `DurablePushSender`, for push notifications. Without an
+            outbox no pushes are sent, and tasks that a crash leaves open are not ended.
         allow_private: Whether pushes may go to private and loopback addresses: False, True, or the
-            networks that they may go to. Only with an `outbox` that is not a `DurablePushSender`.
+            networks that they may go to. Set it on the `DurablePushSender` if `outbox` is a sender.
         grace: How many seconds tasks, open requests and hops may take to end after SIGTERM.
-        cleanup: How many more what was cut short may take, and the last pushes.
-        rpc: Where JSON-RPC is served.
-        rest: Below which path REST is served; not at all by default. (In 0.3 it needs FastAPI.)
-        routes: More routes, asked before those of the SDK.
-        node: The node of this agent, if it takes part in cascades: its card says so, and messages that
-            are part of one become hops.
-        notice: As for `Quiesce`, and so are the next two.
+        cleanup: How many more seconds cancelled tasks may take to clean up, and the last pushes to be sent.
+        rpc: The path at which JSON-RPC is served.
+        rest: The path below which REST is served, if you set one. (In 0.3 it needs FastAPI.)
+        routes: More routes, matched before the SDK's.
+        node: The node of this agent, if the agent takes part in cascades. Its card then declares the
+            extension, and each message of a cascade becomes a hop.
+        notice: As for `Quiesce`, like the next two.
         hold_signal: Whether SIGTERM is held back from the server until the app is drained.
         exit_code: Whether the process exits with 1 if anything was lost.
-        options: For the SDK's handler. Push configurations are kept in memory, unless there is a
-            `push_config_store`; those of open tasks are in the outbox as well.
+        options: More options of the SDK's handler. Without a `push_config_store`, push configurations
+            are kept in memory; those of open tasks are in the outbox as well.
 
-    *Raises*: `ArgumentError` if an option cannot be; `SdkMissing` if Starlette is not installed.
+    *Raises*: `ArgumentError` if an option is not valid; `SdkMissing` if Starlette is not installed.
     """
-    _check(card, rpc, rest)
+    _check(card, rpc, rest, options)
     if (sender := _sender(outbox, allow_private)) is not None:
         options.setdefault("push_sender", sender)
     if node is not None:
@@ -91,7 +95,7 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
 
     served = [*routes, *_routes(handler, card, rpc, rest)]
     app = _starlette()(routes=served, lifespan=partial(_lifespan, handler, grace, cleanup))
-    _wrap(
+    _add_layers(
         app, node, grace=grace, cleanup=cleanup, notice=notice, hold_signal=hold_signal,
         exit_code=exit_code,
     )  # fmt: skip
@@ -100,14 +104,36 @@ def quiesce_app(  # noqa: PLR0913 - each has a default that does
     return app
 
 
-def _check(card: object, rpc: str, rest: str | None) -> None:
-    """Refuse a card that is not one, and paths that are not."""
+def _check(card: object, rpc: str, rest: str | None, options: dict[str, Any]) -> None:
+    """Raise an error if the card, a path or an option is not valid."""
+    _check_options(options)
     if not isinstance(card, AgentCard):
         message = f"card must be an AgentCard of a2a.types, not {type(card).__name__}"
         raise ArgumentError(message)
     for name, path in (("rpc", rpc), ("rest", rest)):
         if path and not path.startswith("/"):
-            message = f"{name} must be a path that begins with '/', and is {path!r}"
+            message = f"{name} must be a path that begins with '/', not {path!r}"
+            raise ArgumentError(message)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise an error for an option that neither `quiesce_app` nor the SDK's handler has.
+
+    *Raises*: `ArgumentError`, which lists all options.
+    """
+    own = inspect.signature(quiesce_app).parameters
+    inner = inspect.signature(options.get("handler_class") or versions.Default).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in inner.values())
+    handler_options = {*inner, "handler_class"} - {*own, "agent_executor", "task_store"}
+    for name in options:
+        if name in _SET_BY:
+            message = f"{name!r} is not an option of quiesce_app(): write {_SET_BY[name]}"
+            raise ArgumentError(message)
+        if name not in handler_options and not takes_all:
+            message = (
+                f"{name!r} is not an option of quiesce_app(), which has: {', '.join(list(own)[1:-1])};"
+                f" nor of the SDK's request handler, which has: {', '.join(sorted(handler_options))}"
+            )
             raise ArgumentError(message)
 
 
@@ -116,12 +142,12 @@ async def _lifespan(
     handler: QuiescentRequestHandler, grace: float, cleanup: float, _: Any
 ) -> AsyncIterator[None]:
     async with handler:
-        with _hearing_interrupts(handler, grace, cleanup):
+        with _draining_at_interrupt(handler, grace, cleanup):
             yield
 
 
-def _wrap(app: Any, node: Node | None, **options: Any) -> None:
-    """Make the innermost part of an app open hops, and the outermost drain all of it."""
+def _add_layers(app: Any, node: Node | None, **options: Any) -> None:
+    """Add two layers to an app: the innermost opens hops, and the outermost drains the whole app."""
     if node is not None:
         from quiesce.mesh.transport.asgi_front import CascadeInside  # noqa: PLC0415 - as above
 
@@ -132,12 +158,12 @@ def _wrap(app: Any, node: Node | None, **options: Any) -> None:
 
 
 def _sender(outbox: Any, allow_private: bool | Iterable[str]) -> DurablePushSender | None:  # noqa: FBT001 - an option
-    """Make what sends pushes, if there is an outbox."""
+    """Return the push sender for an outbox; None without an outbox."""
     if isinstance(outbox, DurablePushSender) or outbox is None:
         if allow_private is not False:
             message = (
-                "allow_private is for an outbox that is a file or an Outbox: give it to the"
-                " DurablePushSender, or give an outbox"
+                "allow_private has no effect here, because outbox is neither a file nor an Outbox:"
+                " pass allow_private= to the DurablePushSender, or pass outbox="
             )
             raise ArgumentError(message)
         return outbox
@@ -148,7 +174,7 @@ def _starlette() -> Any:
     try:
         from starlette.applications import Starlette  # noqa: PLC0415 - only for apps
     except ImportError:
-        message = "quiesce_app needs Starlette: pip install 'a2a-sdk[http-server]'"
+        message = "quiesce_app needs Starlette, which is not installed: pip install 'a2a-sdk[http-server]'"
         raise SdkMissing(message, name="starlette") from None
     return Starlette
 
@@ -195,7 +221,7 @@ def _routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any]:
 
 
 def _is_old(interface: Any) -> bool:
-    """Return whether clients of 0.3 are told that they may talk to it."""
+    """Return whether an interface of the card is for clients of 0.3."""
     return bool(interface.protocol_version.startswith("0."))
 
 
@@ -212,19 +238,19 @@ def _old_routes(handler: Any, card: Any, rpc: str, rest: str | None) -> list[Any
 
 
 @contextmanager
-def _hearing_interrupts(
+def _draining_at_interrupt(
     handler: QuiescentRequestHandler, grace: float, cleanup: float
 ) -> Iterator[None]:
-    """Begin the drain with Ctrl-C, which is not held back from the server.
+    """Start the drain at Ctrl-C; the server gets the signal too.
 
-    The server waits for open requests before it ends the lifespan, and an open request may be waiting for
-    its task.
+    The server ends the lifespan only after all open requests. An open request may wait for its task, so the
+    drain cannot wait for the end of the lifespan.
     """
     loop = asyncio.get_running_loop()
     draining: set[asyncio.Task[Any]] = set()
 
     def begin() -> None:
-        with detached():  # a signal comes in the midst of anything, the handler's own tasks too
+        with detached():  # a signal may interrupt any code, also in the context of a hop
             if not draining:
                 draining.add(loop.create_task(handler.drain(grace=grace, cleanup=cleanup)))
 

@@ -1,7 +1,8 @@
-"""What a streaming client reads from: a job fills it, whether the client reads or not.
+"""The event stream that a streaming client reads from; a job fills it, also if the client stops reading.
 
-The SDK's own stream is read by the client's request. If that stops half way, the SDK's task waits
-for it when it ends; and if it is cancelled, so is the cleaning up.
+The SDK's own stream runs in the client's request. If the client stops reading it halfway, the SDK's task
+cannot end. If the request is cancelled, the SDK's cleanup is cancelled too. So the request handler reads
+the SDK's stream in a job, and gives the client a stream of this module.
 """
 
 from __future__ import annotations
@@ -19,45 +20,49 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_ITEMS_MAX = 1024  # as many as the SDK keeps for a slow reader
+_ITEMS_MAX = 1024  # the SDK's own limit for a slow reader
 
 
 class Feed:
-    """Events on their way to one reader."""
+    """A queue of events for one reader."""
 
-    __slots__ = ("_error", "_left", "_loop", "_over", "_waiter", "hold", "items")
+    __slots__ = ("_error", "_has_ended", "_left", "_loop", "_waiter", "hold", "items")
 
     def __init__(self) -> None:
         self.items: deque[Any] = deque()
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
-        self._over = False
+        self._has_ended = False
         self._left = False
         self.hold: Hold | None = None
-        """What keeps the scope from being idle while the stream is work."""
+        """Keeps the scope from being idle until the task ends or waits for its client."""
 
     def put(self, item: Any) -> None:
-        """Add an event; if too many wait, the stream ends with an error."""
-        if self._left or self._over:
+        """Add an event; if too many events wait, end the stream with an error."""
+        if self._left or self._has_ended:
             return
         if len(self.items) >= _ITEMS_MAX:
             self.items.clear()
-            self.end(BufferError("the client reads too slowly: ask for the task instead"))
+            message = (
+                f"the stream has ended: the client has not read {_ITEMS_MAX} events;"
+                " get the task to see its state"
+            )
+            self.end(BufferError(message))
             return
         self.items.append(item)
         if self._waiter is not None:
             self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End, with an error or without; only the first time counts."""
-        if not self._over:
-            self._over = True
+        """End the stream, with an error or without; only the first call has an effect."""
+        if not self._has_ended:
+            self._has_ended = True
             self._error = error
             self._wake()
 
     def leave(self) -> None:
-        """Record that no client reads any more."""
+        """Record that the client has stopped reading, and drop the events."""
         self._left = True
         self.items.clear()
         self.end()
@@ -67,12 +72,12 @@ class Feed:
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for an event, or raise what the stream has ended with."""
+        """Wait for an event, or raise the error that the stream has ended with."""
         if self._waiter is not None:
-            message = "the stream is being read already"
+            message = "another task is reading this stream: read it in one task at a time"
             raise RuntimeError(message)
         while not self.items:
-            if self._over:
+            if self._has_ended:
                 error, self._error = self._error, None
                 raise error if error is not None else StopAsyncIteration
             self._waiter = self._loop.create_future()
@@ -86,10 +91,10 @@ class Feed:
 
 
 class FeedReader(AsyncGenerator[Any, None]):
-    """The stream that a client is given; it begins when it is first read.
+    """The stream that the client's request reads; the work begins when the first event is read.
 
-    A generator in all but name: one of Python's own would be a frame more for every event, and
-    leaving it would have to be awaited.
+    It has the methods of an asynchronous generator. A real generator would cost one more frame for every
+    event, and would have to be closed with `await`.
     """
 
     __slots__ = ("_begin", "_feed")
@@ -110,7 +115,7 @@ class FeedReader(AsyncGenerator[Any, None]):
         return feed.items.popleft()
 
     async def asend(self, value: Any) -> Any:
-        """Return the next event; the value is not used."""
+        """Return the next event; the sent value is ignored."""
         del value
         return await self.__anext__()
 
@@ -120,12 +125,12 @@ class FeedReader(AsyncGenerator[Any, None]):
         error: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """Leave, and raise what is thrown."""
+        """Stop reading, and raise the given exception."""
         self._leave()
         return await super().athrow(kind, error, traceback)
 
     async def aclose(self) -> None:
-        """Leave; what was begun goes on."""
+        """Stop reading; the task goes on."""
         self._leave()
 
     def _leave(self) -> None:
@@ -134,5 +139,5 @@ class FeedReader(AsyncGenerator[Any, None]):
             self._feed.leave()
 
     def __del__(self) -> None:
-        """Leave: no client can read any more."""
+        """Stop reading, because nothing refers to this stream any more."""
         self._leave()

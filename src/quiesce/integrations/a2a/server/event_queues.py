@@ -1,10 +1,10 @@
 """The queues of a server of 0.3, between an executor and the task that stores its events.
 
-They do what the SDK's own do, for less:
+They behave like the SDK's own queues, and cost less:
 
-1. An event that is there is given at once. The SDK makes a task for each, to wait for it.
-2. There is no lock to wait for: each change is one step.
-3. There are no spans of what is done with them. Where a tracer is set up, the SDK's own queues are used.
+1. A queue returns an event at once if it has one. The SDK starts a task for each event.
+2. The queues need no lock: each change is one step of the event loop.
+3. The queues make no tracing spans. If a tracer is configured, the SDK's own queues are used instead.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _log = logging.getLogger("quiesce.a2a")
-_SHUTS_DOWN = sys.version_info >= (3, 13)  # before, a closed queue is one that is empty
+_SHUTS_DOWN = sys.version_info >= (3, 13)  # before, asyncio.Queue has no shutdown()
 
 
 class _Queue:
-    """A queue of events; what is in it goes to its children as well."""
+    """A queue of events that copies each event to its children."""
 
     queue: asyncio.Queue[Any]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._taps: list[Any] = []
-        self._over = False
+        self._tapped: list[Any] = []
+        self._has_closed = False
 
     async def enqueue_event(self, event: Any) -> None:
-        """Add an event, unless it is closed."""
-        if self._over:
-            _log.warning("the queue is closed: an event is not enqueued")
+        """Add an event, unless the queue is closed."""
+        if self._has_closed:
+            _log.warning("an event was dropped: its queue is closed, because its task has ended")
             return
         await self.queue.put(event)
-        for child in self._taps:
+        for child in self._tapped:
             await child.enqueue_event(event)
 
     def dequeue_event(self, no_wait: bool = False) -> Awaitable[Any]:  # noqa: FBT001, FBT002 - as the SDK has it
-        """Return an event, at once if there is one (1)."""
+        """Return the next event, at once if the queue has one (1)."""
         if self.queue.empty():
             return self._next(no_wait=no_wait)
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -53,48 +53,48 @@ class _Queue:
         return ready
 
     async def _next(self, *, no_wait: bool) -> Any:
-        if self._over and not _SHUTS_DOWN and self.queue.empty():
+        if self._has_closed and not _SHUTS_DOWN and self.queue.empty():
             message = "Queue is closed."
             raise asyncio.QueueEmpty(message)
         return self.queue.get_nowait() if no_wait else await self.queue.get()
 
     def task_done(self) -> None:
-        """Record that an event was dealt with."""
+        """Record that the reader has processed an event."""
         self.queue.task_done()
 
     def tap(self) -> Any:
-        """Return a queue that gets what is enqueued from now on."""
+        """Return a child queue, which gets all later events."""
         child = type(self)()
-        self._taps.append(child)
+        self._tapped.append(child)
         return child
 
     async def close(self, immediate: bool = False) -> None:  # noqa: FBT001, FBT002 - as the SDK has it
-        """Take no more events; wait until all are dealt with, or forget them."""
-        if self._over and not immediate:
+        """Refuse more events; then wait until all events are processed, or drop them if `immediate`."""
+        if self._has_closed and not immediate:
             return
-        self._over = True
+        self._has_closed = True
         if _SHUTS_DOWN:
             self.queue.shutdown(immediate)  # type: ignore[attr-defined]  # since 3.13
         if immediate:
             await self.clear_events()
-            for child in self._taps:
+            for child in self._tapped:
                 await child.close(immediate=True)
-        elif self._taps:
-            await asyncio.gather(self.queue.join(), *(child.close() for child in self._taps))
+        elif self._tapped:
+            await asyncio.gather(self.queue.join(), *(child.close() for child in self._tapped))
         else:
             await self.queue.join()
 
     def is_closed(self) -> bool:
-        """Return whether it takes no more events."""
-        return self._over
+        """Return whether the queue refuses events."""
+        return self._has_closed
 
-    async def clear_events(self, clear_child_queues: bool = True) -> None:  # noqa: FBT001, FBT002 - as the SDK has it
-        """Forget all events."""
+    async def clear_events(self, clear_tapped: bool = True) -> None:  # noqa: FBT001, FBT002 - as the SDK has it
+        """Drop all events."""
         while not self.queue.empty():
             self.queue.get_nowait()
             self.queue.task_done()
-        if clear_child_queues:
-            for child in self._taps:
+        if clear_tapped:
+            for child in self._tapped:
                 await child.clear_events()
 
 
@@ -130,7 +130,7 @@ class _Queues:
         await queue.close()
 
     async def create_or_tap(self, task_id: str) -> Any:
-        """Return the queue of a new task, or a child of what there is (3)."""
+        """Return the queue of a new task, or a child of the queue that the task has (3)."""
         queue = self._queues.get(task_id)
         if queue is not None:
             return queue.tap()
@@ -139,8 +139,8 @@ class _Queues:
 
 
 def queues() -> Any:
-    """Return what keeps the queues of a server of 0.3."""
-    from a2a.server import events  # noqa: PLC0415 - those of 1.x are others
+    """Return a queue manager for a server of 0.3."""
+    from a2a.server import events  # noqa: PLC0415 - 1.x has other queues
 
     quick = type("Queue", (_Queue, events.EventQueue), {})
     manager = type("Queues", (_Queues, events.QueueManager), {})

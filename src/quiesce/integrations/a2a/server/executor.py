@@ -1,4 +1,7 @@
-"""The executor that is put around the user's: it knows what runs, and can cut it short."""
+"""The executor that wraps the user's executor: it tracks running tasks, and can cancel them.
+
+The request handler gives it to the SDK in place of the user's executor.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ BROKEN = "The agent failed: {error}"
 
 
 class CountingQueue:
-    """The SDK's queue, whose events are counted as they are enqueued."""
+    """A wrapper of the SDK's queue that counts the events as the executor enqueues them."""
 
     def __init__(self, queue: Any, tracker: Tracker, entry: Entry) -> None:
         self._queue = queue
@@ -35,12 +38,19 @@ class CountingQueue:
         self._entry = entry
 
     def enqueue_event(self, event: Any) -> Coroutine[Any, Any, None]:
-        """Enqueue, and count: before, because it may be stored by the time this returns."""
-        telling = versions.has_status(event)
-        if telling or versions.is_artifact(event):  # else it is a plain message
+        """Count an event, then enqueue it, because the SDK may store the event before this returns.
+
+        A closed queue drops the event, so the event is not counted. The SDK closes the queue when it gives
+        up the task.
+        """
+        has_status = versions.has_status(event)
+        is_kept = not self._queue.is_closed()
+        if is_kept and (
+            has_status or versions.is_artifact(event)
+        ):  # plain messages are not counted
             entry = self._entry
             entry.queued += 1
-            if telling:
+            if has_status:
                 entry.said = event.status.state
             if entry.hold is None:
                 self._tracker.refresh(entry)
@@ -51,17 +61,22 @@ class CountingQueue:
         return getattr(self._queue, name)
 
 
-async def _enqueue(enqueue: Callable[[Any, Any], Awaitable[None]], queue: Any, event: Any) -> None:
-    """Enqueue an event without the hop: its reader is the SDK's, and has to store the end of a cancelled task.
+async def _enqueue(
+    enqueue: Callable[[Any, Any], Awaitable[None]], queue: Any, entry: Entry, event: Any
+) -> None:
+    """Enqueue an event outside of the hop.
 
-    The tracker holds the hop until the event is stored.
+    The SDK reads the event, and must be able to store the end of a cancelled task. The tracker keeps the
+    hop open until the event is stored.
     """
+    if versions.has_status(event):
+        entry.said = event.status.state
     with detached():
         await enqueue(queue, event)
 
 
 class OwnedExecutor:
-    """Runs the user's executor; a task is in flight from the first step of it."""
+    """Runs the user's executor. A task is in flight from the executor's first step."""
 
     def __init__(self, executor: Any, tracker: Tracker) -> None:
         self._executor = executor
@@ -70,15 +85,15 @@ class OwnedExecutor:
         self._one_ended = asyncio.Event()
 
     def _queue(self, queue: Any, entry: Entry) -> Any:
-        # 0.3 looks for the queue's own class when it taps; its events need no count.
+        # 0.3 needs an object of the queue's own class to tap it. Events of 0.3 are not counted.
         if not versions.FIRST:
-            queue.enqueue_event = partial(_enqueue, type(queue).enqueue_event, queue)
+            queue.enqueue_event = partial(_enqueue, type(queue).enqueue_event, queue, entry)
             return queue
-        tracing.hush(queue)
+        tracing.stop_tracing(queue)
         return CountingQueue(queue, self._tracker, entry)
 
     async def execute(self, context: Any, event_queue: Any) -> None:
-        """Run the user's `execute`, unless the server has been closed."""
+        """Run the user's `execute`; if the server is closed, store the task as FAILED instead."""
         entry = self._tracker.entry(context.task_id)
         entry.context = context.call_context
         entry.executing += 1
@@ -86,12 +101,12 @@ class OwnedExecutor:
         entry.cut = entry.cut or self.closed
         entry.said = None
         entry.fresh = entry.state is None and context.current_task is None
-        asked = request.get()
-        if asked is not None:
-            asked.executes(context.task_id)
+        call = request.get()
+        if call is not None:
+            call.executes(context.task_id)
         self._tracker.refresh(entry)
         queue = self._queue(event_queue, entry)
-        token = current.set(self._tracker.work)  # what the user's code begins is work
+        token = current.set(self._tracker.work)  # owns the tasks that the user's code starts
         try:
             if entry.cut:
                 await _fail(context, queue, entry, STOPPED)
@@ -108,28 +123,28 @@ class OwnedExecutor:
         try:
             await self._executor.execute(context, queue)
             if entry.cut and versions.FIRST and entry.said not in versions.ENDS:
-                # It was told to stop, and did, without an event that says so.
+                # The executor was cancelled and returned without an event that ends the task.
                 await _fail(context, queue, entry, STOPPED)
         except asyncio.CancelledError:
             if not entry.cut or entry.ended:
-                if not versions.FIRST:  # 0.3 does not close it, and polls it without an end
+                if not versions.FIRST:  # 0.3 does not close the queue, and would poll it for ever
                     await close_queue(queue)
                 raise
-            # This cancellation is ours: the event that `_fail` enqueues is stored, and sent to clients.
+            # `cut()` has caused this cancellation. The event from `_fail` is stored, and sent to clients.
             if entry.runner is not None:
                 entry.runner.uncancel()
             await _fail(context, queue, entry, STOPPED)
         except Exception as error:
-            # 1.x stores FAILED by itself, after all that was enqueued, and answers with the error.
-            # 0.3 forgets the task, and whatever was still queued for it.
+            # 1.x stores FAILED by itself, after all queued events, and answers with the error.
+            # 0.3 forgets the task and its queued events.
             if versions.FIRST or entry.state is None:
-                entry.queued += versions.FIRST  # that FAILED
+                entry.queued += versions.FIRST  # counts the FAILED of the SDK
                 raise
-            _log.exception("the executor of task %s has failed", context.task_id)
+            _log.exception("the executor of task %s raised; the task is FAILED", context.task_id)
             await _fail(context, queue, entry, BROKEN.format(error=error))
 
     async def cancel(self, context: Any, event_queue: Any) -> None:
-        """Pass on the wish of a client."""
+        """Run the user's `cancel`."""
         entry = self._tracker.entry(context.task_id)
         token = current.set(self._tracker.work)
         try:
@@ -139,7 +154,7 @@ class OwnedExecutor:
             self._tracker.refresh(entry)
 
     def cut(self) -> list[Entry]:
-        """Cancel every executor that runs, and refuse to begin; return their tasks."""
+        """Cancel all running executors, let no other begin, and return the tasks that were cut."""
         self.closed = True
         cut = [entry for entry in self._tracker.entries.values() if entry.busy and not entry.ended]
         for entry in cut:
@@ -149,7 +164,7 @@ class OwnedExecutor:
         return cut
 
     async def ended(self) -> None:
-        """Wait until no executor runs that was told to stop.
+        """Wait until every executor that `cut` has cancelled has ended.
 
         *Cancel safety*: may be cancelled at any time; it has no effect.
         """
@@ -162,9 +177,9 @@ class OwnedExecutor:
 
 
 async def close_queue(queue: Any) -> None:
-    """Close a queue of 0.3, when what is in it was read; or soon, if nothing reads it.
+    """Close a queue of 0.3 when its events were read, or after a second.
 
-    *Cancel safety*: the queue is closed, and those that tap it, before the cancellation is passed on.
+    *Cancel safety*: if cancelled, the queue and its children are closed before the cancellation is raised.
     """
     with detached():
         closing = asyncio.create_task(_close_in_time(queue))
@@ -187,6 +202,6 @@ async def enqueue_end(state: str, context: Any, queue: Any, entry: Entry, why: s
     """Enqueue the event that ends a task."""
     status = versions.new_status(state, context.task_id, context.context_id, why)
     if versions.FIRST and context.current_task is None and entry.said is None:
-        # 1.x wants to see a task before it hears of its states.
+        # 1.x requires the task itself before the events about its states.
         await queue.enqueue_event(versions.new_task(context))
     await queue.enqueue_event(versions.status_event(context.task_id, context.context_id, status))

@@ -1,4 +1,7 @@
-"""What is done at a start about what the process before has left."""
+"""Recovery at a start: ends the tasks, and sends the pushes, that an earlier process has left.
+
+The request handler runs it when it opens.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,38 @@ if TYPE_CHECKING:
 __all__ = ["Recovery"]
 
 _log = logging.getLogger("quiesce.a2a")
-LOST = "The server stopped, without a chance to end the task, before it had ended."
+LOST = "The server process died before the task had ended."
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a process has left, and its successor has seen to."""
+    """What an earlier process has left, and what became of it at this start."""
 
     failed: tuple[str, ...] = ()
-    """Tasks that had no terminal state, and have one now."""
+    """Ids of the tasks that had not ended, and are FAILED now."""
     parked: tuple[str, ...] = ()
-    """Tasks that wait for their client: it may go on with them here."""
+    """Ids of the tasks that wait for their client, which may continue them on this server."""
     pushes: int = 0
-    """Pushes that were not delivered, and are on their way."""
+    """The number of pushes that were not delivered, and are being sent now."""
 
 
 async def recover(store: TellingStore, pushes: Pushes) -> Recovery:
-    """End the tasks that no process owns, and send what was not delivered; in that order for each task."""
+    """End the tasks of an earlier process, and send its undelivered pushes.
+
+    Each task's undelivered pushes are sent before the push of its end.
+    """
     sender = pushes.sender
     if sender is None or not sender.outbox.durable:
         return Recovery()
     notes = await sender.outbox.unfinished()
     pushes.recall(notes)
-    waiting = await _true_ones(await sender.outbox.pending(), store, pushes, sender.outbox)
+    waiting = await _pushes_of_stored_states(
+        await sender.outbox.pending(), store, pushes, sender.outbox
+    )
     pushes.send(waiting)
     failed: list[str] = []
     parked: list[str] = []
-    over: list[str] = []
+    done: list[str] = []
     for note in notes:
         context = versions.context_of(note.user, note.tenant)
         if await end_task(store, note.task_id, context, LOST):
@@ -54,33 +62,36 @@ async def recover(store: TellingStore, pushes: Pushes) -> Recovery:
         if task is not None and task.status.state in versions.PARKED:
             parked.append(note.task_id)
         else:
-            over.append(note.task_id)
-    pushes.disown(over)
-    await sender.outbox.forget(over)
+            done.append(note.task_id)
+    pushes.disown(done)
+    await sender.outbox.forget(done)
     if failed or waiting:
-        _log.warning("%d tasks were left behind, and %d pushes", len(failed), len(waiting))
+        _log.warning(
+            "an earlier process died: %d tasks that it left are FAILED now, and %d pushes are sent",
+            len(failed), len(waiting),
+        )  # fmt: skip
     return Recovery(tuple(failed), tuple(parked), len(waiting))
 
 
-async def _true_ones(
+async def _pushes_of_stored_states(
     found: list[Push], store: TellingStore, pushes: Pushes, outbox: Outbox
 ) -> list[Push]:
-    """Leave out the pushes of states that were never stored.
+    """Return the pushes without those of states that were never stored.
 
-    A push is written before its state: of each task, the last status may be one that the process
-    did not live to store.
+    A push is written before its state. So the process may have died before it stored the last state of a
+    task whose push is in the outbox.
     """
     last = {push.task_id: push.status for push in found if push.status}
-    wrong: dict[str, str] = {}
+    unstored: dict[str, str] = {}
     for task_id, status in last.items():
         context = pushes.context(task_id)
         task = await store.get(task_id, context)
         task = getattr(task, "task", task)
         if task is None or versions.status_mark(task.status) != status:
-            wrong[task_id] = status
+            unstored[task_id] = status
     kept = []
     for push in found:
-        if push.status and wrong.get(push.task_id) == push.status:
+        if push.status and unstored.get(push.task_id) == push.status:
             await outbox.sent(push)
         else:
             kept.append(push)

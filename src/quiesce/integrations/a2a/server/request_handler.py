@@ -1,10 +1,10 @@
-"""The request handler that is put around the SDK's: it can say when it is idle, and drain.
+"""The request handler that wraps the SDK's: it can wait until it is idle, and drain.
 
-1. The SDK runs in jobs of one scope, which adopts what it starts. A client that leaves ends its own
-   wait, and nothing else.
-2. What was accepted is answered for: each task reaches a state that is stored, and pushed.
-3. A job of the scope makes the end, once, however often callers ask for it.
-4. With a node, a message belongs to a hop from the step in which it is accepted (mesh/message_hops.py).
+1. The SDK's handler runs in jobs of one scope, which adopts the tasks that the SDK starts. A client that
+   disconnects ends only its own wait.
+2. Every accepted task reaches a terminal or waiting state, which is stored and pushed.
+3. One job of the scope runs the shutdown. All callers of `drain` and `aclose` join that job.
+4. If the handler has a node, an accepted message belongs to a hop at once (mesh/message_hops.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from quiesce.core import arguments
 from quiesce.core.current import detached
 from quiesce.core.scope import Scope
-from quiesce.core.server_drain import drain_of_server
+from quiesce.core.server_drain import InFlight, drain_of_server
 from quiesce.errors import ArgumentError, ScopeClosed, UsageError
 from quiesce.integrations.a2a import versions
 from quiesce.integrations.a2a.push.push_sender import DurablePushSender, Pushes, Relay
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 __all__ = ["QuiescentRequestHandler"]
 
 _log = logging.getLogger("quiesce.a2a")
-_REFUSAL = "The server is shutting down; nothing was started. Send it again, to another server."
+_REFUSAL = "The server is shutting down and has not started the request. Send it to another server."
 
 
 class QuiescentRequestHandler:
-    """A request handler of the A2A SDK that drains, and loses neither tasks nor pushes.
+    """A request handler for the A2A SDK that drains without losing tasks or pushes.
 
-    It takes what the SDK's `DefaultRequestHandler` takes, and is used in its place:
+    Use it in place of the SDK's `DefaultRequestHandler`, with the same arguments:
 
     ```python
     handler = QuiescentRequestHandler(
@@ -61,16 +61,17 @@ class QuiescentRequestHandler:
     ```
 
     Args:
-        args: As the SDK's handler takes them.
-        handler_class: The SDK's handler, or one with the same arguments.
-        grace: How long the end of an `async with` waits for tasks to end.
-        cleanup: How long what was cut short may take to clean up, and the last pushes to
+        args: Positional arguments of the SDK's handler.
+        handler_class: The SDK's handler class, or another class with the same arguments.
+        grace: How many seconds the end of the `async with` block waits for tasks to end.
+        cleanup: How many seconds cancelled tasks may take to clean up, and the last pushes to
             be sent.
-        node: The node of this agent, if it takes part in cascades: a message that is part of one is
-            executed, stored and pushed in its hop. It is opened and closed by others: `node.asgi()`.
-        options: As the SDK's handler takes them.
+        node: The node of this agent, if the agent takes part in cascades. A message that is part of
+            a cascade is executed, stored and pushed in its hop. The handler neither opens nor closes
+            the node: use `node.asgi()`.
+        options: Keyword arguments of the SDK's handler.
 
-    *Raises*: `ArgumentError` if the SDK's handler would not take the arguments.
+    *Raises*: `ArgumentError` if the arguments do not fit the SDK's handler.
     """
 
     def __init__(
@@ -82,30 +83,32 @@ class QuiescentRequestHandler:
         node: Node | None = None,
         **options: Any,
     ) -> None:
-        """Put everything around the SDK's handler; nothing is opened before the first request."""
+        """Make the SDK's handler and wrap its parts; open nothing before the first request."""
         self._grace = arguments.seconds("grace", grace)
         self._cleanup = arguments.seconds("cleanup", cleanup)
         factory = handler_class or versions.Default
         signature = inspect.signature(factory)
         try:
-            given = signature.bind(*args, **options).arguments
+            arguments_given = signature.bind(*args, **options).arguments
         except TypeError as error:
             message = f"{getattr(factory, '__name__', factory)}: {error}"
             raise ArgumentError(message) from None
-        given |= given.pop("kwargs", {})
+        arguments_given |= arguments_given.pop("kwargs", {})
         self._mesh: MeshTracker | None = None
         self._tracker = Tracker()
-        agent = _checked(given["agent_executor"])
+        agent = _checked(arguments_given["agent_executor"])
         if node is not None:
-            from quiesce.integrations.a2a.mesh import message_hops  # noqa: PLC0415 - for those alone
+            from quiesce.integrations.a2a.mesh import message_hops  # noqa: PLC0415 - only with a node
 
             self._tracker = self._mesh = message_hops.MeshTracker(node)
             agent = message_hops.HopExecutor(agent, self._mesh)
-        self._tracker.code = getattr(given["agent_executor"].execute, "__code__", None)
+        self._tracker.code = getattr(arguments_given["agent_executor"].execute, "__code__", None)
         edges = None if self._mesh is None else self._mesh.edges
-        self._pushes = Pushes(_sender(given), given.get("push_config_store"), edges)
+        self._pushes = Pushes(
+            _sender(arguments_given), arguments_given.get("push_config_store"), edges
+        )
         self._executor = OwnedExecutor(agent, self._tracker)
-        self._store = telling(given["task_store"], self._tracker, self._pushes)
+        self._store = telling(arguments_given["task_store"], self._tracker, self._pushes)
         if self._mesh is not None:
             self._mesh.store = self._store
         wrapped = {
@@ -114,27 +117,27 @@ class QuiescentRequestHandler:
             "push_sender": Notified(self._tracker, self._pushes),
         }
         if not versions.FIRST and "queue_manager" in signature.parameters:
-            wrapped["queue_manager"] = given.get("queue_manager") or event_queues.queues()
-        self._inner = factory(**(given | wrapped))
+            wrapped["queue_manager"] = arguments_given.get("queue_manager") or event_queues.queues()
+        self._inner = factory(**(arguments_given | wrapped))
         self._scope: Scope | None = None
         self._opening: Job[None] | None = None
         self._end: shutdown.End | None = None
-        self._has_joined = self._is_told = False
+        self._has_joined = self._is_report_logged = False
         self.recovered: recovery.Recovery = recovery.Recovery()
-        """What a process before this one has left, once the handler is open."""
+        """What an earlier process has left; set when the handler opens."""
         self.draining: bool = False
-        """Whether new messages are refused."""
+        """Whether the handler refuses new messages."""
 
     # Opening.
 
     async def open(self) -> Self:
-        """Open the outbox, and end what a process before this one has left; see `recover`.
+        """Open the outbox, and end the tasks that an earlier process has left; see `recover`.
 
-        The first request does it, if no caller has. It may be called any number of times.
+        The first request opens the handler if you have not. You may call this any number of times.
 
-        *Cancel safety*: cancelled, it is closed again.
+        *Cancel safety*: if cancelled, the handler is closed again.
 
-        *Raises*: `UsageError` if another process has the outbox; what the store raises.
+        *Raises*: `UsageError` if another process uses the outbox; errors of the store.
         """
         try:
             await self._opened()
@@ -147,28 +150,30 @@ class QuiescentRequestHandler:
             owner.join("a2a", self._drain_for_server, self._in_flight)
         return self
 
-    def _in_flight(self) -> dict[str, int]:
-        """Count the tasks of the protocol; of the tasks of the event loop those that executors have left behind.
+    def _in_flight(self) -> InFlight:
+        """Count the tasks of the protocol, and the tasks of the event loop that executors have left running.
 
-        Those of the SDK, and of the handler itself, work for a task of the protocol, or for a request.
+        The event loop's tasks of the SDK and of this handler are not counted: they work for a task of the
+        protocol or for a request.
         """
-        found = () if self._scope is None else self._scope.frontier().in_flight
-        tasks = sum(entry.kind == "a2a task" for entry in found)
-        work = self._tracker.work
-        left = 0 if work is None else len(work.frontier())
-        return {"a2a task": tasks, "background task": left}
+        tracker = self._tracker
+        held = [one.task_id for one in tracker.entries.values() if one.hold is not None]
+        left = () if tracker.work is None else tracker.work.frontier().in_flight
+        waiting = {scope for task_id in held for scope in tracker.stands_for(task_id)}
+        tasks = sum(entry.kind != "scope" for entry in left)  # a scope here belongs to a hop
+        return InFlight({"a2a task": len(held), "background task": tasks}, waiting)
 
     async def _drain_for_server(self, grace: float, cleanup: float) -> Report:
-        """Drain as part of a server, which then tells the report."""
+        """Drain as part of a server, which logs the report."""
         report = await self.drain(grace, cleanup=cleanup)
-        self._is_told = True
+        self._is_report_logged = True
         return report
 
     async def _opened(self) -> Scope:
         if self._scope is None:
-            with detached():  # it outlives the request that happens to be the first
+            with detached():  # the scope outlives the first request
                 self._scope = await Scope.open("a2a", adopt=True)
-            if versions.FIRST:  # it has loops for each task, busy or parked; 0.3 has none
+            if versions.FIRST:  # 1.x runs loops for each task, busy or parked; 0.3 has none
                 self._tracker.loops = self._scope.child(
                     "loops of the SDK", adopt=True, services=("*",)
                 )
@@ -188,17 +193,17 @@ class QuiescentRequestHandler:
         self.recovered = await recovery.recover(self._store, self._pushes)
 
     async def recover(self) -> Recovery:
-        """Return what a process before this one has left, and what became of it.
+        """Return what an earlier process has left, and what became of it.
 
-        It is done when the handler is opened: tasks that the process had accepted, and that are
-        neither ended nor waiting for their client, are FAILED now, and pushed; pushes that were not
-        delivered are on their way.
+        Recovery runs when the handler opens. Tasks that the earlier process had accepted, and that have
+        neither ended nor wait for their client, are stored and pushed as FAILED. Pushes that were not
+        delivered are sent again.
         """
         await self._opened()
         return self.recovered
 
     async def __aenter__(self) -> Self:
-        """Open."""
+        """Open the handler."""
         return await self.open()
 
     async def __aexit__(
@@ -207,17 +212,20 @@ class QuiescentRequestHandler:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Drain; the report is logged, unless a `Quiesce` around the app has told it."""
+        """Drain, and log the report, unless a `Quiesce` around the app has logged it."""
         report = await self.drain(grace=self._grace, cleanup=self._cleanup)
-        if not self._is_told:
+        if not self._is_report_logged:
             _log.log(logging.INFO if report.ok else logging.ERROR, "%s", report)
 
     # Asking, and closing.
 
     def frontier(self) -> Frontier:
-        """List what is in flight: each task with its state, age, and what it waits on."""
+        """Return what is in flight: each task with its state, its age, and what it waits on."""
         if self._scope is None:
-            message = "the handler was not opened yet: open() it, or enter it"
+            message = (
+                "the handler is not open, so it has no frontier: call open() before, or use it in an"
+                " `async with` block"
+            )
             raise UsageError(message)
         return self._scope.frontier()
 
@@ -232,14 +240,15 @@ class QuiescentRequestHandler:
             await self._scope.idle()
 
     async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
-        """Refuse new messages, let the accepted tasks end, and close.
+        """Refuse new messages, wait until the accepted tasks have ended, and close.
 
-        What has not ended after `grace` seconds (None: never) is cancelled, and FAILED: stored,
-        pushed, and told to the clients that wait for it. All that has `cleanup` seconds. The report
-        names these tasks as `undelivered`.
+        After `grace` seconds the tasks that have not ended are cancelled; with `grace=None` the drain waits
+        without a limit. A cancelled task is stored as FAILED, its push is sent, and the clients that wait
+        for it are answered. All that may take `cleanup` seconds. The report names these tasks as
+        `undelivered`.
 
-        *Cancel safety*: the drain then turns into a close, which is waited for before the
-        cancellation is passed on.
+        *Cancel safety*: if cancelled, the drain becomes a close; the cancellation is raised when the
+        close has ended.
         """
         end = await self._ending()
         try:
@@ -249,9 +258,9 @@ class QuiescentRequestHandler:
                 self._mesh.end_all()
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
-        """Cancel all that is in flight; what was queued is stored, what was cut is FAILED.
+        """Cancel all tasks in flight, and close. Queued events are stored, and cancelled tasks are FAILED.
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed on.
+        *Cancel safety*: if cancelled, the close goes on; the cancellation is raised when it has ended.
         """
         return await self.drain(0.0, cleanup=cleanup)
 
@@ -279,7 +288,7 @@ class QuiescentRequestHandler:
         return await self._run(scope, "send", self._inner.on_message_send, params, context)
 
     async def _accept(self, params: Any, context: Any) -> Scope:
-        """Take a message, which may be part of a cascade (4); return the scope in which it is handled."""
+        """Accept a message, which may be part of a cascade (4); return the scope that handles the message."""
         mesh = self._mesh
         work = None if mesh is None else mesh.accept(params.message, context)
         try:
@@ -296,51 +305,55 @@ class QuiescentRequestHandler:
             raise
 
     async def on_cancel_task(self, params: Any, context: Any = None) -> Any:
-        """Cancel a task, as the SDK does, in a job (1); also while it drains."""
+        """Cancel a task, as the SDK does, in a job (1); also while the handler drains."""
         scope = await self._opened()
-        before = self._tracker.ends.get(params.id)  # 1.0 gives it back as if it had cancelled it
+        before = self._tracker.ends.get(
+            params.id
+        )  # 1.0 returns an ended task as if it was cancelled now
         task = await self._run(scope, "cancel", self._inner.on_cancel_task, params, context)
         state = self._tracker.ends.get(params.id)
         if task is not None and (
             before is not None or (state is not None and task.status.state != state)
         ):
-            raise versions.not_cancelable(params.id, state)  # it had ended in the meantime
+            raise versions.not_cancelable(params.id, state)  # the task had ended by then
         return task
 
     async def _run(self, scope: Any, name: str, call: Any, params: Any, context: Any) -> Any:
-        asked = self._tracker.request(params)
+        request = self._tracker.request(params)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            with detached():  # the tracker sees to the hop
-                job = scope.spawn(self._attempt, call, params, context, asked, answer, name=name)
+            with detached():  # the tracker keeps the hop open
+                job = scope.spawn(self._call_sdk, call, params, context, request, answer, name=name)
         except ScopeClosed:
-            self._tracker.gave_up(asked)
+            self._tracker.gave_up(request)
             raise versions.refusal(_REFUSAL) from None
         job.add_done_callback(partial(_answered, answer))
         return await answer
 
-    async def _attempt(
-        self, call: Any, params: Any, context: Any, asked: Request, answer: asyncio.Future[Any]
+    async def _call_sdk(
+        self, call: Any, params: Any, context: Any, request: Request, answer: asyncio.Future[Any]
     ) -> None:
-        asked.enter()
+        self._tracker.calls.add(request)
+        request.enter()
         try:
             result = await call(params, context)
-            if not answer.done():  # or its client has left
+            if not answer.done():  # done already if the client has disconnected
                 answer.set_result(result)
-        except Exception as error:  # noqa: BLE001 - the client's, if it is still there
-            self._give_up(asked)
+        except Exception as error:  # noqa: BLE001 - raised to the client, unless it has disconnected
+            self._give_up(request)
             if not answer.done():
                 answer.set_exception(error)
         finally:
-            asked.leave()
+            request.leave()
+            self._tracker.calls.discard(request)
 
-    def _give_up(self, asked: Request) -> None:
-        """Record that the SDK has refused, or given up, a request; end what it has begun for it."""
-        self._tracker.gave_up(asked)
-        asked.end_orphans()
+    def _give_up(self, request: Request) -> None:
+        """Record that the SDK has refused or given up a request; cancel what the SDK has started for it."""
+        self._tracker.gave_up(request)
+        request.end_orphans()
 
     async def _refuse_ended(self, params: Any, context: Any) -> None:
-        """Refuse a message to a task that has ended: in 1.x each would leave two tasks behind."""
+        """Refuse a message to a task that has ended: in 1.x it would leave two tasks of the event loop."""
         if not versions.FIRST:
             return
         task = await self._store.get(params.message.task_id, context)
@@ -349,57 +362,66 @@ class QuiescentRequestHandler:
             raise versions.is_terminal_error(task)
 
     def on_message_send_stream(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
-        """Handle a message, and give its events, as the SDK does, through a job (1)."""
-        return FeedReader(partial(self._begin_work, params, context))
+        """Handle a message in a job, and return its stream of events, as the SDK does (1)."""
+        return FeedReader(partial(self._stream_message, params, context))
 
     def on_subscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
-        """Return the events of a task, as 1.x does, through a job (1)."""
-        return FeedReader(partial(self._begin, self._inner.on_subscribe_to_task, params, context))
+        """Return the stream of a task's events, as 1.x does; a job reads the SDK's stream (1)."""
+        return FeedReader(
+            partial(self._start_stream, self._inner.on_subscribe_to_task, params, context)
+        )
 
     def on_resubscribe_to_task(self, params: Any, context: Any = None) -> AsyncGenerator[Any, None]:
-        """Return the events of a task, as 0.3 does, through a job (1)."""
-        return FeedReader(partial(self._begin, self._inner.on_resubscribe_to_task, params, context))
+        """Return the stream of a task's events, as 0.3 does; a job reads the SDK's stream (1)."""
+        return FeedReader(
+            partial(self._start_stream, self._inner.on_resubscribe_to_task, params, context)
+        )
 
-    async def _begin_work(self, params: Any, context: Any) -> Feed:
+    async def _stream_message(self, params: Any, context: Any) -> Feed:
         place = await self._accept(params, context)
         stream = self._inner.on_message_send_stream
-        return await self._begin(stream, params, context, place=place, work=True)
+        return await self._start_stream(stream, params, context, place=place, work=True)
 
-    async def _begin(
+    async def _start_stream(
         self, call: Any, params: Any, context: Any, *, place: Any = None, work: bool = False
     ) -> Feed:
         scope = place or await self._opened()
-        feed = Feed()
-        # One who only listens, or listens to a parked task, is not in the way of being idle.
-        # In 0.3 it is the reading of a stream that stores.
+        feed, request = Feed(), self._tracker.request(params)
+        # A stream without work of its own, or of a parked task, does not keep the server from being idle.
+        # In 0.3 the events are stored as the stream is read.
         service = versions.FIRST or not work
         try:
             with detached():  # as in _run()
-                scope.spawn(self._pump, call, params, context, feed, name="stream", service=service)
+                scope.spawn(
+                    self._pump, call, params, context, feed, request, name="stream", service=service
+                )
                 if work and versions.FIRST:
                     feed.hold = scope.hold("a2a stream", params.message.message_id)
         except ScopeClosed:
-            self._tracker.gave_up(self._tracker.request(params))
+            self._tracker.gave_up(request)
             raise versions.refusal(_REFUSAL) from None
         return feed
 
-    async def _pump(self, call: Any, params: Any, context: Any, feed: Feed) -> None:
+    async def _pump(
+        self, call: Any, params: Any, context: Any, feed: Feed, request: Request
+    ) -> None:
         error: BaseException | None = None
         cut = True
-        asked = self._tracker.request(params)
-        asked.enter()
+        self._tracker.calls.add(request)
+        request.enter()
         try:
             async for event in call(params, context):
                 feed.put(event)
                 if feed.hold is not None and versions.parks(event):
                     feed.hold.release()
             cut = False
-        except Exception as raised:  # noqa: BLE001 - the client's, if it is still there
-            self._give_up(asked)
+        except Exception as raised:  # noqa: BLE001 - raised to the client, unless it has disconnected
+            self._give_up(request)
             error = raised
             cut = False
         finally:
-            asked.leave()
+            request.leave()
+            self._tracker.calls.discard(request)
             feed.end(versions.refusal(_REFUSAL) if cut else error)
             if feed.hold is not None:
                 feed.hold.release()
@@ -407,13 +429,13 @@ class QuiescentRequestHandler:
     async def on_create_task_push_notification_config(
         self, params: Any, context: Any = None
     ) -> Any:
-        """Take a receiver, as 1.x does; a crash does not forget it."""
+        """Store a push configuration, as 1.x does, and keep it in the outbox for a start after a crash."""
         made = await self._inner.on_create_task_push_notification_config(params, context)
         await self._pushes.retarget(params.task_id)
         return made
 
     async def on_set_task_push_notification_config(self, params: Any, context: Any = None) -> Any:
-        """Take a receiver, as 0.3 does; a crash does not forget it."""
+        """Store a push configuration, as 0.3 does, and keep it in the outbox for a start after a crash."""
         made = await self._inner.on_set_task_push_notification_config(params, context)
         await self._pushes.retarget(params.task_id)
         return made
@@ -421,39 +443,45 @@ class QuiescentRequestHandler:
     async def on_delete_task_push_notification_config(
         self, params: Any, context: Any = None
     ) -> None:
-        """Take a receiver away, as the SDK does."""
+        """Remove a push configuration, as the SDK does, and from the outbox as well."""
         await self._inner.on_delete_task_push_notification_config(params, context)
         await self._pushes.retarget(getattr(params, "task_id", None) or params.id)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the SDK's handler has: all other requests go to it as they are."""
+        """Return an attribute of the SDK's handler, which handles all other requests unchanged."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
 
 def _answered(answer: asyncio.Future[Any], _: object) -> None:
-    """Answer a client whose request was cut, also if it was cut before it had begun."""
+    """Refuse the request of a client if its job has ended without an answer, or was cancelled before it began."""
     if not answer.done():
         answer.set_exception(versions.refusal(_REFUSAL))
 
 
 def _checked(agent: Any) -> Any:
-    """Refuse what cannot be an executor: the SDK would only find out with the first message.
+    """Return the agent, or raise an error if it is not an executor; the SDK does not check this.
 
     *Raises*: `ArgumentError`.
     """
     if isinstance(agent, type):
-        message = f"the agent must be an executor, not the class {agent.__name__}: make one"
+        message = (
+            f"the agent must be an executor, not the class {agent.__name__}: pass"
+            f" {agent.__name__}()"
+        )
         raise ArgumentError(message)
     if not callable(getattr(agent, "execute", None)):
-        message = f"the agent must be an executor, with async execute() and cancel(), not {agent!r}"
+        message = (
+            f"the agent must be an executor, not {agent!r}: pass an object with async execute() and"
+            " cancel()"
+        )
         raise ArgumentError(message)
     return agent
 
 
-def _sender(given: dict[str, Any]) -> DurablePushSender | Relay | None:
-    sender = given.get("push_sender")
+def _sender(arguments_given: dict[str, Any]) -> DurablePushSender | Relay | None:
+    sender = arguments_given.get("push_sender")
     if sender is None or isinstance(sender, DurablePushSender):
         return sender
     return Relay(sender)

@@ -1,0 +1,27 @@
+"""Streams that are known to carry no work: a client keeps one open for whatever the server may have to tell it.
+
+MCP over streamable HTTP has one in each session: a GET with the session's id, which accepts an event stream. By the
+protocol it carries no answer to a request of the client's, unless it resumes a stream that was interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quiesce.core.asgi_types import AsgiScope
+
+__all__: list[str] = []
+
+_SESSION, _RESUMES, _ACCEPT = b"mcp-session-id", b"last-event-id", b"accept"
+_EVENTS = b"text/event-stream"
+
+
+def is_idle_stream(scope: AsgiScope) -> bool:
+    """Return whether a request asks for such a stream."""
+    if scope.get("method") != "GET":
+        return False
+    headers = dict(scope.get("headers", ()))
+    if _SESSION not in headers or _RESUMES in headers:
+        return False
+    return _EVENTS in headers.get(_ACCEPT, b"").lower()
