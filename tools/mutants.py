@@ -135,11 +135,15 @@ def copy_of_src(folder: str) -> Path:
 def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
     """Run all tests against the unchanged library, and return those that fail: these cannot prove anything."""
     failed: list[str] = []
-    for subject in sorted({mutant.subject for mutant in mutants}):
-        own = [mutant for mutant in mutants if mutant.subject == subject]
-        tests = sorted({test for mutant in own for test in mutant.tests})
+    runs: dict[tuple[str, str], list[str]] = {}
+    for mutant in mutants:
+        for test in mutant.tests:
+            runs.setdefault((mutant.subject, adapter_of(test)), []).append(test)
+    for (subject, _), tests in sorted(runs.items()):
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            result = run_tests(tests, subject, copy_of_src(folder), seconds_max * len(own))
+            result = run_tests(
+                sorted(set(tests)), subject, copy_of_src(folder), seconds_max * len(tests)
+            )
         if result.code not in {0, 1}:
             say(
                 f"the tests cannot be run as they are (pytest: {result.code}): {result.failed or tests}"
@@ -147,6 +151,11 @@ def red_without(mutants: list[Mutant], seconds_max: float) -> tuple[str, ...]:
             raise SystemExit(2)
         failed += result.failed
     return tuple(failed)
+
+
+def adapter_of(test: str) -> str:
+    """Return the folder of tests/adapters that a test is in, or "": each of them has a run of its own."""
+    return test.split("/")[2] if test.startswith("tests/adapters/") else ""
 
 
 def judge(mutant: Mutant, red_anyway: tuple[str, ...], seconds_max: float) -> str:
