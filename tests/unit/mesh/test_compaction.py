@@ -268,7 +268,7 @@ async def test_a_journal_is_made_smaller_under_load(
             assert (await cascade.settled(1)).ok
         await until(lambda: node.journal in compacted and other.journal in compacted)
         again = await restarted(world, other, tmp_path)
-        detector = again.engine.detector
+        detector = again.opened.engine.detector
         assert len(detector.over_receipts) + len(detector.hop_records) == 101
         found = await long.settled(5)
         assert isinstance(found, SettledWithLosses)
@@ -355,11 +355,11 @@ async def test_none_is_begun_while_the_node_is_drained(
         async with anyio.create_task_group() as group:
             cascade = await node.cascade("c").__aenter__()
             group.start_soon(node.drain)
-            await until(lambda: node.exchange.is_ending)
-            assert node.journal_keeping is not None
-            monkeypatch.setattr(node.journal_keeping.tidying, "at", 1)
-            node.tidy_journal()
-            node.exchange.wake()
+            await until(lambda: node.opened.exchange.is_ending)
+            assert node.opened.keeping is not None
+            monkeypatch.setattr(node.opened.keeping.tidying, "at", 1)
+            node.opened.tidy_journal()
+            node.opened.exchange.wake()
             await cascade.__aexit__(None, None, None)
         assert not no_threads
 
@@ -386,22 +386,22 @@ async def test_none_is_begun_while_records_wait_for_room(
     full = Full(monkeypatch, tmp_path / "a.journal")
     async with World(tmp_path) as world:
         node = await world.add("a", on_journal_failure="serve")
-        keeping = node.journal_keeping
+        keeping = node.opened.keeping
         assert keeping is not None
         tidying = keeping.tidying
         async with node.cascade("c"):
             await until(lambda: 0 < tidying.at < inf)
             full.left = 0
-            engine, record = node.engine, here().record
-            engine.leave(record, b"x" * 12, "celery", "", node.clock(), "is opaque")
-            node.commit_records()
+            engine, record = node.opened.engine, here().record
+            engine.leave(record, b"x" * 12, "celery", "", node.opened.clock(), "is opaque")
+            node.opened.commit_records()
             tidying.at = 0  # it is due
-            node.exchange.wake()
+            node.opened.exchange.wake()
             await turns(50)
             await until(lambda: tidying.at < inf)  # one that began has ended
             full.left = None
-            assert node.retry_writing()
-            node.exchange.wake()
+            assert node.opened.retry_writing()
+            node.opened.exchange.wake()
             await until(lambda: 0 < tidying.at < inf)
             shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")
     with closing(Journal(tmp_path / "a.copy")) as journal:
