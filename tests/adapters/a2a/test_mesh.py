@@ -382,7 +382,8 @@ async def test_receipts_are_taken_while_the_server_drains(tmp_path: Path) -> Non
             assert isinstance(settled, Settled), str(settled)
             assert [note.status for note in settled.receipt.notes if note.parent] == ["refused"]
             b.agent.release("l")
-            while any(hop.edges for hop in a.node.opened.engine.detector.hop_records.values()):  # noqa: ASYNC110 - nobody tells
+            hops = a.node.opened.engine.known.hop_records
+            while any(hop.edges for hop in hops.values()):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)  # the node is closed when the work here has ended
             a.agent.release("k")
             settled = await one.settled(5)
@@ -484,6 +485,6 @@ async def test_a_flood_of_messages_that_others_have_refused_is_not_remembered() 
             header = (b"cascade", mesh.edge(node).encode())
             scope = {"type": "http", "path": "/", "method": "POST", "headers": [header]}
             await CascadeFront(node, no)(scope, no, taken)  # type: ignore[arg-type]  # it reads nothing
-        assert len(node.opened.engine.detector.over_receipts) == 1
+        assert len(node.opened.engine.known.over_receipts) == 1
         assert all(answer.endswith(";s=not-now") for answer in answers)
         assert len(answers) == 3

@@ -65,7 +65,7 @@ async def test_strangers_do_not_use_up_what_others_may_ask(
         node, other = await world.add("a"), await world.add("b")
         for number in range(3):
             await other.serve_call(RECEIPTS, asks(200), f"10.0.0.{number}")
-        assert len(other.opened.engine.detector.over_receipts) == 150
+        assert len(other.opened.engine.known.over_receipts) == 150
         async with node.cascade("c") as cascade:
             with here().delegate("http://b"):
                 pass  # it never arrives
@@ -87,7 +87,7 @@ async def test_strangers_at_many_addresses_do_not_starve_a_peer(
             await other.serve_call(RECEIPTS, body, "192.0.2.1")
             for number in range(20):
                 await other.serve_call(RECEIPTS, asks(20), f"10.0.0.{number}")
-            assert len(other.opened.engine.detector.over_receipts) == 100
+            assert len(other.opened.engine.known.over_receipts) == 100
             reply = json.loads(await other.serve_call(RECEIPTS, asks(5), "192.0.2.1"))
             assert len(reply["answers"]) == 5
 
@@ -160,11 +160,11 @@ async def test_a_flood_that_the_app_turns_away_leaves_nothing(
             assert made.status == status
             assert ("s=closed" if number < 50 else "s=not-now;d=ask") in (made.told or "")
         detector = other.opened.engine.detector
-        assert len(detector.over_receipts) + len(detector.hop_records) == 50
+        assert len(detector.known.over_receipts) + len(detector.known.hop_records) == 50
         await other.drain(1)
         await other.open()
         detector = other.opened.engine.detector
-        assert len(detector.over_receipts) + len(detector.hop_records) == 50
+        assert len(detector.known.over_receipts) + len(detector.known.hop_records) == 50
 
 
 @in_virtual_time

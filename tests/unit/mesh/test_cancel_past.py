@@ -39,7 +39,7 @@ async def begun(world: World, names: str) -> Cascade:
         await go(here(), names)
         root, detector = here().record.edge, world.nodes["a"].opened.engine.detector
     wanted = {f"http://{name}" for name in names}
-    await until(lambda: wanted <= {to for _, to in detector.follows(root)})
+    await until(lambda: wanted <= {to for _, to in detector.known.follows(root)})
     return cascade
 
 
@@ -94,7 +94,7 @@ async def test_edges_below_are_disclosed_only_to_callers_that_know_the_edge(tmp_
             await world.add(name)
         await begun(world, "bc")
         node = world.nodes["b"]
-        (record,) = world.nodes["a"].opened.engine.detector.hop_records.values()
+        (record,) = world.nodes["a"].opened.engine.known.hop_records.values()
         ((edge, sent),) = record.edges.items()
         below = node.opened.engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
         assert below == tuple((edge, *one) for one in sent.below)
@@ -110,10 +110,10 @@ def test_an_agent_cannot_report_on_the_edges_of_another() -> None:
     hop = engine.begin(ROOT, CASCADE, 0.0)
     engine.send(hop, ONE, "one", 0.0)
     engine.sent(ONE, "is taken", 0.0)
-    engine.detector.learn(ONE, "other", ((TWO, "http://x"),))
-    assert [*engine.detector.follows(ONE)] == []
-    engine.detector.learn(ONE, "one", ((TWO, "http://x"),))
-    assert [*engine.detector.follows(ONE)] == [(TWO, "http://x")]
+    engine.known.learn(ONE, "other", ((TWO, "http://x"),))
+    assert [*engine.known.follows(ONE)] == []
+    engine.known.learn(ONE, "one", ((TWO, "http://x"),))
+    assert [*engine.known.follows(ONE)] == [(TWO, "http://x")]
 
 
 def test_a_cancel_is_delivered_once_to_each_node_that_answers() -> None:

@@ -254,7 +254,7 @@ async def test_each_edge_is_asked_for_however_many_there_are() -> None:
         await turns(5)
         assert len(other.opened.running_hops) == 1000
         began = anyio.current_time()
-        while len(node.opened.engine.detector.edge_records) > 1000:
+        while len(node.opened.engine.known.edge_records) > 1000:
             await lasting(0.5)
             assert anyio.current_time() - began < 12
         before = len(world.lines.calls)
@@ -284,7 +284,7 @@ async def test_while_more_are_handed_over_those_before_are_asked_for() -> None:
             for _ in range(300):
                 await world.hand("b", ends)
                 await lasting(0.1)
-            assert len(node.opened.engine.detector.edge_records) < 60
+            assert len(node.opened.engine.known.edge_records) < 60
 
 
 @in_virtual_time

@@ -212,12 +212,12 @@ async def test_an_unsigned_count_is_not_believed(seen: str, tmp_path: Path) -> N
     """A stranger cannot make a node forget what it knows."""
     async with World(tmp_path) as world:
         other = await world.add("b")
-        born = other.opened.engine.detector.born
+        born = other.opened.engine.known.born
         assert other.opened.keeping is not None
         other.opened.keeping.check(
             seen.replace("%s", other.opened.keeping.seen().partition(".")[0])
         )
-        assert other.opened.engine.detector.born is born
+        assert other.opened.engine.known.born is born
 
 
 async def test_two_nodes_at_one_address_are_noticed(
@@ -292,9 +292,9 @@ async def test_short_lives_forget_as_a_long_one_does(tmp_path: Path) -> None:
             await node.open()
             detector = node.opened.engine.detector
             sizes.append(
-                len(detector.over_receipts)
-                + len(detector.long_over_receipts)
-                + len(detector.hop_records)
+                len(detector.known.over_receipts)
+                + len(detector.known.long_over_receipts)
+                + len(detector.known.hop_records)
             )
             await node.drain(1)
             world.wall += 86_400
@@ -363,9 +363,7 @@ async def test_recovered_cascades_keep_their_names(tmp_path: Path) -> None:
         await node.aclose(1)
         again = await world.add("a", journal=tmp_path / "a.copy")
         assert [cascade.name for cascade in again.recovered] == ["c"]
-        assert any(
-            getattr(one, "name", "") == "c" for one in again.opened.engine.detector.snapshot()
-        )
+        assert any(getattr(one, "name", "") == "c" for one in again.opened.engine.known.snapshot())
 
 
 async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:

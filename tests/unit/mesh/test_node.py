@@ -192,7 +192,7 @@ async def test_a_drain_lets_hops_end_and_takes_no_others() -> None:
             begin = other.cascade("d")
             with pytest.raises(ScopeClosed):
                 await begin.__aenter__()
-            assert other.opened.engine.detector.roots() == []
+            assert other.opened.engine.known.roots() == []
             assert not job.done()
             gate.set()
             report = await job
@@ -470,8 +470,8 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
                 other.handle(handing.header)
         assert len(ran) == 1
         await lasting(3000)
-        assert not other.opened.engine.detector.over_receipts
-        assert not other.opened.engine.detector.long_over_receipts
+        assert not other.opened.engine.known.over_receipts
+        assert not other.opened.engine.known.long_over_receipts
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
@@ -496,4 +496,4 @@ async def test_what_is_not_of_the_protocol_begins_nothing() -> None:
             with pytest.raises(RemoteProtocolError):
                 node.handle(text)
         assert not node.opened.running_hops
-        assert not node.opened.engine.detector.over_receipts
+        assert not node.opened.engine.known.over_receipts

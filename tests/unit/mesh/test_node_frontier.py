@@ -270,7 +270,7 @@ async def test_a_question_reaches_each_node_below_once() -> None:
     async with World() as world:
         await begun(world)
         node = world.nodes["b"]
-        (edge,) = node.opened.engine.detector.hop_records
+        (edge,) = node.opened.engine.known.hop_records
         world.lines.calls.clear()
         body = codec.dumps({"v": 0, "edges": [edge.hex()] * 900})
         found: Any = json.loads(await world.lines.call("http://b", PROBE, body))
@@ -291,7 +291,7 @@ async def test_a_question_takes_no_longer_than_ten_seconds() -> None:
     async with World() as world:
         world.lines = Silent()
         await begun(world)
-        (edge,) = world.nodes["b"].opened.engine.detector.hop_records
+        (edge,) = world.nodes["b"].opened.engine.known.hop_records
         body = codec.dumps({"v": 0, "edges": [edge.hex()], "within": 1e9})
         began = anyio.current_time()
         await world.lines.call("http://b", PROBE, body)

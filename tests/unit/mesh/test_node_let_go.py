@@ -62,9 +62,9 @@ async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_p
             await world.hand("b", work)
         gc.collect()
         assert not node.opened.known_cascades
-        assert node.opened.engine.detector.roots()
+        assert node.opened.engine.known.roots()
         gate.set()
-        await until(lambda: not node.opened.engine.detector.roots())
+        await until(lambda: not node.opened.engine.known.roots())
 
 
 async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Pa
             await world.hand("b", nothing)
         while "settled" not in repr(cascade):
             await anyio.lowlevel.checkpoint()
-        assert node.opened.engine.detector.roots()
+        assert node.opened.engine.known.roots()
         del cascade
         gc.collect()
-        await until(lambda: not node.opened.engine.detector.roots())
+        await until(lambda: not node.opened.engine.known.roots())
         await node.aclose()
         await node.open()
         assert node.recovered == ()
@@ -118,7 +118,7 @@ async def test_a_cascade_dropped_after_a_restart_does_not_end_the_recovered_one(
         del cascade
         gc.collect()
         await turns(5)
-        assert node.opened.engine.detector.roots()
+        assert node.opened.engine.known.roots()
         assert (await again.settled(1)).ok
 
 

@@ -237,7 +237,7 @@ async def test_a_cascade_is_recovered(is_over: bool, tmp_path: Path) -> None:  #
         found = await recovered.settled(5)
         assert isinstance(found, Settled if is_over else SettledWithLosses)
         assert found.receipt.hops == 2
-        assert again.opened.engine.detector.roots() == []
+        assert again.opened.engine.known.roots() == []
 
 
 async def test_a_recovered_cascade_can_be_cancelled(tmp_path: Path) -> None:

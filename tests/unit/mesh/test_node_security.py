@@ -101,9 +101,9 @@ async def test_a_forged_receipt_changes_nothing() -> None:
             forged = [(n.to_bytes(12, "big"), DONE) for n in range(start, start + 500)]
             assert len((await post(world, *forged))["taken"]) == 500
         assert isinstance(await cascade.settled(0), Unknown)
-        assert len(before.edge_records) == 1
-        assert not before.over_receipts
-        assert len(before.hop_records) == 1
+        assert len(before.known.edge_records) == 1
+        assert not before.known.over_receipts
+        assert len(before.known.hop_records) == 1
 
 
 async def test_a_receipt_that_comes_again_counts_once(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ async def test_what_strangers_can_have_noted_is_bounded(
                     assert "s=n" in refused.value.header
 
         await flood(0)
-        assert len(node.opened.engine.detector.over_receipts) == 50
+        assert len(node.opened.engine.known.over_receipts) == 50
         size = (tmp_path / "a.journal").stat().st_size
         await flood(1000)
-        assert len(node.opened.engine.detector.over_receipts) == 50
+        assert len(node.opened.engine.known.over_receipts) == 50
         assert (tmp_path / "a.journal").stat().st_size == size
         # One who has a right to it asks again, and is answered in the end; what runs, at once.
         async with node.cascade("c"):
@@ -179,7 +179,7 @@ async def test_a_refusal_that_is_not_noted_says_not_now(
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.is_final
-        assert not other.opened.engine.detector.over_receipts
+        assert not other.opened.engine.known.over_receipts
         await busy.cancel()
 
 

@@ -31,12 +31,9 @@ plain_request: ContextVar[list[bool]] = ContextVar("quiesce_plain_request", defa
 
 def notice_stray(node: Node) -> None:
     """Record that a node's client sends outside of any hop, unless that is declared or the node has not served a hop."""
-    if (
-        not node.was_opened
-        or not node.opened.is_serving
-        or is_detached.get()
-        or plain_request.get()
-    ):
+    if not (node.was_opened and node.opened.is_serving):
+        return
+    if is_detached.get() or plain_request.get():
         return
     _, place = where()
     strays = node.stray_sendings

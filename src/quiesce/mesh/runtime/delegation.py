@@ -121,7 +121,7 @@ class Handing:
 
     def note_error_status(self, status: int) -> None:
         """Record the status of an error that does not say whether the message was taken."""
-        sent = self.opened.engine.detector.edge_records.get(self.edge_id)
+        sent = self.opened.engine.known.edge_records.get(self.edge_id)
         if sent is not None and status:
             sent.error_status = status
 

@@ -113,7 +113,7 @@ class OpenNode:
             )
             self.clock = scope.backend.clock
             engine.resume(self.clock())
-            node.recovered = tuple(recovered(self, engine.detector.roots()))
+            node.recovered = tuple(recovered(self, engine.known.roots()))
             self.exchange = PeerCalls(self, engine, scope)
             await scope.enter(self.exchange.opened())
             self.commit_records()
@@ -205,9 +205,9 @@ class OpenNode:
     def commit_records(self) -> None:
         """Write the engine's records, then carry out its requests (1, 2)."""
         engine, exchange = self.engine, self.exchange
-        writes = engine.detector.writes
+        writes = engine.known.writes
         if writes:
-            engine.detector.writes = []
+            engine.known.writes = []
             keeping = self.keeping
             if keeping is not None:
                 if not keeping.write(writes):
@@ -279,13 +279,13 @@ class OpenNode:
             raise self._refusal(handed, answer, why, is_draining=is_draining)
         self._commit_begun(edge)
         self.is_serving = True
-        hop = self.running_hops[edge] = Hop(self, engine.detector.hop_records[edge])
+        hop = self.running_hops[edge] = Hop(self, engine.known.hop_records[edge])
         return hop
 
     def _refusal(
         self, handed: codec.Handed, answer: Answer, why: str | None, *, is_draining: bool
     ) -> EdgeRefused:
-        known = self.engine.detector.find(handed.edge)
+        known = self.engine.known.find(handed.edge)
         must_ask = known is not None and known.reply is None
         header = codec.response_header(handed.edge, answer, must_ask=must_ask)
         is_refused = answer.kind in {"never", "not now"}  # or a copy of an accepted message
@@ -325,7 +325,7 @@ class OpenNode:
         edge = hop.record.edge
         if hop.packed is None or self.is_behind or self.exchange.may_keep(caller):
             return None
-        if not self.engine.detector.forget(edge):
+        if not self.engine.known.forget(edge):
             return None
         self.try_to_commit()
         return codec.response_header(edge, NOT_NOW, must_ask=True)
@@ -395,7 +395,7 @@ class OpenNode:
             self.try_to_commit()
 
     def note_dropped(self, root: states.HopRecord) -> None:
-        if self.engine.detector.find_root(root.edge) is root:  # not a root of a later opening
+        if self.engine.known.find_root(root.edge) is root:  # not a root of a later opening
             self.note_told(root.edge)
 
     def cancel_hop(self, hop: states.HopRecord) -> None:

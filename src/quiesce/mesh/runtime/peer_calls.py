@@ -107,7 +107,7 @@ class PeerCalls:
         self.service("exchange", self._make_calls)
         self.service("end of the polls", self._end_polls)
         if self._node.url is None:  # no node can post receipts here
-            for edge, to in self._engine.detector.open_edges():
+            for edge, to in self._engine.known.open_edges():
                 self.pull(edge, to)
         if self._scope.phase is not ScopeState.OPEN:
             self.closing()
@@ -295,7 +295,7 @@ class PeerCalls:
 
     def pull(self, edge: bytes, to: str) -> None:
         """Ask for an edge until it is closed, so that this node learns the end at once."""
-        if not self._engine.detector.is_open(edge):
+        if not self._engine.known.is_open(edge):
             return
         pull = self._pulls.get(to)
         if pull is None:
@@ -317,7 +317,7 @@ class PeerCalls:
                         engine.contact(pull.to, now, is_node=True)
                         engine.heard(pull.to, reply, now)
                         node.try_to_commit()
-                await pull.rest(asked, engine.detector.is_open)
+                await pull.rest(asked, engine.known.is_open)
         finally:
             if self._pulls.get(pull.to) is pull:
                 del self._pulls[pull.to]
@@ -363,7 +363,7 @@ class PeerCalls:
             keeping.check(call.seen, caller)
         detector = self._engine.detector
         if any(detector.knows(edge) for edge, _ in call.asks) or any(
-            detector.is_open(edge) for edge, _ in call.receipts
+            detector.known.is_open(edge) for edge, _ in call.receipts
         ):
             self._noted.known(caller)
         asks = tuple(ask for ask in call.asks if self.may_note(ask[0], caller))
@@ -424,7 +424,7 @@ class PeerCalls:
 
     def _is_at_work(self, edge: bytes) -> bool:
         """Return whether work in this process must end before an edge can be closed."""
-        hop = self._engine.detector.find(edge)
+        hop = self._engine.known.find(edge)
         if hop is None:
             return False
         sent = [one for one, open_edge in hop.edges.items() if open_edge.to == self._node.url]
@@ -432,7 +432,7 @@ class PeerCalls:
 
     def _comes_from_here(self, edge: bytes) -> bool:
         """Return whether an edge to this node itself is being processed here, or has a receipt under way."""
-        hop = self._engine.detector.find_root(edge)
+        hop = self._engine.known.find_root(edge)
         return hop is not None and (hop.receipt is not None or self._is_at_work(edge))
 
     def told_to_end(self, seconds: float) -> None:
@@ -450,7 +450,7 @@ class PeerCalls:
         kinds = (Closed, Ended) if self.is_told_to_end() else (Closed,)
         for record in records:
             if isinstance(record, Closed):
-                hop = self._engine.detector.find_root(record.edge)
+                hop = self._engine.known.find_root(record.edge)
                 self._untold.closed(hop, self._clock())
             if isinstance(record, kinds):
                 for waiter in self.waiting_polls.get(record.edge, ()):

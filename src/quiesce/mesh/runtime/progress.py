@@ -174,12 +174,10 @@ async def serve_frontier(node: OpenNode, transport: Transport, body: bytes) -> b
     except QuiesceError as error:
         raise PeerLost(str(error)) from error
     busy: list[Busy] = []
-    hops = [hop for edge in edges if (hop := node.engine.detector.find(edge)) is not None]
+    hops = [hop for edge in edges if (hop := node.engine.known.find(edge)) is not None]
     for edge in edges:
         if why := node.engine.trouble(edge):  # the hop has ended, but its receipt was not delivered
-            ended = node.engine.detector.hop_records.get(
-                edge
-            )  # or its receipt was on an answer, too
+            ended = node.engine.known.hop_records.get(edge)  # or its receipt was on an answer, too
             parent = "" if ended is None else ended.parent
             why = f"to have its receipt taken: {why}"
             busy.append(Busy(edge_mark(edge), parent, node.name, "waits", None, why))

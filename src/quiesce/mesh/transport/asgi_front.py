@@ -89,7 +89,7 @@ class CascadeFront:
             if hop is not None:
                 return node.opened.answer(hop).encode()
             if node.opened.engine.detector.knows(edge):
-                known = node.opened.engine.detector.find(edge)
+                known = node.opened.engine.known.find(edge)
                 answer = node.opened.engine.ride(edge, node.opened.clock())
                 node.opened.commit_records()
                 must_ask = known is not None and known.reply is None

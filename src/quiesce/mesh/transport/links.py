@@ -224,7 +224,7 @@ class Link:
 
     def _keep(self, edge: bytes) -> None:
         if len(self._edges) >= self._prune_at:
-            is_open = self._engine.detector.is_open
+            is_open = self._engine.known.is_open
             self._edges = {one: None for one in self._edges if is_open(one)}
             self._prune_at = max(_KEEP_MIN, 2 * len(self._edges))
         self._edges[edge] = None

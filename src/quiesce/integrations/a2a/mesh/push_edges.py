@@ -73,7 +73,7 @@ class PushEdges:
         try:
             handed = codec.parse_request_header(push.cascade)
             self._node.opened.check_accepts()
-            known = self._node.opened.engine.detector.edge_records.get(handed.edge)
+            known = self._node.opened.engine.known.edge_records.get(handed.edge)
         except QuiesceError:
             known = None
         if known is None:  # the edge is resolved: the push is sent outside of the cascade
