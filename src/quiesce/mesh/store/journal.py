@@ -181,13 +181,17 @@ class Journal:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self.file, self.size)  # (3)
                     return
-                record = self._record(number, line)
+                record = self.read_line(number, line)
                 self.lines = number
                 self.count = record.records if type(record) is Counted else self.count + 1
                 yield record
                 self.size += len(line)
 
-    def _record(self, number: int, line: bytes) -> Record:
+    def read_line(self, number: int, line: bytes) -> Record:
+        """Return the record in a line of the file. The number of the line is for the error.
+
+        *Raises*: `JournalBroken` if the line is damaged.
+        """
         try:
             return record_of(line)
         except (LookupError, RecursionError, TypeError, ValueError, QuiesceError) as error:
