@@ -41,79 +41,113 @@ __all__ = ["Process", "start_process"]
 _TOO_EARLY = "exited before it was ready"  # the text after the process's name
 
 
-class Process(OwnedProcess):
+class Process:
     """A child process. Its scope holds it until every process of its group has ended.
 
     `start_process()` makes it.
     """
 
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: OwnedProcess) -> None:
+        self._owner = owner
+
     # State.
+
+    @property
+    def name(self) -> str:
+        """The process's name in reports."""
+        return self._owner.name_given
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its session and of its process group."""
+        return self._owner.pid
+
+    @property
+    def where(self) -> str | None:
+        """The file and line that started it."""
+        return self._owner.where
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """The pid, the state, the program, and (`lifeline`) what ends the process if this program is killed."""
+        return self._owner.details
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The program and its arguments."""
-        return tuple(self._launch.argv)
+        return tuple(self._owner.launch.argv)
 
     @property
     def returncode(self) -> int | None:
         """The exit code, as in `subprocess` (negative for a signal); None while the process runs."""
-        return self._returncode
+        return self._owner.returncode
 
     @property
     def state(self) -> str:
         """The state: starting, ready, stopping, killed, exited, stuck or gone."""
-        return self._state.value
+        return self._owner.state.value
 
     @property
     def stdout(self) -> Output:
         """The lines of its standard output: `async for line in process.stdout`."""
-        return self._outputs.stdout
+        return self._owner.outputs.stdout
 
     @property
     def stderr(self) -> Output:
         """The lines of its standard error: `async for line in process.stderr`."""
-        return self._outputs.stderr
+        return self._owner.outputs.stderr
 
     @property
     def raw(self) -> RawOutput:
         """Its standard output as bytes, if it was started with `stdout="bytes"`."""
-        return self._raw
+        return self._owner.raw
 
     @property
     def lines(self) -> Outputs:
         """Both outputs, to wait for a line: `await process.lines.line_matching(pattern)`."""
-        return self._outputs
+        return self._owner.outputs
 
     async def wait(self) -> int:
         """Wait until every process of its group has ended, and return the exit code.
 
         *Cancel safety*: may be cancelled at any time; the process goes on.
         """
-        await self._gone.wait()
-        assert self._returncode is not None  # noqa: S101 - the gate is opened after it
-        return self._returncode
+        await self._owner.gone.wait()
+        assert self._owner.returncode is not None  # noqa: S101 - the gate is opened after it
+        return self._owner.returncode
 
     def __repr__(self) -> str:
         """Return the name, the pid and the state of the process."""
-        return f"<Process {self.name_given!r} {self.pid} {self.state}>"
+        return repr(self._owner)
+
+    @property
+    def may_exit(self) -> bool:
+        """Whether no warning is logged if the process is a service and exits by itself."""
+        return self._owner.may_exit
+
+    @may_exit.setter
+    def may_exit(self, value: bool) -> None:
+        self._owner.may_exit = value
 
     # Signals and input. The owner reaps in one step, so until then the pid cannot belong to another process.
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, not to its group; do nothing if the process has exited."""
         self._check_here()
-        if not self._was_seen_to_exit():
-            os.kill(self.pid, number)
+        if not self._owner.was_seen_to_exit():
+            os.kill(self._owner.pid, number)
 
     def terminate(self) -> None:
         """Ask the process to stop: send SIGTERM to its group now, and SIGKILL after its grace."""
         self._check_here()
-        self._ask("terminate()", self._grace)
+        self._owner.ask("terminate()", self._owner.grace)
 
     def kill(self) -> None:
         """Send SIGKILL to its group now."""
         self._check_here()
-        self._ask("kill()", 0.0)
+        self._owner.ask("kill()", 0.0)
 
     async def stop(self, grace: float | None = None) -> int:
         """Stop the process, wait until its whole group has ended, and return the exit code.
@@ -126,16 +160,16 @@ class Process(OwnedProcess):
         *Raises*: `ProcessStuck` if the process survives SIGKILL.
         """
         self._check_here()
-        seconds = self._grace if grace is None else arguments.seconds("grace", grace)
-        self._ask("stop()", seconds)
-        await self._settled.outlast()
-        if self._returncode is None or not self._gone.is_open:
+        seconds = self._owner.grace if grace is None else arguments.seconds("grace", grace)
+        self._owner.ask("stop()", seconds)
+        await self._owner.settled.outlast()
+        if self._owner.returncode is None or not self._owner.gone.is_open:
             message = (
-                f"process {self.name_given!r} ({self.pid}) or its group has survived SIGKILL: "
+                f"process {self._owner.name_given!r} ({self._owner.pid}) or its group has survived SIGKILL: "
                 "it may wait for a disk or a network file system"
             )
             raise ProcessStuck(message)
-        return self._returncode
+        return self._owner.returncode
 
     async def send(self, data: bytes) -> None:
         """Write `data` to its standard input. The process must have been started with `stdin="pipe"`.
@@ -146,7 +180,7 @@ class Process(OwnedProcess):
 
         *Raises*: `ProcessLost` if the process no longer reads; `UsageError` if it was started without the pipe.
         """
-        if not await self._input.written(self.post(data)):
+        if not await self._owner.input.written(self.post(data)):
             raise self._deaf()
 
     def post(self, data: bytes) -> int:
@@ -158,10 +192,10 @@ class Process(OwnedProcess):
         *Raises*: the same exceptions as `send()`.
         """
         self._check_here()
-        if not self._input.is_open:
+        if not self._owner.input.is_open:
             raise self._deaf()
-        mark = self._input.post(data)
-        if self._input.broken:
+        mark = self._owner.input.post(data)
+        if self._owner.input.broken:
             raise self._deaf()
         return mark
 
@@ -170,20 +204,20 @@ class Process(OwnedProcess):
 
         *Cancel safety*: may be cancelled at any time.
         """
-        await self._input.room()
+        await self._owner.input.room()
 
     def _deaf(self) -> ProcessLost | UsageError:
-        if self._input.broken:
-            return self._lost("no longer reads its standard input")
-        message = f"process {self.name_given!r} has no open standard input: use stdin='pipe'"
-        if self._gone.is_open:
-            return self._lost("has ended")
+        if self._owner.input.broken:
+            return self._owner.lost("no longer reads its standard input")
+        message = f"process {self._owner.name_given!r} has no open standard input: use stdin='pipe'"
+        if self._owner.gone.is_open:
+            return self._owner.lost("has ended")
         return UsageError(message)
 
     @property
     def reads(self) -> bool:
         """Whether its standard input is a pipe that, as far as we know, is open at both ends."""
-        return self._input.is_open
+        return self._owner.input.is_open
 
     def close_stdin(self) -> None:
         """Close its standard input when all posted data is written. Idempotent.
@@ -191,62 +225,16 @@ class Process(OwnedProcess):
         From now on `send()` and `post()` raise `UsageError`. If a service exits after this, no warning is logged.
         """
         self._check_here()
-        self.is_dismissed = True
-        self._input.finish()
+        self._owner.may_exit = True
+        self._owner.input.finish()
 
     def _check_here(self) -> None:
-        if not self._backend.here():
+        if not self._owner.backend.here():
             message = (
-                f"process {self.name_given!r} was used from another thread or event loop: "
+                f"process {self._owner.name_given!r} was used from another thread or event loop: "
                 "use scope.from_thread(...)"
             )
             raise UsageError(message)
-
-    # Readiness.
-
-    async def become_ready(self, ready: Ready, within: float) -> None:
-        """Wait until the process is ready; raise if it exits first or the deadline passes.
-
-        Before an exception is raised, the process is stopped.
-        """
-        try:
-            await self._race(ready, within)
-        except BaseException as error:
-            by_exit = isinstance(error, Exception) and self._has_exited()
-            self._ask("a start that failed", self._grace)
-            if isinstance(error, GeneratorExit):
-                raise  # this coroutine is being closed, so it cannot wait; the owner goes on
-            if isinstance(error, Exception):
-                await self._settled.outlast()  # a cancellation during this wait replaces the error
-            else:
-                await self._settled.wait_shielded()
-            if by_exit and not isinstance(error, ProcessLost | ScopeClosed):
-                raise self._lost(_TOO_EARLY) from error  # the exit made the probe fail
-            raise
-        finally:
-            self._on_exit.clear()
-
-    async def _race(self, ready: Ready, within: float) -> None:
-        """Wait in the caller's task for readiness, the exit or the deadline, whichever is first."""
-        with anyio.CancelScope(deadline=self._backend.clock() + within) as race:
-            self._on_exit.append(race.cancel)
-            try:
-                await ready.wait(self)
-            except ProcessLost:  # a probe that reads the process's lines may notice the exit first
-                if not self._has_exited():
-                    raise
-        if self._has_exited():
-            await self._settled.wait()
-            if self._asked == BY_THE_CLOSE:
-                message = f"scope {self.owner_node.name!r} was closed while {self.name_given} was starting"
-                raise ScopeClosed(message)
-            raise self._lost(_TOO_EARLY)
-        if race.cancelled_caught:
-            obstacle = getattr(ready, "obstacle", None)
-            why = "" if obstacle is None else f": {obstacle}"
-            message = f"process {self.name_given!r} ({self.pid}) was not ready in {within:g} s{why}"
-            raise NotReady(message, self._outputs.tail())
-        self.note_ready()
 
 
 async def start_process(  # noqa: PLR0913 - options are keyword-only, and named by the caller
@@ -307,17 +295,15 @@ async def start_process(  # noqa: PLR0913 - options are keyword-only, and named 
         probe = None if ready is None else ready_of(ready)
         place = callsites.starting_code(get_frame(1), node.backend.current())
         await fork_queue.of(node.backend).take()
-        process = _start(
+        owner = _start(
             node, Launch(process_spawn.words_of(argv)),
             [part for part in (listen, probe) if part is not None],
             name=name, env=process_spawn.environment(env), grace=arguments.seconds("grace", grace),
             cwd=cwd, stdin=stdin, stdout=stdout, logs=logs, user=process_spawn.user_of(user),
             pass_fds=pass_fds, service=service, frame=place,
         )  # fmt: skip
-    if probe is None:
-        process.note_ready()
-    else:
-        await process.become_ready(probe, seconds)
+    process = Process(owner)
+    await _become_ready(process, owner, probe, seconds)
     return process
 
 
@@ -337,7 +323,7 @@ def _start(  # noqa: PLR0913 - the options of start_process
     pass_fds: Sequence[int],
     service: bool,
     frame: FrameType | callsites.Callsite,
-) -> Process:
+) -> OwnedProcess:
     """Fork, and make the scope hold the process, in one step."""
     called = (
         os.path.basename(launch.argv[0])  # noqa: PTH119 - a plain string
@@ -361,17 +347,17 @@ def _start(  # noqa: PLR0913 - the options of start_process
         clean_up(launch)
         raise
     node = node if service else place_for(node)
-    process = Process(node, child, launch, called, grace, frame)
+    owner = OwnedProcess(node, child, launch, called, grace, frame)
     try:
-        process.begin_owning(sink)
+        owner.begin_owning(sink)
     except BaseException:
-        process.abort_process()
+        owner.abort_process()
         raise
     if service:
-        node.services[process] = process
+        node.services[owner] = owner
     else:
-        node.insert_hold(process, process)
-    return process
+        node.insert_hold(owner, owner)
+    return owner
 
 
 @contextmanager
@@ -394,3 +380,59 @@ def _prepare(launch: Launch, parts: list[Listener | Ready]) -> None:
         except OSError as error:
             message = f"cannot start {launch.argv[0]!r} with {part!r}: {error}"
             raise SpawnFailed(message) from error
+
+
+# Readiness.
+
+
+async def _become_ready(
+    process: Process, owner: OwnedProcess, ready: Ready | None, within: float
+) -> None:
+    """Wait until the process is ready; raise if it exits first or the deadline passes.
+
+    Before an exception is raised, the process is stopped.
+    """
+    if ready is None:
+        owner.note_ready()
+        return
+    try:
+        await _race(process, owner, ready, within)
+    except BaseException as error:
+        by_exit = isinstance(error, Exception) and owner.has_exited()
+        owner.ask("a start that failed", owner.grace)
+        if isinstance(error, GeneratorExit):
+            raise  # this coroutine is being closed, so it cannot wait; the owner goes on
+        if isinstance(error, Exception):
+            await owner.settled.outlast()  # a cancellation during this wait replaces the error
+        else:
+            await owner.settled.wait_shielded()
+        if by_exit and not isinstance(error, ProcessLost | ScopeClosed):
+            raise owner.lost(_TOO_EARLY) from error  # the exit made the probe fail
+        raise
+    finally:
+        owner.on_exit.clear()
+
+
+async def _race(process: Process, owner: OwnedProcess, ready: Ready, within: float) -> None:
+    """Wait in the caller's task for readiness, the exit or the deadline, whichever is first."""
+    with anyio.CancelScope(deadline=owner.backend.clock() + within) as race:
+        owner.on_exit.append(race.cancel)
+        try:
+            await ready.wait(process)
+        except ProcessLost:  # a probe that reads the process's lines may notice the exit first
+            if not owner.has_exited():
+                raise
+    if owner.has_exited():
+        await owner.settled.wait()
+        if owner.asked == BY_THE_CLOSE:
+            message = (
+                f"scope {owner.owner_node.name!r} was closed while {owner.name_given} was starting"
+            )
+            raise ScopeClosed(message)
+        raise owner.lost(_TOO_EARLY)
+    if race.cancelled_caught:
+        obstacle = getattr(ready, "obstacle", None)
+        why = "" if obstacle is None else f": {obstacle}"
+        message = f"process {owner.name_given!r} ({owner.pid}) was not ready in {within:g} s{why}"
+        raise NotReady(message, owner.outputs.tail())
+    owner.note_ready()

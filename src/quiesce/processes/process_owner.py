@@ -124,28 +124,28 @@ class OwnedProcess(Described):
     ) -> None:
         """Describe a process that was forked in this step. The caller calls `begin_owning()` in the same step."""
         self.owner_node: TreeNode = node
-        self._backend = node.backend
+        self.backend = node.backend
         self._child = child
-        self._launch = launch
-        self._outputs = Outputs(node.backend, child, self._lost)
+        self.launch = launch
+        self.outputs = Outputs(node.backend, child, self.lost)
         self.name_given = name
-        self._grace = grace
+        self.grace = grace
         self.began_at: float = node.backend.clock()
         self.place_code: CodeType = frame.f_code
         self.place_offset: int = frame.f_lasti
-        self._state: ProcessState = _STARTING
-        self._returncode: int | None = None
-        self._asked: str | None = None  # who asked the process to stop
+        self.state: ProcessState = _STARTING
+        self.returncode: int | None = None
+        self.asked: str | None = None  # who asked the process to stop
         self._stop_by = math.inf  # the time at which the owner kills it
         self._stuck_at = math.inf
         self._bell = node.backend.bell()
-        self._gone = Latch(node.backend)
-        self._settled = Latch(node.backend)  # opened when the process is gone or stuck
-        self._on_exit: list[Callable[[], None]] = []
+        self.gone = Latch(node.backend)
+        self.settled = Latch(node.backend)  # opened when the process is gone or stuck
+        self.on_exit: list[Callable[[], None]] = []
         self._unwatch: Callable[[], None] | None = None
-        self.is_dismissed = False  # whether its input was closed, so that it may exit by itself
-        self._input = Input(node.backend, child.stdin)
-        self._raw = RawOutput(node.backend, child.raw)
+        self.may_exit = False  # whether its input was closed, so that it may exit by itself
+        self.input = Input(node.backend, child.stdin)
+        self.raw = RawOutput(node.backend, child.raw)
         self._kill_time = KillTime()
         self._lifeline = "none"
         self._mark = f"{watchdog.MARK}={launch.env.get(watchdog.MARK)}".encode()
@@ -158,23 +158,27 @@ class OwnedProcess(Described):
         """The process id, which is also the id of its session and of its process group."""
         return self._child.pid
 
+    def __repr__(self) -> str:
+        """Return the name, the pid and the state of the process."""
+        return f"<Process {self.name_given!r} {self.pid} {self.state.value}>"
+
     def _enter(self, state: ProcessState) -> None:
         """Enter the next state; `PROCESS_LIFE` lists the allowed steps."""
-        self._state = PROCESS_LIFE.step(self._state, state)
+        self.state = PROCESS_LIFE.step(self.state, state)
 
     def note_ready(self) -> None:
         """Record that the process is ready, unless it was asked to stop or has exited."""
-        if self._state is _STARTING:
+        if self.state is _STARTING:
             self._enter(_READY)
 
     # Stopping.
 
-    def _ask(self, who: str, grace: float) -> None:
+    def ask(self, who: str, grace: float) -> None:
         """Ask the owner to stop the process within `grace`; a later request can only shorten the time."""
-        if self._state is _GONE:
+        if self.state is _GONE:
             return
-        self._asked = self._asked or who
-        self._stop_by = min(self._stop_by, self._backend.clock() + grace)
+        self.asked = self.asked or who
+        self._stop_by = min(self._stop_by, self.backend.clock() + grace)
         self._advance()  # sends SIGTERM in this step
         self._bell.ring()
 
@@ -182,10 +186,10 @@ class OwnedProcess(Described):
 
     def begin_owning(self, sink: Sink | None) -> None:
         """Start the owner task, in the step of the fork."""
-        child, backend = self._child, self._backend
+        child, backend = self._child, self.backend
         self._lifeline = watchdog.guard_group(child.pid)
-        self._outputs.begin(sink)
-        self._raw.begin()
+        self.outputs.begin(sink)
+        self.raw.begin()
         self._unwatch = exit_watch.watch_exit(backend, child.pid, child.exit_fd, self._saw_exit)
         if not backend.own(self._own, f"quiesce process {self.name_given}", self._interrupt):
             message = "the event loop is shutting down: no process can start any more"
@@ -200,7 +204,7 @@ class OwnedProcess(Described):
         """Record the exit. The loop calls this when the pidfd is readable."""
         self._stop_watching()
         self._bell.ring()
-        for call in self._on_exit:
+        for call in self.on_exit:
             call()
         self._enter(_EXITED)  # last, because it may raise
 
@@ -212,39 +216,39 @@ class OwnedProcess(Described):
     async def _own(self) -> None:
         """Wait for the exit, stop the process if asked to, then kill and reap the rest. The owner's body."""
         try:
-            while self._state is not _EXITED and not self._left_behind():
+            while self.state is not _EXITED and not self._left_behind():
                 await self._bell.wait(self._advance())
             self._stop_watching()
-            if self._state is _EXITED:
+            if self.state is _EXITED:
                 watchdog.forget(self.pid)
-                self._returncode = process_spawn.bury_group(self.pid)
+                self.returncode = process_spawn.bury_group(self.pid)
                 await self._outlive_the_group()
         finally:
             self._finish()
 
     def _left_behind(self) -> bool:
         """Return whether the owner must end before a stuck process does, because the loop is ending."""
-        return self._bell.interrupted and self._settled.is_open
+        return self._bell.interrupted and self.settled.is_open
 
     def _advance(self) -> float | None:
         """Send the signals that are due; return when to call again, or None to wait for a ring."""
-        now = self._backend.clock()
-        if self._bell.interrupted and self._asked is None:
-            self._asked = "the end of the event loop"
+        now = self.backend.clock()
+        if self._bell.interrupted and self.asked is None:
+            self.asked = "the end of the event loop"
         if self._bell.interrupted:
-            self._stop_by = min(self._stop_by, now + min(self._grace, _HURRY_SECONDS))
-        if self._asked is None or self._was_seen_to_exit():
+            self._stop_by = min(self._stop_by, now + min(self.grace, _HURRY_SECONDS))
+        if self.asked is None or self.was_seen_to_exit():
             return None
         kill_at = min(self._stop_by, self._kill_time.in_time(self.owner_node, now))
         if now >= kill_at:
             return self._kill(now)
-        if self._state in {_STARTING, _READY}:
+        if self.state in {_STARTING, _READY}:
             self._enter(ProcessState.STOPPING)
             process_spawn.signal_group(self.pid, signal.SIGTERM)
         return min(kill_at, now + _TICK_SECONDS_MAX)  # a caller may shorten the close
 
     def _kill(self, now: float) -> float | None:
-        if self._state not in {ProcessState.KILLED, _STUCK}:
+        if self.state not in {ProcessState.KILLED, _STUCK}:
             self._enter(ProcessState.KILLED)
             self._stuck_at = now + _KILLED_SECONDS
             process_spawn.signal_group(self.pid, signal.SIGKILL)
@@ -253,18 +257,18 @@ class OwnedProcess(Described):
     def _call_it_stuck(self, now: float) -> float | None:
         if now < self._stuck_at:
             return self._stuck_at
-        if not self._settled.is_open:  # only once, for the leader or for the rest of its group
+        if not self.settled.is_open:  # only once, for the leader or for the rest of its group
             self._enter(_STUCK)
             logger.warning(
                 "process %s (%d) or its group has survived SIGKILL for %.0f s: it counts as stuck",
                 self.name_given, self.pid, _KILLED_SECONDS,
             )  # fmt: skip
-            self._settled.open()
+            self.settled.open()
         return None
 
     async def _outlive_the_group(self) -> None:
         """Wait until the killed processes of the group have died, then kill the strays."""
-        clock, tick = self._backend.clock, _TICK_SECONDS_MIN
+        clock, tick = self.backend.clock, _TICK_SECONDS_MIN
         self._stuck_at = clock() + _KILLED_SECONDS
         self._looked = time.monotonic()
         while process_spawn.group_lives(self.pid) and not self._left_behind():
@@ -281,7 +285,7 @@ class OwnedProcess(Described):
 
         If the process ended by itself, its strays may go on: it may be a program that starts a daemon.
         """
-        if self._asked is None and not self.is_dismissed:
+        if self.asked is None and not self.may_exit:
             return False
         seen = watchdog.strays.look(self._mark, self._looked)
         if seen is None:
@@ -312,50 +316,50 @@ class OwnedProcess(Described):
         self._enter(_GONE)
 
     def _release_files(self) -> None:
-        self._outputs.finish()
-        self._raw.finish()
-        self._input.close()
+        self.outputs.finish()
+        self.raw.finish()
+        self.input.close()
         if self._child.exit_fd is not None:
             os.close(self._child.exit_fd)
             self._child.exit_fd = None
-        clean_up(self._launch)
+        clean_up(self.launch)
 
     def _finish(self) -> None:
         """Release everything. The last step of the owner."""
         self._release_files()
-        if self._returncode is None:  # a stuck process, or a defect of quiesce
-            self._returncode = process_spawn.RETURNCODE_UNKNOWN
+        if self.returncode is None:  # a stuck process, or a defect of quiesce
+            self.returncode = process_spawn.RETURNCODE_UNKNOWN
         self._enter(_GONE)  # allowed from any state
-        self._let_go(is_starting=bool(self._on_exit))
-        self._gone.open()
-        self._settled.open()
+        self._let_go(is_starting=bool(self.on_exit))
+        self.gone.open()
+        self.settled.open()
 
     def _let_go(self, *, is_starting: bool) -> None:
         """Release the hold. With `is_starting`, the caller of `start_process` gets an error about the end."""
         node = self.owner_node
         service = self in node.services
-        if self._asked is not None:
+        if self.asked is not None:
             node.note_cancelled(self, service=service)
         elif service:
             node.note_service_ended(self)
-            if not is_starting and not self.is_dismissed:
+            if not is_starting and not self.may_exit:
                 logger.warning(
                     "process %s (%d) is a service but has ended by itself: %s",
-                    self.name_given, self.pid, process_spawn.exit_text(self._returncode),
+                    self.name_given, self.pid, process_spawn.exit_text(self.returncode),
                 )  # fmt: skip
         else:
             node.completed_count += 1
         node.discard_hold(self)
 
-    def _lost(self, what: str) -> ProcessLost:
-        message = f"process {self.name_given!r} ({self.pid}) {what}: {process_spawn.exit_text(self._returncode)}"
-        return ProcessLost(message, self._returncode, self._outputs.tail())
+    def lost(self, what: str) -> ProcessLost:
+        message = f"process {self.name_given!r} ({self.pid}) {what}: {process_spawn.exit_text(self.returncode)}"
+        return ProcessLost(message, self.returncode, self.outputs.tail())
 
-    def _was_seen_to_exit(self) -> bool:
-        return self._state is _EXITED or self._returncode is not None
+    def was_seen_to_exit(self) -> bool:
+        return self.state is _EXITED or self.returncode is not None
 
-    def _has_exited(self) -> bool:
-        return self._was_seen_to_exit() or exit_watch.has_exited(self.pid, self._child.exit_fd)
+    def has_exited(self) -> bool:
+        return self.was_seen_to_exit() or exit_watch.has_exited(self.pid, self._child.exit_fd)
 
     # As a hold of the scope.
 
@@ -364,19 +368,19 @@ class OwnedProcess(Described):
         """The pid, the state, the program, and (`lifeline`) what ends the process if this program is killed."""
         found: dict[str, object] = {
             "pid": self.pid,
-            "state": self._state.value,
-            "program": self._launch.argv[0],
-            "arguments": len(self._launch.argv) - 1,  # only the number: arguments may have secrets
+            "state": self.state.value,
+            "program": self.launch.argv[0],
+            "arguments": len(self.launch.argv) - 1,  # only the number: arguments may have secrets
         }
-        if self._returncode is not None:
-            found["returncode"] = self._returncode
+        if self.returncode is not None:
+            found["returncode"] = self.returncode
         if self._strays:
             found["strays"] = self._strays
         return {**found, "lifeline": self._lifeline}
 
     def request_stop(self, *, force: bool = False) -> float:
-        self._ask(BY_THE_CLOSE, 0.0 if force else self._grace)
-        return 0.0 if self._settled.is_open else _DYING_SECONDS
+        self.ask(BY_THE_CLOSE, 0.0 if force else self.grace)
+        return 0.0 if self.settled.is_open else _DYING_SECONDS
 
     def goes_on_regardless(self) -> bool:
         return False  # the owner kills a process that goes on

@@ -113,7 +113,7 @@ class StdioServer(Server):
         )
         wire = StdioWire(process, params.encoding, params.encoding_error_handler, connection.end)
         connection.process = process
-        process.is_dismissed = True  # until it is greeted, what is raised tells of its exit
+        process.may_exit = True  # until it is greeted, what is raised tells of its exit
         connection.deaf = lambda: wire.deaf
         connection.post = wire.post
 
@@ -128,7 +128,7 @@ class StdioServer(Server):
             async with versions.ClientSession(wire, writing, **self.options) as session:
                 connection.hear(session)
                 await connection.shake_hands(self.handshake, self.connect_within)
-                process.is_dismissed = False
+                process.may_exit = False
                 yield connection
                 connection.leaving = True
         except ExceptionGroup as error:

@@ -20,7 +20,6 @@ from weakref import WeakSet
 
 from quiesce.core import arguments
 from quiesce.core.python_private import get_frame
-from quiesce.core.tree import ScopeState
 from quiesce.errors import PeerLost, UsageError
 from quiesce.mesh.clients.instrumentation import Instrumentation
 from quiesce.mesh.protocol import codec
@@ -44,12 +43,11 @@ if TYPE_CHECKING:
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.admission import Arrival
+    from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.node_scope import Home
     from quiesce.mesh.transport.node_transport import Transport
 
 __all__ = ["Node"]
-
-_OPEN = ScopeState.OPEN
 
 
 class Node:
@@ -257,6 +255,13 @@ class Node:
         """
         handed = edge if isinstance(edge, codec.Handed) else codec.parse_request_header(edge)
         return FirstPart(self.opened.accept_arrival(handed), "handler", "handler", get_frame(1))
+
+    def answer(self, hop: Hop) -> str:
+        """Return the header `Cascade-Receipt` for the answer to a hop's message.
+
+        Call this once, as late as possible: if the hop has ended by then, the header carries its receipt.
+        """
+        return hop.opened.answer(hop)
 
     async def serve_call(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, over any transport."""

@@ -305,10 +305,7 @@ class OpenNode:
         return EdgeRefused(text, header, is_busy=True)
 
     def answer(self, hop: Hop) -> str:
-        """Return the header `Cascade-Receipt` for the answer to a hop's message.
-
-        Call this once, as late as possible: if the hop has ended by then, the header carries its receipt.
-        """
+        """Return the header for the answer to a hop's message. See `Node.answer()`."""
         record = hop.record
         if hop.packed is not None:
             return codec.closed_header(record.edge, hop.packed)
