@@ -120,6 +120,30 @@ async def test_uvicorn_is_told_by_its_switch(others: int) -> None:
     assert signal.getsignal(SIGTERM) == server.handle
 
 
+class Bag:
+    """An object with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("own", [None, 7])
+@pytest.mark.parametrize("open_connections", [0, 1])
+async def test_uvicorn_does_not_wait_for_ever_for_a_client_that_does_not_read(
+    own: int | None, open_connections: int
+) -> None:
+    """It is given a limit, unless it has one; what it then cuts is a loss."""
+    server: Any = Uvicorn()
+    server.config = Bag(timeout_graceful_shutdown=own)
+    server.server_state = Bag(connections=set(range(open_connections)))
+    signal.signal(SIGTERM, server.handle)
+    assert await stopped(server, lambda: server.should_exit) == ["response", "server"]
+    limit = server.config.timeout_graceful_shutdown
+    assert limit == own if own is not None else 0 < limit <= 5 + 5  # grace and cleanup
+    assert process_exit.is_lost() is (own is None and bool(open_connections))
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("when", ["in the middle", "afterwards"])
 async def test_a_signal_stops_the_server_also_if_a_drain_was_begun_by_hand(when: str) -> None:

@@ -249,7 +249,7 @@ class Application:
 
     def _on_signal(self) -> None:
         if self.root.phase is not ScopeState.OPEN:  # and the loop had the server's handler: gone
-            self._signal.let_go()
+            self._signal.let_go(self.settings.cleanup)
             return
         self._signals += 1
         if self._signals == 1 and self.report is not None:  # drained by hand, before
@@ -260,7 +260,7 @@ class Application:
             self.hurry("a second SIGTERM")
         elif self._signals == _THIRD:
             logger.warning("a third SIGTERM: the server is told to stop at once")
-            self._signal.let_go()
+            self._signal.let_go(self.settings.cleanup)
 
     def stop(self, why: str, *, notice: float) -> Job[None]:
         """Begin to stop, in this step; return the job that does it, the same for all callers."""
@@ -370,8 +370,21 @@ class Application:
     def _stop_server(self, report: Report) -> None:
         """Pass the signal on to the server, now that the drain is over."""
         self._judge(report)
-        if not self._signal.let_go():
+        settings = self.settings
+        rest = self._began + settings.grace - self.root.backend.clock()
+        rest = 0.0 if self._hurry.is_open else min(max(rest, 0.0), settings.grace)
+        if not self._signal.let_go(rest + settings.cleanup):
             self.root.spawn(self._end_by_signal, name="end by the signal", service=True)
+
+    def tell_unread(self) -> None:
+        """Say which answers the server has given up, now that it shuts the lifespan down."""
+        count = self._signal.count_unread()
+        if count:
+            connections = "1 connection" if count == 1 else f"{count} connections"
+            text = f"WORK LOST: the server cuts {connections}: the client did not read its answer in time"
+            say(logger, logging.ERROR, text)
+            if self._has_exit_code:
+                process_exit.lost()
 
     async def _end_by_signal(self) -> None:
         """End the process, unless the server's parent tells the server to: then that is our end."""

@@ -50,6 +50,7 @@ class HeldSignal:
         )
         self._receiver = ExitStack()
         self._arrived = self._heard = 0  # signals: those that the loop knows, and has told us of
+        self._limited: Any = None  # the uvicorn that was given a limit
         self.held: bool = False
 
     def take(self) -> bool:
@@ -90,13 +91,21 @@ class HeldSignal:
         pass_on(self._before)  # to a node of the mesh, whose open calls hold up the server
         self._on_signal()
 
-    def let_go(self) -> bool:
-        """Notify the server that it is to stop; False if it has no handler: then only its parent can do so."""
+    def let_go(self, seconds: float) -> bool:
+        """Notify the server that it is to stop; False if it has no handler: then only its parent can do so.
+
+        A uvicorn without a limit of its own would wait for ever for a client that does not read its answer. It waits for
+        `seconds`.
+        """
         if not self.held:
             return True
         own = inspect.unwrap(self._before) if callable(self._before) else None
         server: Any = getattr(own, "__self__", None)
         if hasattr(server, "should_exit"):
+            config: Any = getattr(server, "config", None)
+            if getattr(config, "timeout_graceful_shutdown", 0) is None:
+                config.timeout_graceful_shutdown = seconds
+                self._limited = server
             server.should_exit = True
         elif self._in_loop is None and (
             self._by_loop or (self._before is signal.SIG_DFL and _has_handler(signal.SIGINT))
@@ -108,6 +117,11 @@ class HeldSignal:
         else:
             return self._before is not signal.SIG_DFL  # ignored: then the server wants no news
         return True
+
+    def count_unread(self) -> int:
+        """Return how many connections the server has given up, because it was given a limit."""
+        state = getattr(self._limited, "server_state", None)
+        return len(getattr(state, "connections", ()))
 
     def end(self) -> None:
         """End by the signal, as a process does that does not handle it."""

@@ -54,6 +54,7 @@ class Lifespan:
             started = await self._start(await receive(), send)
             if started:
                 message = await receive()
+                self._application.tell_unread()
                 await self._drain()
                 await self._stop(message)
         finally:

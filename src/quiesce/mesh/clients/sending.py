@@ -47,7 +47,7 @@ HTTP = frozenset(
 """Packages that are HTTP clients, or parts of HTTP clients."""
 _PLUMBING = HTTP | frozenset(
     ("aiohappyeyeballs", "anyio", "asyncio", "concurrent", "contextlib", "functools", "multiprocessing", "quiesce",
-     "socket", "ssl", "threading", "trio", "uvloop")
+     "socket", "ssl", "threading", "trio", "uvloop", "websockets")
 )  # fmt: skip
 _INSTEAD = ". Write node.instrument() once, or send it with node.client()"
 

@@ -188,11 +188,10 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             ended: Callable[[], object] = partial(_daemon_ended, hop, threads, self)
             failed: Callable[[BaseException], object] = partial(_fail_daemon, hop)
         else:
-            held = hold = Followed(hop, "thread", name, frame, self, target=target)
-            ended, failed = hold.release, hold.fail
+            held = Followed(hop, "thread", name, frame, self, target=target)
+            ended, failed = held.release, held.fail
         if isinstance(self, ThreadTimer):
-            _timers[self] = partial(_put_off, hop, None if self.daemon else hold, name)
-            self.function = partial(_due, self, self.function)
+            _follow_timer(self, hop, held, name)
 
         def followed() -> None:
             del self.run
@@ -231,10 +230,28 @@ def by_timer_cancel(cancel: Callable[[ThreadTimer], None]) -> Callable[[ThreadTi
     return cancelling
 
 
-def _due(timer: ThreadTimer, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _follow_timer(timer: ThreadTimer, hop: Hop, held: Hold, name: str) -> None:
+    """Follow a timer: a cancel of it is recorded, and a stop of the hold cancels it."""
+    hold = held if isinstance(held, Followed) else None
+    _timers[timer] = partial(_put_off, hop, hold, name)
+    if hold is not None:
+        hold.stop_call = partial(_stop_timer, timer)
+    timer.function = partial(_due, timer, held, timer.function)
+
+
+def _due(
+    timer: ThreadTimer, held: Hold, function: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
     """Call the function of a timer that is due. The timer cannot be cancelled any more."""
+    held.stop_call = None
     _timers.pop(timer, None)
     return function(*args, **options)
+
+
+def _stop_timer(timer: ThreadTimer) -> None:
+    """Cancel a timer that is not due, on behalf of a drain, which reports it, or of a cancel of its cascade."""
+    if _timers.pop(timer, None) is not None:
+        timer.cancel()
 
 
 def _put_off(hop: Hop, hold: Followed | None, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 import pytest
+import websockets
 
 from quiesce.mesh import Settled, Unknown
 from tests.unit.mesh.clients.peering import peer, sender
@@ -60,6 +61,20 @@ async def test_a_raw_socket_to_a_peer_is_noticed(connect: Any) -> None:
     in_a_task = connect in {by_loop, by_name}  # anyio connects in tasks of its own
     place = "a task or thread that anyio started" if in_a_task else "test_sockets.py"
     assert place in found.missing[0]
+
+
+@pytest.mark.backends("asyncio", "uvloop")
+async def test_a_websocket_names_the_users_line() -> None:
+    """The place is where the user's code connects, not a line of the library."""
+    with peer() as b:
+        async with sender(b) as node:
+            async with node.cascade("c") as cascade:
+                with pytest.raises((OSError, websockets.WebSocketException)):
+                    await websockets.connect(f"ws://{b.address[0]}:{b.address[1]}", open_timeout=60)
+            found = await cascade.settled(5, require="participants")
+    assert isinstance(found, Unknown)
+    assert "raw socket" in found.missing[0]
+    assert "test_sockets.py" in found.missing[0]
 
 
 @pytest.mark.parametrize("connect", [by_loop, by_thread])

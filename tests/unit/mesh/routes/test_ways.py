@@ -129,6 +129,44 @@ async def test_a_timer_is_cancelled_with_its_cascade(tmp_path: Path) -> None:
         assert isinstance(await cascade.settled(5), Settled)
 
 
+@real_time
+async def test_a_timer_of_threads_is_cancelled_with_its_cascade(tmp_path: Path) -> None:
+    """Neither the verdict nor the end of the process waits an hour for it."""
+    timers: list[threading.Timer] = []
+
+    def put() -> None:
+        timers.append(threading.Timer(3600, print, ["never"]))
+        timers[0].start()
+
+    try:
+        async with World(tmp_path) as world:
+            await world.add("a")
+            await world.add("b")
+            cascade = await cascade_of(world, put)
+            await cascade.cancel()
+            verdict = await cascade.settled(5)
+            assert isinstance(verdict, Settled)
+            assert verdict.receipt.cancelled == 1
+            timers[0].join(60)
+            assert not timers[0].is_alive()
+    finally:
+        timers[0].cancel()
+
+
+@real_time
+async def test_a_timer_of_threads_that_is_due_is_not_cancelled(tmp_path: Path, gate: Gate) -> None:
+    """Its function runs: the hop waits until it has ended, as for any thread."""
+    async with World(tmp_path) as world:
+        await world.add("a")
+        await world.add("b")
+        cascade = await cascade_of(world, threading.Timer(0, gate.wait).start)
+        await until(lambda: bool(gate.hops))
+        await cascade.cancel()
+        assert not isinstance(await cascade.settled(0.1), Settled)
+        gate.event.set()
+        assert isinstance(await cascade.settled(5), Settled)
+
+
 @on_asyncio
 async def test_the_timer_of_a_known_library_holds_nothing(tmp_path: Path) -> None:
     """A connection that is closed when it was idle for long."""
