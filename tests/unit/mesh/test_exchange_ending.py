@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from quiesce import Scope
+from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.engine import Engine
 from tests.stress import turns
-from tests.unit.mesh.meshing import Lines, World, until
+from tests.unit.mesh.meshing import Lines, World, here, until
+from tests.unit.mesh.serving import Exchange, answers
 
 if TYPE_CHECKING:
     from quiesce.core.job import Job
@@ -87,3 +90,43 @@ async def test_a_caller_that_does_not_ask_again_is_not_waited_for(cleanup: float
         assert report.ok
         assert report.seconds < 5.0
         there.lines.arrive.set()
+
+
+async def test_a_caller_that_has_gone_does_not_keep_a_closing_node_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hop whose caller never asks for its end has ended, and another one is at work for longer than it may ask."""
+    rounds: list[float] = []
+    due = Engine.due
+
+    def counting(self: Any, now: float) -> Any:
+        rounds.append(now)
+        assert len(rounds) < 1000  # it ends a loop that would not end
+        return due(self, now)
+
+    monkeypatch.setattr(Engine, "due", counting)
+    gates = [anyio.Event(), anyio.Event()]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        here().spawn(gates.pop(0).wait)
+        await answers(scope, receive, send)
+
+    first, _ = gates
+    async with World() as world, Scope("server") as server:
+        node = await world.add("b")
+        served = node.asgi(app)
+        for number in range(2):
+            edge = bytes([number + 1]) * 12
+            handed = codec.Handed(bytes(16), edge, "0" * 12, int(world.wall) + 300)
+            headers = [(b"cascade", codec.request_header(handed).encode())]
+            call = Exchange(served, "POST", "/", headers=headers)
+            await call.run()
+            assert "s=working" in (call.told or "")
+        closing = server.spawn(node.drain, 100.0)
+        await until(lambda: node.exchange.is_ending)
+        first.set()
+        with anyio.move_on_after(3):
+            await closing
+        assert not closing.done()
+        await node.aclose(0)
+    assert len(rounds) < 100

@@ -166,10 +166,10 @@ class PeerCalls:
         flush = self.flush_hold
         if flush is None or flush.released:
             return
+        now, unposted = self._clock(), self._engine.unposted
+        self._untold.forget(now)  # also while hops run: `_end_at` looks at what is left
         if not all(hop.has_only_closers for hop in self._opened.running_hops.values()):
             return
-        now, unposted = self._clock(), self._engine.unposted
-        self._untold.forget(now)
         if not (unposted or self._untold) or self._opened.is_refusing:
             flush.release()
             return
