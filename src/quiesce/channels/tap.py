@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from quiesce.channels.item_queue import Lane
-from quiesce.channels.readers import Reader
+from quiesce.channels.read_loops import Reader
 from quiesce.errors import TapOverflow
 
 if TYPE_CHECKING:

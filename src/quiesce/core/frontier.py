@@ -1,4 +1,4 @@
-"""The frontier: a snapshot of everything a scope has in flight, as text and as JSON."""
+"""The frontier: a snapshot of everything a scope has in flight, as a printed tree and as JSON."""
 
 from __future__ import annotations
 

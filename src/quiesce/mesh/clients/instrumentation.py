@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
-from quiesce.mesh.clients import aiohttp_client, http_client, httpcore_client
+from quiesce.mesh.clients import aiohttp_client, httpx_client, stdlib_client
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.clients.raw_sockets import SocketHooks
 from quiesce.mesh.clients.sending import instrumented
@@ -25,9 +25,9 @@ _sockets = SocketHooks(_nodes)
 _hooks = Hooks(
     {
         "aiohttp": aiohttp_client.wrap_aiohttp,
-        "http.client": http_client.wrap_http_client,
-        "httpcore": httpcore_client.wrap_httpcore,
-        "httpcore2": httpcore_client.wrap_httpcore,
+        "http.client": stdlib_client.wrap_http_client,
+        "httpcore": httpx_client.wrap_httpcore,
+        "httpcore2": httpx_client.wrap_httpcore,
         "socket": _sockets.wrap,
         "uvloop": _sockets.wrap_uvloop,
     }

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from quiesce.channels.channel import Channel
-from quiesce.channels.readers import BatchReader, Reader
+from quiesce.channels.read_loops import BatchReader, Reader
 from quiesce.core.libraries import add_getter
 from quiesce.core.python_private import get_frame, wait_code
 from quiesce.core.tree import TreeNode, current

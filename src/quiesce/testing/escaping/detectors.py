@@ -25,7 +25,7 @@ from quiesce.core import callsites, libraries
 from quiesce.core.patches import Patch
 from quiesce.core.python_private import get_frame, thread_frames
 from quiesce.core.tree import current
-from quiesce.mesh.clients import aiohttp_client, http_client, httpcore_client
+from quiesce.mesh.clients import aiohttp_client, httpx_client, stdlib_client
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.clients.sending import _PLUMBING, is_http_below
 from quiesce.mesh.routes.bytecode_flow import is_in_loop
@@ -175,7 +175,7 @@ def _by_request(begin: Callable[[Hop, SendTarget], Any]) -> Callable[[Hop, SendT
     return begin_request
 
 
-_REQUESTING = (aiohttp_client, http_client, httpcore_client)
+_REQUESTING = (aiohttp_client, httpx_client, stdlib_client)
 
 
 # Calls that go around the functions that hops follow.
