@@ -39,7 +39,6 @@ class FrontierEntry:
     """The name to put in `services=[...]` if the task is housekeeping; None if it cannot be declared."""
 
     def __str__(self) -> str:
-        """Return one line."""
         title = reports.with_kind(self.kind, self.name)
         title = f"{self.kind} (service) {self.name}" if self.service else title
         parts = [title, f"{self.age:.1f} s", reports.started(self.where)]

@@ -94,7 +94,6 @@ class Process(OwnedProcess):
         return self._returncode
 
     def __repr__(self) -> str:
-        """Return the name, the pid and the state of the process."""
         return f"<Process {self.name_given!r} {self.pid} {self.state}>"
 
     # Signals and input. The owner reaps in one step, so until then the pid cannot belong to another process.
@@ -182,7 +181,7 @@ class Process(OwnedProcess):
 
     @property
     def reads(self) -> bool:
-        """Whether its standard input is a pipe that, as far as we know, is open at both ends."""
+        """Whether its standard input is a pipe, and as far as is known open at both ends."""
         return self._input.is_open
 
     def close_stdin(self) -> None:
