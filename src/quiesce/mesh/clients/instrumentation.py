@@ -35,14 +35,14 @@ _hooks = Hooks(
 
 
 def node_opened(node: Node) -> None:
-    """Start to record the requests that plain clients send in hops of this node."""
+    """Start recording the requests that plain clients send in hops of this node."""
     with _lock:
         _nodes.add(node)
         _fit()
 
 
 def node_closed(node: Node) -> None:
-    """Stop to record requests for this node. The last node that closes restores every library."""
+    """Stop recording requests for this node. The last node that closes restores every library."""
     with _lock:
         _nodes.discard(node)
         _fit()
@@ -85,7 +85,6 @@ class Instrumentation:
             _fit()
 
     def __enter__(self) -> Self:
-        """Return this handle."""
         return self
 
     def __exit__(
@@ -94,5 +93,4 @@ class Instrumentation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop, as `undo()` does."""
         self.undo()
