@@ -77,7 +77,7 @@ def test_what_was_not_looked_at_is_told(tmp_path: Path) -> None:
     asks = "--quiesce-escapes=error"
     outcome = run(tmp_path, source, asks, "-k", "test_plain", guard=None)
     assert outcome.counts() == {"passed": 1}, outcome.text
-    assert "quiesce escapes: no hop was seen: nothing was looked at" in outcome.text
+    assert "quiesce escapes: no hop was seen, so nothing was checked" in outcome.text
     outcome = run(tmp_path, source, asks, "-k", "plain or marked or covered", guard=None)
     assert outcome.counts() == {"passed": 3}, outcome.text
     assert "quiesce escapes: hops were seen in 1 of 3 tests" in outcome.text

@@ -82,7 +82,6 @@ class Channel(Lane[T], Generic[T]):
         scope: Scope | None = None,
         fan_out: bool = False,
     ) -> None:
-        """Create an open channel."""
         limit = arguments.size("maxsize", maxsize)
         arguments.check_text("name", name)
         owner = owner_of("a channel", scope)
@@ -338,6 +337,5 @@ class Channel(Lane[T], Generic[T]):
         return True
 
     def __repr__(self) -> str:
-        """Return the channel's name, its state and the number of queued items."""
         state = "closed" if self.is_closed else "open"
         return f"<Channel {self.name_given!r} {state}, {len(self.queued_items)} queued>"

@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from quiesce.channels.channel_stats import ChannelStats
-from quiesce.channels.readers import BatchReader, Reader, Unread
+from quiesce.channels.read_loops import BatchReader, Reader, Unread
 from quiesce.core import arguments, callsites
 from quiesce.core.hold import Described, Fate
 from quiesce.core.tree import ScopeState
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from types import CodeType, FrameType
 
-    from quiesce.channels.readers import Grip
+    from quiesce.channels.read_loops import Grip
     from quiesce.core.backends import Waiter
     from quiesce.core.backends.base import Backend
     from quiesce.core.tree import TreeNode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from quiesce.channels.item_queue import Lane
-from quiesce.channels.readers import Reader
+from quiesce.channels.read_loops import Reader
 from quiesce.errors import TapOverflow
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ class Tap(Generic[T]):
         return self._lane.make_stats(dropped=self._lane.dropped)
 
     def __enter__(self) -> Self:
-        """Return the tap itself."""
         return self
 
     def __exit__(
@@ -149,7 +148,6 @@ class Tap(Generic[T]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the tap."""
         self.close()
 
     def __del__(self) -> None:
@@ -158,6 +156,5 @@ class Tap(Generic[T]):
             self._lane.backend.post(self._lane.leave)
 
     def __repr__(self) -> str:
-        """Return the tap's name, its state and the number of queued items."""
         state = "closed" if self._lane.is_closed else "open"
         return f"<Tap {self.name!r} {state}, {len(self._lane.queued_items)} queued>"

@@ -14,7 +14,7 @@ In reading order:
 - `failures`: how a scope handles the failure of a job.
 - `contexts`: async context managers that one host job enters and leaves.
 - `threads`: work in threads, and calls from threads.
-- `frontier`: the list of everything a scope has in flight now, as text and as JSON.
+- `frontier`: the tree of everything a scope has in flight now, as text and as JSON.
 - `report`: how everything that a closed scope owned has ended.
 - `harmless_text`: foreign text without control characters.
 - `handler_naming`: the name of an ASGI request, and the place of its handler.
@@ -25,7 +25,7 @@ In reading order:
 - `run`: the entry point of a program: signals drain it, and exit code 1 reports lost work.
 - `forked_signals`: restores signal handlers in forked children.
 - `lock_files`: lock files that forked children do not keep locked.
-- `signals`: listeners for SIGTERM and SIGINT beside the server's own handlers.
+- `signals`: listeners for SIGTERM and SIGINT in an app, beside the server's own handlers.
 - `server_drain`: the one drain of a server, and the parts that join it.
 - `process_exit`: makes a server exit with code 1 if work was lost.
 - `exit_threads`: names the threads that keep a process from exiting after a drain.

@@ -107,7 +107,7 @@ def _is_only(error: BaseException, reason: BaseException) -> bool:
 
 
 def _leaves(error: BaseException) -> set[int]:
-    """Return the ids of the errors in a group, at any depth: a nursery puts errors into new groups."""
+    """Return the ids of the errors in a group, at any depth; a nursery may have put the errors into a new group."""
     if isinstance(error, BaseExceptionGroup):
         return set().union(*(_leaves(inner) for inner in error.exceptions))
     return {id(error)}

@@ -85,7 +85,7 @@ def _made_by(thread: threading.Thread) -> str:
 
 
 def _advice(found: list[threading.Thread]) -> str:
-    """Return what to do about threads that do not end: daemon=True would cut their work."""
+    """Return advice about threads that do not end. Plain `daemon=True` would be wrong: the exit would cut their work."""
     makers = set(map(_made_by, found))
     text = f"Have {'this function' if len(found) == 1 else 'these functions'} end when the program shuts down"
     if "concurrent" in makers:
@@ -96,7 +96,7 @@ def _advice(found: list[threading.Thread]) -> str:
 
 
 def _described(thread: threading.Thread) -> str:
-    """Return the name of a thread, its function (of a worker: the one that the pool was given), and the line at which it is."""
+    """Describe a thread: its name, its function (of a pool's worker: the function given to the pool), and its current line."""
     fn: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or thread.run
     while hasattr(fn, "func"):
         fn = fn.func

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 REPORTED = Exception("the failure is in a report")
-"""An `on_error` function of quiesce returns this if it put the failure into a report, which counts it."""
+"""An `on_error` function of quiesce returns this if a report has the failure, so that it is not counted again."""
 
 
 def has_function(scope: Scope, error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The frontier: a snapshot of everything a scope has in flight, as text and as JSON."""
+"""The frontier: a snapshot of everything a scope has in flight, as a printed tree and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class FrontierEntry:
     """The name to put in `services=[...]` if the task is housekeeping; None if it cannot be declared."""
 
     def __str__(self) -> str:
-        """Return one line."""
         title = reports.with_kind(self.kind, self.name)
         title = f"{self.kind} (service) {self.name}" if self.service else title
         parts = [title, f"{self.age:.1f} s", reports.started(self.where)]

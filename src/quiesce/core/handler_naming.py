@@ -47,7 +47,6 @@ class HandlerCode:
         return ()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the handler's code object."""
         return getattr(_endpoint_code(self._request) or self._app, name)
 
 

@@ -207,7 +207,6 @@ class Hold(Described):
             node.note_idle()
 
     def __enter__(self) -> Self:
-        """Return the hold itself."""
         return self
 
     def __exit__(
@@ -220,7 +219,6 @@ class Hold(Described):
         self.release()
 
     def __repr__(self) -> str:
-        """Return the kind, the name and the state."""
         state = "released" if self.released else "in flight"
         return f"<Hold {self._kind} {self.name_given!r} {state}>"
 

@@ -50,7 +50,6 @@ class Patch:
         *more: Any,
         bare: bool = False,
     ) -> None:
-        """Replace the attribute."""
         self._owner = owner
         self._name = name
         self._before = _own_attribute(owner, name)

@@ -35,7 +35,6 @@ class Roots(Collection["TreeNode"]):
                 self._by_loop.pop(loop, None)
 
     def discard(self, node: TreeNode) -> None:
-        """Drop a closed scope."""
         loop = node.backend.loop
         entry = self._by_loop.get(loop)
         if entry is not None:
@@ -44,11 +43,9 @@ class Roots(Collection["TreeNode"]):
                 self._by_loop.pop(loop, None)
 
     def clear(self) -> None:
-        """Drop all scopes."""
         self._by_loop.clear()
 
     def __contains__(self, node: object) -> bool:
-        """Return whether a scope is kept."""
         return any(node in nodes for _, nodes in list(self._by_loop.values()))
 
     def __iter__(self) -> Iterator[TreeNode]:
@@ -56,7 +53,6 @@ class Roots(Collection["TreeNode"]):
         return iter([node for _, nodes in list(self._by_loop.values()) for node in list(nodes)])
 
     def __len__(self) -> int:
-        """Return the number of root scopes."""
         return sum(len(nodes) for _, nodes in list(self._by_loop.values()))
 
 

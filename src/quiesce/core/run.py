@@ -34,7 +34,7 @@ _EXIT_LOST = 1
 _PROGRESS_SECONDS = 1.0  # between two lines on a terminal
 _EXIT_BY_SIGNAL = 128  # plus the signal's number, as in shells
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NAMES_MAX = 4  # works that a progress line names
+_NAMES_MAX = 4  # names of jobs in a progress line
 
 
 @overload

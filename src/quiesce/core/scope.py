@@ -489,7 +489,6 @@ class Scope(TreeNode):
             warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 
     def __repr__(self) -> str:
-        """Return the scope's name, its state, and how much it has in flight."""
         return f"<Scope {self.name!r} {self.state}, {len(self.holds)} in flight>"
 
 

@@ -26,7 +26,7 @@ class InFlight(NamedTuple):
     """The work that a part of a server has in flight."""
 
     counts: Mapping[str, int]
-    """The number of works of each kind, by the name of the kind."""
+    """How many pieces of work of each kind are in flight, by the name of the kind."""
     stands_for: Collection[object] = ()
     """The scopes and hops whose work `counts` includes, so that other parts do not count it again."""
 

@@ -34,8 +34,8 @@ def heard(
 ) -> Iterator[None]:
     """Call `call` when one of the signals arrives inside the block; the existing handler is called as well.
 
-    Signals without a Python handler are ignored. Outside of the main thread, which alone gets signals, the block
-    listens to none.
+    Signals without a Python handler are ignored. Outside of the main thread the block does nothing, because only the
+    main thread gets signals.
 
     Args:
         post: The signal handler calls `post(call)`, which must schedule `call` in the event loop.

@@ -34,7 +34,7 @@ def exit_when_only_stuck_is_left(loop: Any, patience: float) -> None:
     A program that goes on after its server, in the same event loop, is not affected: its own task is left as well.
 
     Args:
-        loop: An event loop of asyncio. Without stuck tasks in it, nothing is done.
+        loop: An event loop of asyncio. If it has no stuck tasks, this does nothing.
         patience: For how many seconds nothing else may be left before the process exits.
     """
     if isinstance(loop, asyncio.AbstractEventLoop) and _stuck_in(loop) and id(loop) not in _watched:

@@ -77,7 +77,6 @@ class Visitor(Hold):
 
     @property
     def released(self) -> bool:
-        """Whether the visit has ended."""
         return self.visit_key not in self.owner_node.holds
 
     def release(self) -> None:
@@ -124,7 +123,7 @@ class Bond(Hold):
 
     @property
     def where(self) -> str | None:
-        """Where the scope says that it was begun: a hop names the endpoint of its request."""
+        """The scope's own `where`; for a hop, the endpoint of its request."""
         return self.scope.where
 
     @property

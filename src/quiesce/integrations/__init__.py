@@ -1,12 +1,12 @@
-"""Adapters: the real SDKs, with a teardown that is right.
+"""Adapters for the SDKs of other projects, with a teardown that loses nothing.
 
-Each is a module of its own with the SDK's own names (`quiesce.integrations.acp.run_agent`), and none
-imports another. What each mends, in which version, is in docs/reference/compatibility.md.
+Each adapter is a package with the SDK's own names (`quiesce.integrations.acp.run_agent`). Adapters do not
+import each other. docs/reference/compatibility.md lists the faults that each one mends, by version.
 
 The modules, in reading order:
 
-- `sdk`: that the SDK beneath an adapter is there, and of a version that the adapter knows.
-- `asgi`: any ASGI app, with a shutdown that loses nothing, or says what it lost.
+- `sdk`: checks that the SDK of an adapter is installed, in a supported version.
+- `asgi`: any ASGI app, with a shutdown that loses nothing or reports what it lost.
 - `a2a`: A2A servers that drain, and lose neither tasks nor pushes.
 - `acp`: agents and clients of the Agent Client Protocol.
 - `mcp`: MCP sessions that any task may use and close.

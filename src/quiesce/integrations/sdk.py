@@ -1,4 +1,4 @@
-"""What the adapters ask of the SDK beneath them: that it is there, and of a version they know."""
+"""Checks that the SDK of an adapter is installed, in a version that the adapter supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Version = tuple[int, ...]
 
 
 def version_numbers(text: str) -> Version:
-    """Return the numbers of a version, without what follows them (`rc1`, `.dev0`, `+local`)."""
+    """Return the numbers of a version, without suffixes like `rc1`, `.dev0` and `+local`."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
@@ -29,20 +29,20 @@ def require(distribution: str, *, extra: str, oldest: str) -> Version:
         oldest: the oldest version that the adapter is tested with.
 
     Raises:
-        SdkMissing: it is not installed, or is older than that.
+        SdkMissing: the SDK is not installed, or is older.
     """
     wanted = f"{distribution} {oldest} or newer"
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         message = (
-            f"quiesce.integrations.{extra} needs {wanted}, and it is not installed:"
+            f"quiesce.integrations.{extra} needs {wanted}, which is not installed:"
             f" {how_to_install(extra)}"
         )
         raise SdkMissing(message, name=distribution) from None
     if version_numbers(version) < version_numbers(oldest):
         message = (
-            f"quiesce.integrations.{extra} needs {wanted}, and {version} is installed:"
+            f"quiesce.integrations.{extra} needs {wanted}, but {version} is installed:"
             f" {how_to_install(extra, upgrade=True)}"
         )
         raise SdkMissing(message, name=distribution)
@@ -50,7 +50,7 @@ def require(distribution: str, *, extra: str, oldest: str) -> Version:
 
 
 def unknown(distribution: str, what: str) -> NoReturn:
-    """Refuse to guess: the installed version lacks something that the tested ones have.
+    """Raise because the installed SDK lacks `what`, which all tested versions have.
 
     Raises:
         SdkUnknown: always.

@@ -23,8 +23,8 @@ class Backoff:
 
     A failure is a failed start, or an exit that was not asked for. After the first failure there is no
     wait; after the second it is `first_seconds`, then `factor` times as long after each further one,
-    up to `longest_seconds`. The count resets after `healthy_seconds` without a failure; a wait does not
-    count towards these.
+    up to `longest_seconds`. The count resets after `healthy_seconds` without a failure, not counting the
+    waits.
     """
 
     first_seconds: float = 0.5
@@ -83,7 +83,6 @@ class Histories:
         return -math.inf if history is None else history.not_before
 
     def failed(self, key: Hashable, now: float) -> None:
-        """Record a failure."""
         if self._backoff is None:
             return
         history = self.by_key.setdefault(key, History())

@@ -71,8 +71,8 @@ class RunnerPool(EmptyHanded, Generic[K_contra, R]):
             program is started in the pool's scope, with the pool's grace, under the key's name, and
             with the key in the environment variable `QUIESCE_RUNNER_KEY`. A job of the pool calls the
             function, one call at a time for each key. If the function raises, even because it was
-            cancelled, it must leave nothing of the runner behind. A program for all keys must not have
-            what only one process can own: a listener, the address that a probe connects to, a log file.
+            cancelled, it must leave nothing of the runner behind. A program for all keys must not
+            have options that only one process can use: a listener, a probe's address, a log file.
         runners_max: The limit on runners, including those that start or stop. When it is reached, the
             runner that was idle longest is ended, and keys wait in the order in which they came.
             Leasing a runner that is already in use never waits.
@@ -260,7 +260,6 @@ class RunnerPool(EmptyHanded, Generic[K_contra, R]):
         )
 
     def __repr__(self) -> str:
-        """Return the pool's name, its state and the number of runners."""
         return f"<RunnerPool {self.own_scope.name!r} {self.own_scope.state}, {self._rooms} runners>"
 
     async def _see_gone(self, slots: Sequence[Slot[R]]) -> None:

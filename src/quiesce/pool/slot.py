@@ -188,7 +188,7 @@ class Slot(Generic[R]):
             await self._keep(self.runner)
 
     def _queued_until(self) -> float:
-        """Return the time at which to check again; without a limit if only room is missing."""
+        """Return the time at which to check again; infinity if only room is missing."""
         now = self.owner_node.backend.clock()
         return self.not_before if self.not_before > now else math.inf
 
@@ -268,12 +268,10 @@ class Slot(Generic[R]):
 
     @property
     def kind(self) -> str:
-        """The kind of the hold."""
         return "runner"
 
     @property
     def name(self) -> str:
-        """The key."""
         return str(self.key)
 
     @property

@@ -3,7 +3,7 @@
 In reading order:
 
 - `process`: the public process, and `start_process`.
-- `process_owner`: the owner task of one child process, from the fork to the end of its process group.
+- `process_owner`: the owner task of one child process: stops, kills and reaps it with its process group.
 - `process_spawn`: starts a program in one synchronous step; signals and reaps it.
 - `fork_queue`: allows one fork in each turn of the event loop.
 - `exit_watch`: notices the exit of a process without waiting for the end of a pipe.

@@ -31,7 +31,7 @@ def beyond_standard(fd: int) -> int:
 
 
 async def readable(fd: int) -> None:
-    """Wait until `fd` can be read without blocking, also because the other end is closed.
+    """Wait until `fd` can be read without blocking. If the other end is closed, it can.
 
     *Cancel safety*: if cancelled, nothing was read, and the loop no longer watches the descriptor.
     """
@@ -39,7 +39,7 @@ async def readable(fd: int) -> None:
 
 
 async def writable(fd: int) -> None:
-    """Wait until `fd` can be written without blocking, also because a connection was made or has failed.
+    """Wait until `fd` can be written without blocking. It can once a connection is made or has failed.
 
     *Cancel safety*: if cancelled, nothing was written, and the loop no longer watches the descriptor.
     """

@@ -50,7 +50,6 @@ class OutputLines:
         self.position: int = output.first
 
     def __aiter__(self) -> Self:
-        """Return this reader."""
         return self
 
     async def __anext__(self) -> str:
@@ -172,7 +171,6 @@ class Outputs:
         self.stderr: Output = Output("stderr", backend, child.stderr)
 
     def begin(self, sink: Sink | None) -> None:
-        """Start to read the pipes."""
         for output in (self.stdout, self.stderr):
             output.sink = sink
             output.begin()
@@ -219,7 +217,6 @@ class LogFile:
         self._size = self._file.tell()
 
     def __call__(self, stream: str, line: str) -> None:  # noqa: ARG002 - both streams share the file
-        """Write a line."""
         data = line.encode() + b"\n"
         if self._size + len(data) > FILE_BYTES_MAX:
             self._file.close()
@@ -230,7 +227,6 @@ class LogFile:
         self._size += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -46,7 +46,6 @@ class Waiters:
                     place.waiters.remove(waiter)
 
     def wake(self) -> None:
-        """Wake all waiting tasks."""
         waiting, self.waiters = self.waiters, []
         for waiter in waiting:
             if not waiter.done():
@@ -77,7 +76,6 @@ class OutputPipe:
     # For the loop, and for the owner of the process.
 
     def begin(self) -> None:
-        """Start to read the pipe."""
         self._resume()
 
     def _resume(self) -> None:

@@ -119,7 +119,6 @@ class Process:
         return self._owner.returncode
 
     def __repr__(self) -> str:
-        """Return the name, the pid and the state of the process."""
         return repr(self._owner)
 
     @property
@@ -216,7 +215,7 @@ class Process:
 
     @property
     def reads(self) -> bool:
-        """Whether its standard input is a pipe that, as far as we know, is open at both ends."""
+        """Whether its standard input is a pipe, and as far as is known open at both ends."""
         return self._owner.input.is_open
 
     def close_stdin(self) -> None:

@@ -290,7 +290,7 @@ def group_lives(pid: int) -> bool:
 def await_death(pid: int, seconds: float) -> None:
     """Block until a killed group has died, at most for `seconds`. Dying takes about a millisecond.
 
-    The leader may or may not be reaped.
+    It does not matter whether the leader is reaped.
     """
     until = time.monotonic() + seconds
     while _runs_in_group(pid) and time.monotonic() < until:

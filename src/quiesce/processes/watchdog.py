@@ -100,7 +100,6 @@ class Table:
         self._free: list[int] = []
 
     def __contains__(self, group: int) -> bool:
-        """Return whether a group is in the table."""
         return group in self._places
 
     def add(self, group: int) -> bool:
@@ -116,7 +115,6 @@ class Table:
         return True
 
     def remove(self, group: int) -> None:
-        """Remove a group. Idempotent."""
         place = self._places.pop(group, None)
         if place is not None:
             self._write(place, 0)

@@ -214,7 +214,6 @@ class Pump(EmptyHanded, Described, Generic[T]):
 
     @property
     def state(self) -> str:
-        """The stream's state for its repr."""
         if self._job is None:
             return "closed" if self._over else "not begun"
         if self._over:
@@ -256,7 +255,6 @@ class Pump(EmptyHanded, Described, Generic[T]):
     # For the job.
 
     async def _run(self) -> None:
-        """Run the body of the job."""
         self._body = self._pump()
         try:
             await self._nested.run_body(self._body)

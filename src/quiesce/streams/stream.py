@@ -123,7 +123,6 @@ class Stream(Generic[T]):
         return self._pump.name
 
     def __aiter__(self) -> Self:
-        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -172,7 +171,6 @@ class Stream(Generic[T]):
         await self._pump.wait_closed()
 
     async def __aenter__(self) -> Self:
-        """Return the stream itself."""
         return self
 
     async def __aexit__(
@@ -194,7 +192,6 @@ class Stream(Generic[T]):
             pump.was_dropped()
 
     def __repr__(self) -> str:
-        """Return the stream's name and state."""
         return f"<Stream {self._pump.name!r} {self._pump.state}>"
 
 

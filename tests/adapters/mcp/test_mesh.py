@@ -380,7 +380,7 @@ def test_a_server_takes_part_once(make: Callable[[], Any]) -> None:
     with pytest.raises(ArgumentError, match="node"):
         take_part(made, "tools")  # type: ignore[arg-type]  # that is the mistake
     take_part(made, Node("tools"))
-    with pytest.raises(ArgumentError, match="takes part already"):
+    with pytest.raises(ArgumentError, match="already takes part"):
         take_part(made, Node("tools"))
 
 

@@ -328,7 +328,7 @@ async def test_the_scope_comes_first() -> None:
 def test_an_old_sdk_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the import of the adapter, before anything of the SDK is used."""
     monkeypatch.setattr(metadata, "version", lambda _: "1.2.3")
-    with pytest.raises(SdkMissing, match=r"needs mcp 1\.30\.0 or newer, and 1\.2\.3 is installed"):
+    with pytest.raises(SdkMissing, match=r"needs mcp 1\.30\.0 or newer, but 1\.2\.3 is installed"):
         importlib.reload(versions)
 
 

@@ -157,7 +157,7 @@ async def test_a_wrong_message_in_the_lifespan_is_an_error() -> None:
         await send({"type": "http.response.start"})
 
     life = Lifespan(Quiesce(handler, hold_signal=False))
-    with pytest.raises(ValueError, match=r"does not send 'http.response.start'"):
+    with pytest.raises(ValueError, match=r"must not send 'http.response.start'"):
         await life.run()
 
 

@@ -40,10 +40,10 @@ def wsgi(environ: Any, start_response: Any, more: Any) -> list[bytes]:
 @pytest.mark.parametrize(
     ("app", "options", "message"),
     [
-        ("main:app", {}, "import it, and give the application itself"),
+        ("main:app", {}, "import it, and pass the application itself"),
         (None, {}, "wraps an ASGI application, not None"),
         (Quiesce, {}, "not the class Quiesce"),
-        (two, {}, "not called as app"),
+        (two, {}, "cannot be called as app"),
         (plain, {"grace": -1}, "grace must be a number of seconds"),
         (plain, {"cleanup": "5"}, "cleanup must be a number of seconds"),
         (plain, {"notice": -1}, "notice must be a number of seconds"),

@@ -278,7 +278,7 @@ async def test_what_a_closed_node_has_left_running_is_named(
     assert "handler GET /work was cancelled" in told
     assert "stubborn, started " in told
     assert f"{__file__}:" in told
-    assert told.endswith("Make the work that was cancelled end when it is cancelled")
+    assert told.endswith("Let this work end when it is cancelled")
 
 
 def child_process() -> subprocess.Popen[bytes]:

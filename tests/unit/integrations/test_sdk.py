@@ -59,7 +59,7 @@ def test_an_sdk_that_is_too_old_is_named_with_both_versions(installed: dict[str,
     """What is there, what is wanted, and how to get it."""
     installed["an-sdk"] = "0.7.9"
     with pytest.raises(
-        SdkMissing, match=re.escape("0.8.1 or newer, and 0.7.9 is installed")
+        SdkMissing, match=re.escape("0.8.1 or newer, but 0.7.9 is installed")
     ) as caught:
         sdk.require("an-sdk", extra="some", oldest="0.8.1")
     assert "--upgrade" in str(caught.value)
@@ -97,6 +97,6 @@ def test_each_adapter_says_what_to_install(adapter: str, module: str) -> None:
     found = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert found.stdout.startswith(f"SdkMissing quiesce.integrations.{adapter} needs"), found
     assert (
-        f"it is not installed: run pip install '.[{adapter}]' in a checkout of quiesce"
+        f"which is not installed: run pip install '.[{adapter}]' in a checkout of quiesce"
         in found.stdout
     )

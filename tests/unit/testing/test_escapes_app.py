@@ -247,8 +247,8 @@ async def test_a_request_that_is_turned_away_is_told_of() -> None:
             await found.request("POST", path)
     assert str(found).splitlines() == [
         "no work leaves: 4 hops were seen, 4 requests",
-        "warning: POST /422 was answered with 422 (2 times): what its handler leaves when it succeeds was not seen",
-        "warning: POST /500 was answered with 500: what its handler leaves when it succeeds was not seen",
+        "warning: POST /422 was answered with 422 (2 times): so the work that its handler leaves on success was not seen",
+        "warning: POST /500 was answered with 500: so the work that its handler leaves on success was not seen",
     ]
     found.raise_if_any()
 
@@ -257,7 +257,7 @@ async def test_without_a_hop_nothing_is_proved() -> None:
     """A test that sends nothing must not pass."""
     async with escapes(App()) as found:
         pass
-    assert str(found) == "no hop was seen: nothing was looked at"
+    assert str(found) == "no hop was seen, so nothing was checked"
     with pytest.raises(UsageError, match="no hop was seen"):
         found.raise_if_any()
 
@@ -283,9 +283,9 @@ async def test_a_redirect_to_the_same_path_proves_nothing(status: int, location:
     """A router answers it for want of a slash, and the handler has not run; a warning names it."""
     async with escapes(redirecting(status, location)) as found:
         await found.request("POST", "/orders")
-    with pytest.raises(UsageError, match="sent on to its own path") as caught:
+    with pytest.raises(UsageError, match="redirected to its own path") as caught:
         found.raise_if_any()
-    told = f"POST /orders was answered with {status}, which sends it on to {location}"
+    told = f"POST /orders was answered with {status}, which redirects it to {location}"
     assert told in str(caught.value)
     assert f"warning: {told}" in str(found)
 
@@ -306,9 +306,7 @@ async def test_inside_of_the_block_nothing_is_judged() -> None:
     async with escapes(App()) as found:
         await turns()
         await found.request("GET", "/notify")
-        assert (
-            str(found) == "the block of escapes() has not ended: what leaves is listed at its end"
-        )
+        assert str(found) == "the block of escapes() has not ended: its end lists the places"
         with pytest.raises(UsageError, match=r"call raise_if_any\(\) after the block"):
             found.raise_if_any()
     with pytest.raises(EscapeError):

@@ -75,41 +75,33 @@ class TrioJob(Job[T], Generic[T]):
 
     @property
     def kind(self) -> str:
-        """The kind of hold."""
         return "job"
 
     @property
     def name(self) -> str:
-        """The name given to `spawn`, or the function's."""
         return self._name
 
     @property
     def key(self) -> Hashable | None:
-        """The key given to `spawn`."""
         return self.spawn_key
 
     @property
     def since(self) -> float:
-        """When it was spawned."""
         return self.began_at
 
     @property
     def where(self) -> str | None:
-        """The file and line that spawned it."""
         return callsites.describe(self.started_code, self.started_offset)
 
     @property
     def details(self) -> Mapping[str, object]:
-        """An empty mapping: a job has no further details."""
         return NOTHING
 
     @property
     def outcome(self) -> Outcome[T] | None:
-        """How it ended; None while it runs."""
         return self.final_outcome
 
     def done(self) -> bool:
-        """Whether it has ended."""
         return self.final_outcome is not None
 
     def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - as in asyncio
@@ -120,11 +112,9 @@ class TrioJob(Job[T], Generic[T]):
         return True
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for the job to end; cancelling the waiting task does not cancel the job."""
         return self._result().__await__()
 
     def __repr__(self) -> str:
-        """Return the name and the status of the job."""
         status = "running" if self.final_outcome is None else self.final_outcome.status
         return f"<TrioJob {self._name!r} {status}>"
 
@@ -399,7 +389,6 @@ class TrioWaiter:
         self._event.set()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait for the result."""
         yield from self._event.wait().__await__()
         return self._result
 

@@ -130,13 +130,11 @@ class DecodedTransport:
         self.receive: Any = inner.receive
 
     async def send(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Send messages one by one."""
         send = self._inner.send
         for message in messages:
             await send(message)
 
     async def close(self) -> None:
-        """Close the transport."""
         await self._inner.close()
 
 

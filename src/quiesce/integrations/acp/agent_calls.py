@@ -20,7 +20,6 @@ class AgentCalls:
     """The requests and notifications of one agent; the SDK's connection sends through this object."""
 
     def __init__(self, outbox: SendBuffer, witness: Witness | None) -> None:
-        """Send through this outbox."""
         self._outbox = outbox
         self._witness = witness
         self._waiting: dict[object, asyncio.Future[Any]] = {}

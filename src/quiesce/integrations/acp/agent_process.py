@@ -55,7 +55,6 @@ class AgentProcess:
     def __init__(
         self, scope: Scope, connection: ClientSideConnection, process: Process, seconds: float
     ) -> None:
-        """Store the parts of an opened agent."""
         self._scope = scope
         self._seconds = seconds
         self.connection: ClientSideConnection = connection

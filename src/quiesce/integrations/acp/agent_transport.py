@@ -74,14 +74,12 @@ class StreamTransport:
             writer.transport.set_write_buffer_limits(high=0)
 
     async def send(self, messages: Sequence[bytes]) -> None:
-        """Write lines; see `AgentTransport`."""
         self._sending = True
         self._writer.write(b"\n".join((*messages, b"")))
         await self._writer.drain()
         self._sending = False
 
     async def close(self) -> None:
-        """Close the streams; see `AgentTransport`."""
         with suppress(Exception):  # asyncio's pipes raise if they have already ended
             if self._sending:  # a send was cancelled: the peer does not read
                 self._writer.transport.abort()

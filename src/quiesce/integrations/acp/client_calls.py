@@ -71,7 +71,6 @@ class AgentCall(Described):
 
     @property
     def name(self) -> str:
-        """The method."""
         return str(self.message["method"])
 
     @property

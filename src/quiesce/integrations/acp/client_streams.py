@@ -71,7 +71,6 @@ class LinePeer:
     # The methods that all subclasses share.
 
     async def send(self, message: Message) -> None:
-        """Write a message; see `write`."""
         self.write(message)
 
     def write(self, message: Message) -> None:

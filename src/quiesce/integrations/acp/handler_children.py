@@ -126,7 +126,6 @@ class HandlerChild(Described):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The process id."""
         return {"pid": self._pid}
 
     def request_stop(self, *, force: bool = False) -> float | None:

@@ -1,11 +1,11 @@
-"""The client's side of the mesh: a request that a client sends inside a hop hands over an edge.
+"""The client's side of the mesh: a request that a client sends inside a hop carries an edge.
 
 Rules:
 
 1. A `session/prompt` or extension request that is sent inside a hop of the connection's node is an
    edge of that hop, from before it is written until its end is known.
-2. Receipts are asked for over the same connection. These calls are not the user's requests: they are
-   not visible, and neither a drain nor a close waits for them.
+2. The client asks for receipts over the same connection. These calls are not the user's requests: they
+   are not visible, and neither a drain nor a close waits for them.
 3. When the connection ends, so does the link: see `quiesce.mesh.transport.links`.
 """
 

@@ -1,13 +1,11 @@
-"""The agent's side of the mesh: a request that hands over an edge is handled as a hop.
+"""The agent's side of the mesh: a request that carries an edge is handled as a hop.
 
 Rules:
 
 1. Everything that the agent starts while it handles such a request belongs to the hop. The session
-   waits for it as it does without a mesh: when the peer is gone, the work has its grace and is then
-   cancelled.
-2. Every answer to such a request, a result or an error, says how its edge stands; so does the refusal
-   of a request that is not handled.
-3. Mesh calls are answered until the session has ended, even in a drain; they do not delay any end.
+   waits for it as without a mesh: when the peer is gone, the work has its grace and is then cancelled.
+2. Every answer to such a request (a result, an error or a refusal) has the state of its edge.
+3. Mesh calls are answered until the session has ended, even in a drain, and do not delay its end.
 """
 
 from __future__ import annotations
@@ -144,7 +142,7 @@ class MeshRequests(Requests):
         self._edge_answers.pop(number, None)
 
     def _answer_of(self, number: object) -> str | None:
-        """Return what to say of an edge (2), once, whatever happens to the answer."""
+        """Return the state of an edge for the answer (2). Only the first call for a request returns it."""
         hop = self._hops.pop(number, None)
         if hop is not None:
             try:
@@ -178,7 +176,7 @@ class MeshRequests(Requests):
         except (PeerLost, RemoteProtocolError) as error:
             self._refuse_call(number, error)
         except Exception as error:  # noqa: BLE001 - the journal may fail
-            logger.exception("a call of the mesh failed")
+            logger.exception("a mesh call failed")
             self._refuse_call(number, PeerLost(type(error).__name__))
         finally:
             self._calls.pop(number, None)
@@ -200,7 +198,7 @@ class MeshRequests(Requests):
 
 
 def _with_answer(answer: dict[str, Any], edge_answer: str) -> dict[str, Any]:
-    """Return an answer that says how its edge stands, if it has room for that."""
+    """Return an answer with the state of its edge, if the answer can carry it."""
     if "error" in answer:
         error = dict(answer["error"])
         error["data"] = links.with_answer(error.get("data"), edge_answer)

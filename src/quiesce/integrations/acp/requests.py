@@ -63,17 +63,14 @@ class IncomingRequest(TaskJob[None]):
 
     @property
     def kind(self) -> str:
-        """The kind of the hold."""
         return "notification" if self.request_id is _NO_ID else "request"
 
     @property
     def name(self) -> str:
-        """The requested method."""
         return self.method_name
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The id that the peer has given the request."""
         return NOTHING if self.request_id is _NO_ID else {"id": self.request_id}
 
 

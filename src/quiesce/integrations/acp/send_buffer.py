@@ -181,7 +181,6 @@ class SendBuffer(Described):
 
     @property
     def details(self) -> Mapping[str, object]:
-        """The number of messages."""
         return {"messages": self._lost or len(self._sending) + len(self._queue)}
 
     def request_stop(self, *, force: bool = False) -> None:

@@ -101,7 +101,6 @@ class ListenerSockets:
         """The number of sockets that were dropped without an answer because there were too many."""
 
     def __len__(self) -> int:
-        """Return the number of open sockets."""
         return len(self._all)
 
     def made(self, *args: Any, **options: Any) -> ServerConnection:

@@ -23,11 +23,9 @@ class Witness:
     """The observers of messages that do not pass through the SDK."""
 
     def __init__(self, observers: Sequence[Callable[[Any], Any]]) -> None:
-        """Store the functions to call."""
         self._observers = list(observers)
 
     def tell(self, direction: StreamDirection, message: dict[str, Any]) -> None:
-        """Call the functions with a message."""
         event = StreamEvent(direction, copy.deepcopy(message))
         for observer in self._observers:
             try:

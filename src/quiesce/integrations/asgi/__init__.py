@@ -1,20 +1,20 @@
-"""Any ASGI app, with a shutdown that loses nothing, or says what it lost.
+"""Any ASGI app, with a shutdown that loses nothing or reports what it lost.
 
-`Quiesce(app, grace=30)` is middleware, and the lifespan around the app's own: every request has a
-scope, the app has one, and SIGTERM drains them before the server hears of it. It runs under uvicorn,
-hypercorn and granian, on asyncio, uvloop and trio, and needs no package of its own.
+`Quiesce(app, grace=30)` is middleware with a lifespan around the app's own. Every request has a scope, and
+so has the app. On SIGTERM these scopes are drained before the server gets the signal. It works with uvicorn,
+hypercorn and granian, on asyncio, uvloop and trio, and needs no other package.
 
 The modules, in reading order:
 
-- `middleware`: the public middleware: which call is handled how.
-- `middleware_settings`: its options, checked, and the types of ASGI.
+- `middleware`: `Quiesce`, the public middleware, and how it handles each kind of call.
+- `middleware_settings`: checks its options and the app.
 - `application`: one run of an app: its scopes, what is open, and how it is stopped.
-- `lifespan`: the lifespan around the app's.
+- `lifespan`: the lifespan of the middleware, around the app's own.
 - `request_exchange`: one request or WebSocket: a scope, and the app as a job in it.
-- `idle_streams`: which requests are streams that carry no work.
-- `drain_parts`: what has joined the drain of the server: nodes, and parts that drain themselves.
+- `idle_streams`: recognises requests that are streams without work.
+- `drain_parts`: the parts that have joined the drain of the server, such as nodes.
 - `held_signal`: SIGTERM, held back from the server until the app is drained.
-- `answers`: what the middleware answers by itself.
+- `answers`: the responses that the middleware sends itself.
 """
 
 from quiesce.integrations.asgi.middleware import Quiesce

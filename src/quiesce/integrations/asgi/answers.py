@@ -1,4 +1,4 @@
-"""What the middleware answers by itself: not now, ready or not, and what is in flight."""
+"""The responses that the middleware sends itself: refusals, the readiness probe, and the frontier."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TRY_AGAIN_LATER, _GOING_AWAY = 1013, 1001
 
 
 def path_of(scope: AsgiScope) -> str:
-    """Return the path below where the app is mounted."""
+    """Return the path of a request, without the prefix at which the app is mounted."""
     path, root = str(scope.get("path", "")), str(scope.get("root_path", ""))
     return path[len(root) :] or "/" if root and path.startswith(root) else path
 
 
 def request_name(scope: AsgiScope) -> str:
-    """Name a request, as frontiers and reports do; without its query, which may have secrets."""
+    """Return the name of a request for frontiers and reports, without the query, which may have secrets."""
     method = "WS" if scope["type"] == "websocket" else str(scope.get("method", "?"))
     return f"{method} {scope.get('path', '?')}"[:200]
 
 
 def wants_closing(scope: AsgiScope) -> bool:
-    """Return whether a header may ask the client to use another connection: not in HTTP/2."""
+    """Return whether a `Connection: close` header is allowed. HTTP/2 does not have it."""
     return str(scope.get("http_version", "1.1")).startswith("1")
 
 
@@ -59,15 +59,15 @@ async def send_plain(
 
 
 async def refuse_request(scope: AsgiScope, send: Send, retry_after: int) -> None:
-    """Answer a request that was not begun: 503, with `Retry-After`. It may be sent again."""
+    """Refuse a request that was not begun, by 503 with `Retry-After`: the client may send it again."""
     headers = [(b"retry-after", str(retry_after).encode()), (_OUTCOME, b"refused")]
     await _end(scope, send, UNAVAILABLE, _BUSY, headers, _TRY_AGAIN_LATER)
 
 
 async def cut(scope: AsgiScope, send: Send) -> None:
-    """Answer a request that the app worked on until the deadline: 500, without `Retry-After`.
+    """Answer a request that was cancelled at the deadline, by 500 without `Retry-After`.
 
-    Not 503 or 504, which proxies and clients repeat by themselves: it may have had effects.
+    The request may have had effects, so it is not a 503 or 504: proxies and clients retry these by themselves.
     """
     await _end(scope, send, _FAILED, _CUT, [(_OUTCOME, b"cut")], _GOING_AWAY)
 
@@ -87,12 +87,12 @@ async def _end(
 
 
 async def ready(scope: AsgiScope, send: Send, *, why_not: str | None) -> None:
-    """Answer a readiness probe."""
+    """Answer a readiness probe: 200, or 503 with the reason."""
     status, text = (200, "ready") if why_not is None else (UNAVAILABLE, why_not)
     headers: Headers = [(b"connection", b"close")] if why_not and wants_closing(scope) else []
     await send_plain(scope, send, status, f"{text}\n".encode(), headers=headers)
 
 
 async def frontier(scope: AsgiScope, send: Send, text: str) -> None:
-    """Show what is in flight."""
+    """Send the frontier as JSON."""
     await send_plain(scope, send, 200, text.encode(), kind=b"application/json")

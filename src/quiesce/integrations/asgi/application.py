@@ -1,13 +1,15 @@
-"""One run of an app, in one event loop: its scopes, what is open, and how it is stopped.
+"""One run of an app in one event loop: its scopes, its open requests, and how it stops.
 
-Below the app's scope are two: *requests* has one scope a request, what requests have left behind, and the
-nodes of the mesh with their hops; *lifespan* has the app's own startup and shutdown, and what those have
-started, which is never in the way of a drain: ending it is for the app's shutdown to do.
+The app's scope has two child scopes. *requests* holds a scope for each request, the work that requests have left
+running, and the nodes of the mesh with their hops. *lifespan* holds the app's own startup and shutdown, and the tasks
+that these have started. A drain does not wait for these tasks, because the app's shutdown ends them.
 
-Stopping goes in this order, once, however often it is asked for: not ready · new requests are still
-served, for as long as they were given notice · new requests are refused, what is open is drained, and what
-has joined the drain (drain_parts.py) drains itself · each response is ended · the report is told · the server may
-stop.
+A stop is carried out once, even if it is requested several times:
+
+1. The readiness probe fails. New requests are still served for the time of `notice`.
+2. New requests are refused. Open requests are drained, and so are the parts that have joined (drain_parts.py).
+3. Unfinished responses are ended, and the report is written.
+4. The server gets the signal.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ __all__: list[str] = []
 logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
 _CUT_MAX = 1000
-_CUT_SECONDS = 1.0  # before the shutdown: a server that cuts requests shuts down right after
+_CUT_SECONDS = 1.0  # a server that cuts requests begins its shutdown within this time
 _SECOND, _THIRD = 2, 3
 _CLOSING, _CLOSED = ScopeState.CLOSING, ScopeState.CLOSED
 
 
 class Application:
-    """What one app has in flight."""
+    """One run of an app: its scopes and its open requests."""
 
     def __init__(
         self,
@@ -71,9 +73,9 @@ class Application:
         on_node: Callable[[Any], object] | None = None,
     ) -> None:
         backend = root.backend
-        self._around = around  # the server, if that runs in a scope
+        self._around = around  # the scope in which the server runs, if any
         self.lives: bool = lives
-        """Whether a lifespan opens and closes it; else it is open while there is work."""
+        """Whether a lifespan opens and closes the run. If not, the run is open while the app has work."""
         self.settings: MiddlewareSettings = settings
         self.root: Scope = root
         self.adopts: bool = backend.name == "asyncio"
@@ -81,23 +83,23 @@ class Application:
             "requests", adopt=self.adopts, services=settings.services, on_error=self.failed
         )
         self.model: Model = self._model(settings.services)
-        self.service_model: Model = self._model(["*"])  # all that a service starts is part of it
+        self.service_model: Model = self._model(["*"])  # a task that a service starts is a service
         self.waiter: Callable[[], Waiter] = backend.waiter
         self.cancelled: type[BaseException] = backend.cancelled
         self.lifespan: Scope = root.child("lifespan", adopt=self.adopts, services=["*"])
         seconds, services = settings.grace + settings.cleanup, settings.services
         self.parts: Parts = Parts(self.requests, seconds, on_node, services)
-        """What has joined the drain."""
+        """The parts that have joined the drain."""
         self.exchanges: dict[RequestExchange, None] = {}
         self.draining: bool = False
         self.served: bool = not lives
-        """Whether the server has passed on a request."""
+        """Whether the app has got a request from the server."""
         self.server_stops: bool = False
-        """Whether the server has said so: then it need not be told."""
+        """Whether the server itself has begun to shut down, so that it does not need the signal."""
         self.report: Report | None = None
         self._refusing = False
         self._is_silent = False
-        self._began = math.inf  # the drain; not yet
+        self._began = math.inf  # when the drain began
         self._signals = 0
         self._closing_when_idle = False
         self._hurry = Latch(backend)
@@ -108,8 +110,8 @@ class Application:
         self._failures: list[ReportEntry] = []
         self._cut_by_server: deque[tuple[float, ReportEntry]] = deque(maxlen=_CUT_MAX)
         self._signal = HeldSignal(root, self._on_signal)
-        self._unheld = ExitStack()  # listens to the signals that reach the server at once
-        self._server_was_told = False  # by one of them
+        self._unheld = ExitStack()  # the listener for signals that reach the server at once
+        self._server_was_told = False  # whether one of them has come
 
     @classmethod
     async def open(
@@ -123,11 +125,11 @@ class Application:
 
         Args:
             settings: The options of the middleware.
-            lives: Whether there is a lifespan.
-            on_node: Is called with each node of the mesh that is opened in the lifespan.
+            lives: Whether the server runs a lifespan.
+            on_node: A function to call with each node of the mesh that opens in the lifespan.
         """
         around = current_scope() if lives else None
-        with detached():  # its life is the server's to end, not that of a scope around the server
+        with detached():  # the server ends this scope; a scope around the server must not
             root = await Scope.open(settings.name)
         app = cls(settings, root, lives=lives, around=around, on_node=on_node)
         if settings.hold_signal and not app._signal.take():
@@ -145,12 +147,12 @@ class Application:
         return app
 
     def _note_told(self) -> None:
-        """Record that the server is told to stop by a signal: then the exit code is ours to set."""
+        """Record that a signal has told the server to stop. Only then does this class set the exit code."""
         self._server_was_told = True
 
     @property
     def serves(self) -> bool:
-        """Whether it takes new requests, in this event loop."""
+        """Whether the app accepts new requests in the running event loop."""
         return (
             self.requests.phase is ScopeState.OPEN
             and not self._refusing
@@ -159,14 +161,14 @@ class Application:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of the event loop that runs, and not over."""
+        """Whether this run belongs to the running event loop and has not ended."""
         return self.root.backend.here() and self.root.phase is not ScopeState.CLOSED
 
     @property
     def refuses(self) -> bool:
-        """Whether it refuses a new request: when it is drained, and its life is not over.
+        """Whether a new request is refused, because the app drains or has drained.
 
-        Not one that comes from a request which is being drained: that may need it to finish.
+        A request from code of a request that is being drained is accepted: that one may need it to finish.
         """
         if not (self.is_open or (self._refusing and not self.lives and self.root.backend.here())):
             return False
@@ -176,11 +178,11 @@ class Application:
 
     @property
     def cut(self) -> bool:
-        """Whether the deadline has passed, and what was left is cancelled."""
+        """Whether the deadline has passed, so that the remaining requests are cancelled."""
         state = self.requests.phase
         return state is _CLOSING or state is _CLOSED
 
-    # What becomes of requests and their tasks.
+    # The ends of requests and of their tasks.
 
     def _model(self, services: Iterable[str]) -> Model:
         return Model(
@@ -189,13 +191,13 @@ class Application:
         )  # fmt: skip
 
     def outer(self) -> TreeNode | None:
-        """Return the scope that was opened around the request which arrives now, if there is one.
+        """Return the scope that other code has opened around an arriving request, if any.
 
-        That is not one in which the server itself runs, and not one of ours; but what comes from a request
-        that is held by another is part of that.
+        The scope of the server itself and the scopes of this app do not count. But if a request of this app, held by an
+        outer scope, sends the request, return that request's scope.
         """
         scope = current_scope()
-        if scope is None or not scope.backend.here():  # or carried over from another loop
+        if scope is None or not scope.backend.here():  # the second: the scope of another event loop
             return None
         if self._around is not None and self._around.is_within(scope):
             return None
@@ -207,7 +209,7 @@ class Application:
         return node
 
     def see_off(self, scope: LightScope) -> None:
-        """Close a scope that is held by another when all is over that its request has started."""
+        """Close the scope of a request, held by an outer scope, when everything that the request started has ended."""
         self.root.spawn(self._see_off, scope, name=f"after {scope.name}", service=True)
 
     async def _see_off(self, scope: LightScope) -> None:
@@ -216,7 +218,7 @@ class Application:
         self.left_over(scope)
 
     def failed(self, job: Any, error: BaseException) -> object:
-        """Log a job whose failure no caller receives; in a drain it is in the report (see `failures.REPORTED`)."""
+        """Log the failure of a job that no caller receives. During a drain, also add it to the report."""
         logger.error("%s %s failed", job.kind, harmless(job.name), exc_info=error)
         if not self._refusing:
             return None
@@ -225,13 +227,13 @@ class Application:
         return failures.REPORTED
 
     def left(self, exchange: RequestExchange) -> None:
-        """See the end of a request, and whether it was the last."""
+        """Record the end of a request, and wake `_see_out` after the last one."""
         self.exchanges.pop(exchange, None)
         if self._refusing and not self.exchanges:
             self._vacant.open()
 
     def left_over(self, scope: Scope) -> None:
-        """Count what the scope of a request reports, if the drain has not closed it along."""
+        """Add the report of a request's scope, unless the drain has closed that scope itself."""
         report = scope.report
         if report is None or scope in self.requests.child_reports:
             return
@@ -242,17 +244,17 @@ class Application:
             self._failures += report.failed
 
     def cut_by_server(self, lost: ReportEntry) -> None:
-        """Remember a request whose task the server has cancelled: perhaps it is shutting down."""
+        """Remember a request whose task the server has cancelled: the server may be about to shut down."""
         self._cut_by_server.append((self.root.backend.clock(), lost))
 
     # Stopping.
 
     def _on_signal(self) -> None:
-        if self.root.phase is not ScopeState.OPEN:  # and the loop had the server's handler: gone
+        if self.root.phase is not ScopeState.OPEN:  # uvloop keeps our handler after the close
             self._signal.let_go(self.settings.cleanup)
             return
         self._signals += 1
-        if self._signals == 1 and self.report is not None:  # drained by hand, before
+        if self._signals == 1 and self.report is not None:  # drained before, by `Quiesce.drain()`
             self._stop_server(self.report)
         elif self._signals == 1:
             self.stop("SIGTERM", notice=self.settings.notice)
@@ -263,7 +265,7 @@ class Application:
             self._signal.let_go(self.settings.cleanup)
 
     def stop(self, why: str, *, notice: float) -> Job[None]:
-        """Begin to stop, in this step; return the job that does it, the same for all callers."""
+        """Begin to stop, in this step. Return the job that stops the app; all callers get the same job."""
         if self._stopping is None or (self._stopping.done() and self.report is None):
             self.draining = True
             served = f", new requests are served for {notice:g} s" if notice else ""
@@ -275,7 +277,7 @@ class Application:
         return self._stopping
 
     def _is_worth_telling(self) -> bool:
-        """Return whether a drain is one of a server: not if that failed to start, as when its port is taken."""
+        """Return whether to log the drain. A server that failed to start, because its port is taken, has nothing to drain."""
         return bool(
             self.served
             or self._signals
@@ -284,10 +286,10 @@ class Application:
         )
 
     def _in_flight(self) -> str:
-        """Count what the drain waits for, in words; each thing once, as what tells most of it."""
+        """Return in words how much the drain waits for. Each piece of work is counted once, by its most specific name."""
         counts, told = self.parts.in_flight()
         requests = sum(not one.is_service and one.scope not in told for one in self.exchanges)
-        # Requests and nodes have scopes of their own; what requests have left behind is held here.
+        # Requests and nodes have scopes of their own. The other holds are work that requests have left running.
         left = sum(not isinstance(held, Scope) for held in self.requests.holds.values())
         found = {"request": requests, "background task": left}
         for word, count in counts.items():
@@ -295,11 +297,11 @@ class Application:
         return counted_in_flight(found, self.parts.unposted)
 
     async def stopped(self, why: str, *, notice: float) -> Report:
-        """Stop, and wait for the report: of the stop, or of the close if that is sooner.
+        """Stop, and return the report of the stop, or of the close if that comes first.
 
-        Work of the app itself, which would wait for its own end, gets the report of all the rest.
+        If the caller is work of the app, it cannot wait for its own end: it gets the report of all other work.
 
-        *Cancel safety*: the stop goes on; for such work the drain turns into a close.
+        *Cancel safety*: if cancelled, the stop goes on. If the caller is work of the app, the drain turns into a close.
         """
         owner, _ = self.requests.find_owner_of_running_task()
         if owner is not None and owner.is_within(self.requests):
@@ -307,16 +309,16 @@ class Application:
             await self._refuses.wait()
             return await self.requests.drain(self.settings.grace, cleanup=self.settings.cleanup)
         while self.report is None and self.root.phase is ScopeState.OPEN:
-            with suppress(JobCancelled):  # by the close; or alone, and then once more
+            with suppress(JobCancelled):  # by the close, or by other code: then stop once more
                 await self.stop(why, notice=notice)
         await self._told.wait()
-        assert self.report is not None  # noqa: S101 - that is what was waited for
+        assert self.report is not None  # noqa: S101 - set before the latch opens
         return self.report
 
     def hurry(self, why: str) -> None:
-        """Cancel what is left, now."""
+        """Cancel the remaining work now."""
         if not self._hurry.is_open:
-            logger.warning("%s: cancelling what is left\n%s", why, self.requests.frontier())
+            logger.warning("%s: cancelling the remaining work\n%s", why, self.requests.frontier())
             self._hurry.open()
         if self._refusing:
             self.root.spawn(self._drain_all, 0.0, name="drain at once", service=True)
@@ -343,10 +345,10 @@ class Application:
             await self.close()
 
     async def _drain_all(self, grace: float) -> None:
-        """Drain the requests, and all that has joined the drain, by one deadline."""
+        """Drain the requests, and the parts that have joined, by one deadline."""
         cleanup = self.settings.cleanup
         if self.parts:
-            # What has joined answers the requests that wait for it: they are cut after it.
+            # Requests may wait for answers of these parts, so requests are cancelled only after the parts.
             deadline = self.root.backend.clock() + grace
             close_callers.begin_close(self.requests, grace + cleanup, cleanup)
             await self.parts.drain(self.root, grace, cleanup)
@@ -357,7 +359,9 @@ class Application:
         report = self.parts.merged_with(report)
         failed = (*report.failed, *(item for item in self._failures if item.error is not None))
         rest = [item for item in self._failures if item.error is None]
-        cut = [item for item in rest if item.kind == "job"]  # by the server: counted as withdrawn
+        cut = [
+            item for item in rest if item.kind == "job"
+        ]  # cancelled by the server, so counted as withdrawn
         responses = (*report.undelivered, *(item for item in rest if item.kind != "job"))
         seconds = max(report.seconds, self.root.backend.clock() - self._began)
         self.report = replace(
@@ -387,23 +391,23 @@ class Application:
                 process_exit.lost()
 
     async def _end_by_signal(self) -> None:
-        """End the process, unless the server's parent tells the server to: then that is our end."""
+        """End the process by the signal, unless the parent of the server process ends the server before."""
         await anyio.sleep(self.settings.cleanup)
         self._signal.end()
 
     def _cut_lately(self) -> list[ReportEntry]:
-        """Return the requests that the server has cut on its own way down, before it told us."""
+        """Return the requests that the server has cut at the beginning of its shutdown, before the app was told."""
         since = self.root.backend.clock() - _CUT_SECONDS
         return [lost for at, lost in self._cut_by_server if at >= since]
 
     async def _hang_up(self) -> None:
-        """Send the apps of WebSockets their end, before the deadline does."""
+        """Send the apps of WebSockets a disconnect, shortly before the deadline."""
         await anyio.sleep(self.settings.hang_up)
         for exchange in tuple(self.exchanges):
             exchange.hang_up()
 
     async def _see_out(self) -> None:
-        """Wait until every response has been ended, also those of what is stuck."""
+        """Wait until every response has ended, also those of stuck requests."""
         for exchange in tuple(self.exchanges):
             exchange.release()
         if self.exchanges:
@@ -411,7 +415,7 @@ class Application:
                 await self._vacant.wait()
 
     def tell(self, report: Report) -> None:
-        """Write a report, and remember for the exit code whether anything was lost."""
+        """Log a report, and set the exit code if it lists lost work."""
         if not (self._is_silent and report.ok):
             say(logger, logging.INFO if report.ok else logging.ERROR, str(report))
         exit_threads.watch_exit_threads()
@@ -423,21 +427,21 @@ class Application:
 
     @property
     def _has_exit_code(self) -> bool:
-        """Whether the exit of this process is that of a server, which tells of losses: not so in a test, say."""
+        """Whether to set the exit code of this process: it is a server's process, and not a test, for example."""
         told = self._signals or self._server_was_told
         return bool(
             self.settings.exit_code and (told or multiprocessing.parent_process() is not None)
         )
 
     def shutdown_was_cut(self) -> None:
-        """Record that the app's own shutdown was cancelled: what it was to save is lost."""
+        """Record that the app's own shutdown was cancelled, so that the data it should have saved is lost."""
         if self._has_exit_code:
             process_exit.lost()
 
     async def close(self) -> None:
-        """End everything, after the stop; what has to be said then is said.
+        """Close everything after the stop, and log the losses that are not logged yet.
 
-        *Cancel safety*: all is closed, and said, before the cancellation is passed on.
+        *Cancel safety*: if cancelled, both are completed before the cancellation is passed on.
         """
         try:
             await self.root.aclose(self.settings.cleanup)
@@ -451,18 +455,18 @@ class Application:
                 exit_when_only_stuck_is_left(self.root.loop, self.settings.cleanup)
 
     def _tell_the_rest(self) -> None:
-        """Say what the stop has not said: it was cut short, or there was none."""
+        """Log the losses that the stop has not logged, because it was cut short or there was no stop."""
         requests, rest = self.requests.report, self.root.report
         if self.report is None and requests is not None and (self.draining or not requests.ok):
             self._conclude(requests)
-            rest = self.lifespan.report  # the other's is in the root's
+            rest = self.lifespan.report  # the root's report includes that of the requests
         if rest is not None and (rest.stuck or rest.failed):
             self.tell(rest)
 
     async def close_if_idle(self) -> None:
         """Close an app without a lifespan as soon as it has nothing in flight."""
         if self.exchanges or self.draining or self._closing_when_idle or self.requests.services:
-            return  # or it lives, as what a library has started does
+            return  # services of a library keep the app open
         if self.requests.frontier():
             self._closing_when_idle = True
             self.root.spawn(self._close_when_idle, name="close when idle", service=True)

@@ -1,4 +1,4 @@
-"""What has joined the drain of a server: nodes of the mesh, and what drains itself in its own way."""
+"""The parts that have joined the drain of a server: nodes of the mesh, and parts that drain themselves."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Parts:
         services: tuple[str, ...] = (),
     ) -> None:
         self.scope: Scope = scope
-        """What is opened below it is drained along with the requests."""
+        """Scopes below this one are drained together with the requests."""
         self.seconds: float = seconds
-        """How long the drain takes at most."""
+        """The longest time that the drain may take."""
         self.services: tuple[str, ...] = services
-        """The patterns of names that are loops, not work; in hops as well."""
+        """The name patterns of loops that are not work; they apply in hops, too."""
         self.unheld: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-        """The signals that the server hears of at once."""
+        """The signals that reach the server without delay."""
         self.nodes: list[Any] = []
         self._on_node = on_node
         self._drains: dict[str, Drain] = {}
@@ -46,35 +46,35 @@ class Parts:
         self._reports: dict[str, Report] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything drains itself."""
+        """Return whether any part drains itself."""
         return bool(self._drains)
 
     def join(
         self, name: str, drain: Drain, in_flight: Callable[[], InFlight] | None = None
     ) -> None:
-        """Register something that drains itself when the app is drained."""
+        """Register a part that drains itself when the app is drained."""
         self._drains[name if name not in self._drains else f"{name} {len(self._drains)}"] = drain
         if in_flight is not None:
             self._counts.append(in_flight)
 
     def met(self, node: Any) -> None:
-        """Take note of a node that was opened below `scope`."""
+        """Register a node that was opened below `scope`."""
         self.nodes.append(node)
         if self._on_node is not None:
             self._on_node(node)
 
     @property
     def broken(self) -> str | None:
-        """Why a node rejects all messages, if one does."""
+        """Why a node rejects all messages; None if no node does."""
         for node in self.nodes:
             if node.own_scope is not None and node.opened.write_error is not None:
                 return f"node {node.name!r} cannot write its journal"
         return None
 
     def in_flight(self) -> InFlight:
-        """Count what the parts have in flight, each thing once: a task of a protocol is not counted as a hop, too.
+        """Count what the parts have in flight, each piece of work once.
 
-        A hop stands for the request that it is handled in.
+        The task of a protocol like A2A is not counted again as a hop, and a hop is not counted again as a request.
         """
         parts = [count() for count in self._counts]
         told = {scope for part in parts for scope in part.stands_for}
@@ -89,11 +89,11 @@ class Parts:
 
     @property
     def unposted(self) -> int:
-        """How many receipts the nodes have still to post to other agents."""
+        """The number of receipts that the nodes still have to post to other agents."""
         return sum(node.opened.engine.unposted for node in self.nodes)
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
-        """Drain all of them at the same time, and keep their reports."""
+        """Drain all parts at the same time, and keep their reports."""
         jobs = {
             name: root.spawn(_drained, drain, grace, cleanup, name=f"drain of {name}", service=True)
             for name, drain in self._drains.items()
@@ -102,7 +102,7 @@ class Parts:
             self._reports[name] = await job
 
     def merged_with(self, report: Report) -> Report:
-        """Return one report of all of it."""
+        """Return one report that combines this one with those of all parts."""
         others = tuple(self._reports.values())
         if not others:
             return report
@@ -120,7 +120,7 @@ class Parts:
 
 
 def counted_in_flight(found: Mapping[str, int], unposted: int) -> str:
-    """Return what a drain waits for, in words: counts of what is in flight, and receipts that are still to be posted."""
+    """Return in words how much a drain waits for: the work in flight, and receipts that are not posted yet."""
     told = [f"{n} {word}{'s' * (n != 1)}" for word, n in found.items() if n]
     receipts = f"{unposted} receipt{'s' * (unposted != 1)} to be posted"
     in_flight = f"{', '.join(told) or 'nothing'} in flight"

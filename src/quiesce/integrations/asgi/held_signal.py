@@ -1,16 +1,17 @@
 """SIGTERM, held back from the server until the app is drained.
 
-Every server stops accepting as soon as it hears of SIGTERM, cuts WebSockets, and gives open requests
-its own time, not ours. So it does not hear of it: at startup its handler is replaced by ours, and when
-the drain is over the server is told to stop, each in its own words:
+At SIGTERM a server stops accepting connections, cuts WebSockets, and gives open requests a time limit of its
+own. So at startup our handler replaces the server's. When the drain is over, the server is told to stop, in a
+way that depends on the server:
 
-- uvicorn: its handler belongs to an object with `should_exit`, its documented switch. (To repeat the
-  signal would end the process by it, with -15, however well everything went.)
-- hypercorn, granian and gunicorn's ASGI worker have given theirs to the event loop. asyncio's own loop
-  shows it, so they get it back, and the signal once more. uvloop does not: there they are told by
-  SIGINT, which the first two treat the same (the last one leaves its lifespan's shutdown out).
-- hypercorn on trio has none for SIGTERM at all; SIGINT, there, is a KeyboardInterrupt that it handles.
-- Others that have set a handler get it back, and the signal once more.
+- uvicorn: its handler belongs to an object with `should_exit`, which is documented. (If the signal were
+  raised again, uvicorn would end its process by the signal, with exit code -15 even after a clean drain.)
+- hypercorn, granian and gunicorn's ASGI worker give their handler to the event loop. asyncio's own loop
+  shows the handler, so it is restored and the signal is raised again. uvloop does not show it, so SIGINT is
+  raised: hypercorn and granian treat it in the same way, and gunicorn's worker then skips the lifespan's
+  shutdown.
+- hypercorn on trio does not handle SIGTERM. SIGINT is raised, and hypercorn handles the KeyboardInterrupt.
+- Any other server's handler is restored, and the signal is raised again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SIGNAL = signal.SIGTERM
 
 
 class HeldSignal:
-    """One event loop's SIGTERM: ours until it is let go."""
+    """The SIGTERM of one event loop, held back from the server until `let_go()`."""
 
     def __init__(self, scope: Scope, on_signal: Callable[[], None]) -> None:
         self._backend = scope.backend
@@ -45,16 +46,15 @@ class HeldSignal:
         self._on_signal = on_signal
         self._before: Any = None
         self._by_loop = False
-        self._in_loop: tuple[Any, ...] | None = (
-            None  # the function that the loop had, and arguments
-        )
+        # The handler that the event loop had: its function and arguments.
+        self._in_loop: tuple[Any, ...] | None = None
         self._receiver = ExitStack()
-        self._arrived = self._heard = 0  # signals: those that the loop knows, and has told us of
+        self._arrived = self._heard = 0  # signals that came, and that the loop has delivered
         self._limited: Any = None  # the uvicorn that was given a limit
         self.held: bool = False
 
     def take(self) -> bool:
-        """Begin to hold it; False where that is impossible: only a main thread has signals."""
+        """Begin to hold the signal. Return False where that is impossible, as outside of the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return False
         self._before = signal.getsignal(_SIGNAL)
@@ -68,9 +68,10 @@ class HeldSignal:
             try:
                 self._by_loop = loop.remove_signal_handler(_SIGNAL)
                 loop.add_signal_handler(_SIGNAL, self._told)
-                signal.signal(_SIGNAL, self._note)  # in place of the loop's, which does nothing
-                signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - as it is called
-            except (NotImplementedError, RuntimeError, ValueError):  # no such loop (Windows)
+                # In place of the loop's own function, which does nothing.
+                signal.signal(_SIGNAL, self._note)
+                signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - its only form
+            except (NotImplementedError, RuntimeError, ValueError):  # on Windows
                 self._receiver.close()
                 return False
         self.held = True
@@ -81,18 +82,18 @@ class HeldSignal:
             self._told()
 
     def _note(self, _: int, __: object) -> None:
-        """Count a signal in the step in which it comes: the loop calls `_told` later, if at all."""
+        """Count a signal when it comes. The loop calls `_told` later, or never if it has stopped."""
         self._arrived += 1
 
     def _told(self) -> None:
         if self._backend.name != "trio" and self._heard >= self._arrived:
-            return  # it was not for this process: a forked child has the same socket
+            return  # the signal came to a forked child, which shares the loop's socket
         self._heard += 1
-        pass_on(self._before)  # to a node of the mesh, whose open calls hold up the server
+        pass_on(self._before)  # a node of the mesh ends its open calls, for which the server waits
         self._on_signal()
 
     def let_go(self, seconds: float) -> bool:
-        """Notify the server that it is to stop; False if it has no handler: then only its parent can do so.
+        """Notify the server to stop. Return False if it has no handler, so that only its parent process can end it.
 
         A uvicorn without a limit of its own would wait for ever for a client that does not read its answer. It waits for
         `seconds`.
@@ -115,7 +116,8 @@ class HeldSignal:
             self.give_back()
             signal.raise_signal(_SIGNAL)
         else:
-            return self._before is not signal.SIG_DFL  # ignored: then the server wants no news
+            # A server that ignores the signal is left alone.
+            return self._before is not signal.SIG_DFL
         return True
 
     def count_unread(self) -> int:
@@ -124,19 +126,19 @@ class HeldSignal:
         return len(getattr(state, "connections", ()))
 
     def end(self) -> None:
-        """End by the signal, as a process does that does not handle it."""
+        """End this process by the signal, as if it had no handler."""
         self.give_back()
         signal.raise_signal(_SIGNAL)
 
     def give_back(self) -> None:
-        """Put the handler back that was there; not one of uvloop's, which cannot be had again.
+        """Restore the earlier handler. A handler that was given to uvloop cannot be restored.
 
-        That handler also gets a signal that has come, and that the loop has not told us of: it never will.
+        If a signal has come that the loop has not delivered yet, the restored handler gets it.
         """
         if not self.held:
             return
         if self._by_loop and self._in_loop is None:
-            self._receiver.close()  # a child that is forked from now on is as one of uvloop alone
+            self._receiver.close()  # children that are forked from now on have uvloop's handler
             return
         self.held = False
         self._restore()
@@ -148,12 +150,12 @@ class HeldSignal:
         if self._backend.name == "trio":
             return
         loop: Any = self._backend.loop
-        with suppress(RuntimeError):  # the loop is closed, and has done so itself
+        with suppress(RuntimeError):  # the loop is closed, and has removed its handlers
             loop.remove_signal_handler(_SIGNAL)
             if self._in_loop is not None:
                 loop.add_signal_handler(_SIGNAL, *self._in_loop)
                 return
-        if self._before is not None:  # None: not one of Python's
+        if self._before is not None:  # None: a handler not set by Python, which cannot be restored
             signal.signal(_SIGNAL, self._before)
 
 
@@ -162,7 +164,7 @@ def _has_handler(number: signal.Signals) -> bool:
 
 
 def _handler_in(loop: Any) -> tuple[Any, ...] | None:
-    """Return the handler that an asyncio loop has for the signal; asyncio has no public way to ask."""
+    """Return an asyncio loop's handler for the signal. asyncio has no public function for this."""
     handle: Any = getattr(loop, "_signal_handlers", {}).get(_SIGNAL)
     function = getattr(handle, "_callback", None)
     return None if function is None else (function, *(getattr(handle, "_args", None) or ()))

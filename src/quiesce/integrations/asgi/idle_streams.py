@@ -1,7 +1,7 @@
-"""Streams that are known to carry no work: a client keeps one open for whatever the server may have to tell it.
+"""Idle streams: requests that a client keeps open for later notices of the server, and that carry no work.
 
-MCP over streamable HTTP has one in each session: a GET with the session's id, which accepts an event stream. By the
-protocol it carries no answer to a request of the client's, unless it resumes a stream that was interrupted.
+MCP over streamable HTTP has one in each session: a GET with the session's id that accepts an event stream. By the
+protocol it does not carry answers to the client's requests, unless it resumes an interrupted stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVENTS = b"text/event-stream"
 
 
 def is_idle_stream(scope: AsgiScope) -> bool:
-    """Return whether a request asks for such a stream."""
+    """Return whether a request opens an idle stream."""
     if scope.get("method") != "GET":
         return False
     headers = dict(scope.get("headers", ()))

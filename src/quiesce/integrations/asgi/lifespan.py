@@ -1,7 +1,7 @@
-"""The lifespan: ours around the app's, which need not have one.
+"""The lifespan of the middleware, around the app's own lifespan, if the app has one.
 
-The app's own runs as a job of its scope. It hears of the shutdown when the drain is over, so that what
-requests still use (pools, clients, queues) is closed after the last of them.
+The app's lifespan runs as a job. It gets the shutdown message when the drain is over, so that it closes its
+resources (pools, clients, queues) after the last request that uses them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Lifespan:
         self._asgi = asgi
         self._shutdown = Latch(backend)
         self._messages: list[Message] = []
-        self._answered = Latch(backend)  # the startup was answered, or the app has ended
-        self._ended = Latch(backend)  # likewise the shutdown
+        self._answered = Latch(backend)  # the app has answered the startup, or has returned
+        self._ended = Latch(backend)  # the app has answered the shutdown, or has returned
         self._answers: dict[str, Message] = {}
         self._asked = 0
         self._error: Exception | None = None
@@ -46,9 +46,9 @@ class Lifespan:
     async def run(self, receive: Receive, send: Send) -> None:
         """Start up, wait for the shutdown, drain, and shut down.
 
-        *Cancel safety*: everything is closed before the cancellation is passed on.
+        *Cancel safety*: if cancelled, everything is closed before the cancellation is passed on.
 
-        *Raises*: what the app raised in its own lifespan.
+        *Raises*: the error of the app's own lifespan.
         """
         try:
             started = await self._start(await receive(), send)
@@ -68,7 +68,7 @@ class Lifespan:
         await self._answered.wait()
         answer = self._answers.get("startup")
         if answer is None and self._error is not None and self._asked:
-            raise self._error  # it has one, and that fell over: the server's to judge
+            raise self._error  # the app has a lifespan, which failed: the server decides
         if answer is None:
             logger.info("the app has no lifespan of its own: %r", self._error)
             self._error = None
@@ -90,7 +90,7 @@ class Lifespan:
         await application.stopped("the server shuts down", notice=0)
 
     async def _stop(self, message: Message) -> None:
-        """Pass the shutdown on to the app, and wait for its answer as long as for a drain."""
+        """Pass the shutdown on to the app, and wait for its answer, at most for the time of a drain."""
         self._messages.append(message)
         self._shutdown.open()
         limit = self._application.settings.grace + self._application.settings.cleanup
@@ -113,10 +113,10 @@ class Lifespan:
     # The app's side.
 
     async def _call(self) -> None:
-        drain_of_server.set(self._application.parts)  # in the context of this job, and below it
+        drain_of_server.set(self._application.parts)  # for this job and the tasks that it starts
         try:
             await awaitable(self._target, self._asgi, self._receive, self._send)
-        except Exception as error:  # noqa: BLE001 - run() raises it, or says it
+        except Exception as error:  # noqa: BLE001 - run() raises or logs it
             self._error = error
         finally:
             self._answered.open()
@@ -127,7 +127,7 @@ class Lifespan:
         if self._asked > 1:
             await self._shutdown.wait()
         if not self._messages:
-            await anyio.sleep_forever()  # there is nothing after the shutdown
+            await anyio.sleep_forever()  # no message follows the shutdown
         return self._messages.pop(0)
 
     async def _send(self, message: Message) -> None:
@@ -139,5 +139,5 @@ class Lifespan:
             self._answers["shutdown"] = message
             self._ended.open()
         else:
-            text = f"an app's lifespan does not send {kind!r}"
+            text = f"an app must not send {kind!r} in its lifespan"
             raise ValueError(text)

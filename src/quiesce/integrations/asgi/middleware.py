@@ -1,4 +1,4 @@
-"""The middleware itself: which call is handled how."""
+"""`Quiesce`, the middleware, and how it handles each kind of call."""
 
 from __future__ import annotations
 
@@ -24,59 +24,62 @@ __all__ = ["Quiesce"]
 
 logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
-_MARK = "quiesce"  # in the scope of a call: who handles it already
+_MARK = "quiesce"  # a key in the ASGI scope of a call: the `Quiesce` that handles the call
 _PROBES = {"GET", "HEAD"}
 _KINDS = {"lifespan", "http", "websocket"}
 
 
 class Quiesce:
-    """An ASGI app that is drained on SIGTERM, and says what was lost.
+    """An ASGI app that is drained on SIGTERM and reports what was lost.
 
     ```python
     app = Quiesce(app, grace=30)
     ```
 
-    Every request has a scope, which adopts (on asyncio) whatever its handler starts; what still runs
-    when the response is out goes on below the app's scope. On SIGTERM the readiness path answers 503 at
-    once; new requests are served for another `notice` seconds and refused then (503, `Retry-After`); open
-    requests, streams, background tasks and hops of the mesh have `grace` seconds, and what is left then is
-    cancelled and reported. Only after that the server hears of the signal. The beginning and the report are
-    logged (`quiesce.asgi`), or written to standard error if logging is not configured, and the exit code is
-    1 if anything was lost. A handler may wait for the drain by `await quiesce.current_scope().closing()`.
+    Every request has a scope. On asyncio the scope adopts all tasks that the handler starts; tasks that still
+    run after the response go on below the app's scope. On SIGTERM:
 
-    It is the outermost of the wrappers of an app. Wrappers inside (`node.asgi()`, an A2A handler, another
-    `Quiesce`) leave the drain to it: its times count, and its report has all of it.
+    1. The readiness path answers 503 at once. New requests are still served for `notice` seconds.
+    2. New requests are refused (503 with `Retry-After`). Open requests, streams, background tasks and hops of
+       the mesh have `grace` seconds. The work that is left then is cancelled and reported.
+    3. The server gets the signal. The exit code is 1 if work was lost.
+
+    The beginning and the report are logged (`quiesce.asgi`), or written to standard error if logging is not
+    configured. A handler can wait for the drain: `await quiesce.current_scope().closing()`.
+
+    `Quiesce` must be the outermost wrapper of the app. Wrappers inside (`node.asgi()`, an A2A handler, another
+    `Quiesce`) leave the drain to it: its times apply, and its report includes their work.
 
     Args:
         app: The ASGI application.
-        grace: How many seconds open requests, WebSockets, background tasks and hops have.
-        cleanup: How many seconds what was cancelled may take to clean up.
-        node: The node of the mesh that the app takes part with, as by `node.asgi(app)`: messages of
-            cascades become hops, and the node is open from before the app's startup until the drain is over.
-        notice: For how many seconds after SIGTERM new requests are still served, while load balancers
-            find out by the readiness path.
+        grace: How many seconds open requests, WebSockets, background tasks and hops have to finish.
+        cleanup: How many seconds cancelled work may take to clean up.
+        node: The app's node in a mesh, as in `node.asgi(app)`: messages of cascades become hops. The node is
+            open from before the app's startup until the drain is over.
+        notice: How many seconds after SIGTERM new requests are still served, so that load balancers have
+            time to notice the readiness path.
         hang_up: How many seconds a WebSocket goes on in a drain before its app receives
             `websocket.disconnect`, code 1001; None: shortly before the deadline.
         services: Patterns (as in `fnmatch`) of names that are loops, not work: of requests that never
-            end by themselves (`"GET /events"`, `"WS /feed"`), and of adopted tasks. They do not hold up
-            a drain, and to end them is not a loss. In hops they count as those of `Node(services=…)` do: no
-            verdict waits for such a task.
-        retry_after: The seconds that `Retry-After` names.
-        ready: The path of the readiness probe; None: none.
-        frontier: The path that shows what is in flight, as JSON; True: `/quiesce/frontier`; None,
-            the default: none. It shows paths and source lines: keep it from the public.
-        hold_signal: Whether SIGTERM is held back from the server until the app is drained. Without it,
-            the drain begins when the server shuts its lifespan down.
-        exit_code: Whether the process exits with 1 if anything was lost.
-        name: What the app is called in frontiers and reports.
+            end by themselves (`"GET /events"`, `"WS /feed"`), and of adopted tasks. A drain does not wait
+            for them, and ending them is not a loss. In hops they apply like those of `Node(services=…)`: a
+            verdict does not wait for such a task.
+        retry_after: The number of seconds in `Retry-After`.
+        ready: The path of the readiness probe; None: no probe.
+        frontier: The path that shows the work in flight as JSON; True: `/quiesce/frontier`; None, the
+            default: no such path. It shows paths and source lines, so do not make it public.
+        hold_signal: Whether SIGTERM is held back from the server until the app is drained. If not, the
+            drain begins when the server shuts its lifespan down.
+        exit_code: Whether the process exits with 1 if work was lost.
+        name: The app's name in frontiers and reports.
 
     Raises:
-        ArgumentError: an option cannot be, or `app` cannot be an ASGI application.
-        TypeError: the second argument is a node, which is to be given as `node=`.
+        ArgumentError: an option cannot work, or `app` is not an ASGI application.
+        TypeError: the second argument is a node; pass it as `node=`.
     """
 
     drains_server = True
-    """That nothing else may drain what is around it: see `Node.asgi()`."""
+    """Shows `Node.asgi()` that this app drains its server, so that no node may be put around it."""
 
     def __init__(  # noqa: PLR0913 - each is an option
         self,
@@ -95,7 +98,7 @@ class Quiesce:
         exit_code: bool = True,
         name: str = "app",
     ) -> None:
-        """Wrap an application; nothing is opened before the server calls."""
+        """Wrap an application; nothing is opened before the server's first call."""
         middleware_settings.check_app(app)
         middleware_settings.check_place(grace)
         if node is not None:
@@ -111,14 +114,14 @@ class Quiesce:
             hold_signal=hold_signal, exit_code=exit_code,
         )  # fmt: skip
         self._application: Application | None = None
-        self._entry: App = self._handle  # behind what answers other nodes, if there is a node
+        self._entry: App = self._handle  # inside a `CascadeFront`, if the app has a node
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the app: code that uses `app.state` goes on to work after `app = Quiesce(app)`.
+        """Return an attribute of the app, so that `app.state` still works after `app = Quiesce(app)`.
 
         *Raises*: `AttributeError` if the app has no such attribute.
         """
-        if name.startswith("_"):  # of a class of its own, or before it was made
+        if name.startswith("_"):  # private names, also those that are read before `__init__`
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(message)
         return getattr(self.app, name)
@@ -127,25 +130,25 @@ class Quiesce:
 
     @property
     def scope(self) -> Scope | None:
-        """The scope of all requests and what they have left running; None before the startup."""
+        """The scope of all requests and of the work that they have left running; None before the startup."""
         return None if self._application is None else self._application.requests
 
     @property
     def draining(self) -> bool:
-        """Whether the drain has begun: not ready any more."""
+        """Whether the drain has begun."""
         return self._application is not None and self._application.draining
 
     @property
     def report(self) -> Report | None:
-        """What became of everything; None until the drain is over."""
+        """How everything has ended; None until the drain is over."""
         return None if self._application is None else self._application.report
 
     async def drain(self) -> Report:
         """Stop as on SIGTERM, the notice included, but leave the server running.
 
-        *Cancel safety*: the drain goes on.
+        *Cancel safety*: if cancelled, the drain goes on.
 
-        *Raises*: `UsageError` if the app does not run here.
+        *Raises*: `UsageError` if the app does not run in this event loop.
         """
         application = self._application
         if application is None or not application.is_open:
@@ -156,13 +159,13 @@ class Quiesce:
     # Serving.
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Handle a call of the server: a lifespan, a request, a WebSocket.
+        """Handle a call of the server: a lifespan, a request or a WebSocket.
 
-        *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
+        *Cancel safety*: if cancelled, the app is cancelled, and has ended before the cancellation is passed on.
         """
         kind = scope["type"]
         if _MARK in scope or kind not in _KINDS:
-            # Another one around it does it all.
+            # Another `Quiesce` around this one handles the call.
             await middleware_settings.awaitable(self.app, scope, receive, send)
             return
         scope[_MARK] = self
@@ -193,16 +196,16 @@ class Quiesce:
         await Lifespan(application, self.app, scope).run(receive, send)
 
     def _answer_nodes(self, node: Node) -> None:
-        """Answer other nodes outside of the requests: hops that are drained need their receipts."""
+        """Answer calls of other nodes even during a drain, because draining hops need their receipts."""
         from quiesce.mesh.transport.asgi_front import CascadeFront  # noqa: PLC0415 - only with a node
 
         self._entry = CascadeFront(node, self._entry, inside=self.app)
 
     @staticmethod
     async def _refuse_order(receive: Receive, send: Send) -> None:
-        """Fail the startup inside of a node that is opened and closed around this.
+        """Fail the startup, because a node around this app would be drained separately.
 
-        *Raises*: `UsageError`, always.
+        *Raises*: always `UsageError`.
         """
         from quiesce.mesh.transport.asgi_server import WRONG_ORDER  # noqa: PLC0415 - as above
 
@@ -211,13 +214,13 @@ class Quiesce:
         raise UsageError(WRONG_ORDER)
 
     async def _serve(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve while there is no lifespan, or a drain: seldom."""
+        """Serve a request without a lifespan or during a drain. These cases are rare."""
         application = self._application
         if application is not None and not application.serves and application.refuses:
             await answers.refuse_request(scope, send, self._settings.retry_after)
             return
         if application is None or not application.is_open:
-            # Mounted below another app, or without a lifespan: open for as long as there is work.
+            # The app is mounted below another app, or the server has no lifespan: the run is open while the app has work.
             application = await Application.open(self._settings, lives=False)
             self._application = application
         try:
@@ -227,7 +230,7 @@ class Quiesce:
                 await application.close_if_idle()
 
     def _is_own(self, scope: AsgiScope) -> bool:
-        """Return whether something is asked of us and not of the app."""
+        """Return whether the middleware itself answers a request."""
         own = self._settings.own_paths
         return answers.path_of(scope) in own and scope.get("method") in _PROBES
 
@@ -245,6 +248,6 @@ class Quiesce:
         return None if self._application is None else self._application.parts.broken
 
     def _in_flight(self) -> str:
-        if self._application is None:  # no request so far, and no lifespan
+        if self._application is None:  # there was no lifespan and no request yet
             return Frontier("requests", "new", ()).to_json(indent=1)
         return self._application.requests.frontier().to_json(indent=1)

@@ -1,4 +1,4 @@
-"""The options of the middleware, checked; and the check of an application."""
+"""Checks the options of the middleware, and the application that it wraps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 FRONTIER_PATH = "/quiesce/frontier"
-_TELL_SHARE = 0.1  # of the grace is left to a WebSocket's app that is told late
+_TELL_SHARE = 0.1  # the share of the grace that a WebSocket's app has after its disconnect
 _ASGI_PARAMETERS = 3
 
 
 class MiddlewareSettings:
-    """The options of one middleware, checked; each error says what to do."""
+    """The checked options of one middleware, which are those of `Quiesce`."""
 
     __slots__ = (
         "cleanup", "code", "exit_code", "grace", "hang_up", "hold_signal", "is_service",
@@ -48,7 +48,6 @@ class MiddlewareSettings:
         hold_signal: bool,
         exit_code: bool,
     ) -> None:
-        """Check the options, which are those of `Quiesce`."""
         number: object = retry_after
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             message = (
@@ -71,7 +70,7 @@ class MiddlewareSettings:
         self.hold_signal: bool = hold_signal
         self.exit_code: bool = exit_code
         self.code: CodeType = app_code(app) or awaitable.__code__
-        """Where the app is, for people who read a report."""
+        """The place of the app's code, for reports."""
 
 
 def _path(what: str, value: str | None) -> str | None:
@@ -82,37 +81,39 @@ def _path(what: str, value: str | None) -> str | None:
 
 
 def check_app(app: object) -> None:
-    """Refuse what cannot be an ASGI application."""
+    """Raise unless `app` can be called like an ASGI application."""
     if not callable(app):
-        hint = ": import it, and give the application itself" if isinstance(app, str) else ""
+        hint = ": import it, and pass the application itself" if isinstance(app, str) else ""
         message = f"Quiesce() wraps an ASGI application, not {app!r}{hint}"
         raise ArgumentError(message)
     if isinstance(app, type):
-        message = f"Quiesce() wraps an ASGI application, not the class {app.__name__}: make one"
+        message = (
+            f"Quiesce() wraps an ASGI application, not the class {app.__name__}: make an instance"
+        )
         raise ArgumentError(message)
     try:
         inspect.signature(app).bind(*[None] * _ASGI_PARAMETERS)
     except TypeError:
         message = (
-            f"{app!r} is not an ASGI application: it is not called as app(scope, receive, send)"
+            f"{app!r} is not an ASGI application: it cannot be called as app(scope, receive, send)"
         )
         raise ArgumentError(message) from None
     except ValueError:
-        pass  # made in C: nothing is known of it
+        pass  # a function written in C has no signature
 
 
 def check_place(grace: object) -> None:
-    """Refuse a node in the place of the grace."""
+    """Raise if a node is passed as the grace."""
     if hasattr(grace, "asgi"):
         message = (
-            f"the second argument of Quiesce() is the grace, in seconds, and not {grace!r}:"
+            f"the second argument of Quiesce() is the grace in seconds, not {grace!r}:"
             " write Quiesce(app, node=node)"
         )
         raise TypeError(message)
 
 
 def check_bare(app: object, *, is_quiesce: bool) -> None:
-    """Refuse to put a node around an app that drains its server: the node belongs inside of that drain."""
+    """Raise if `app` drains its server itself: a node must be part of that drain, so it is passed to that app."""
     if hasattr(app, "drains_server"):
         given, instead = (
             ("Quiesce(Quiesce(app), node=node)", "Quiesce(app, node=node), once")
@@ -120,7 +121,7 @@ def check_bare(app: object, *, is_quiesce: bool) -> None:
             else ("Quiesce(quiesce_app(agent), node=node)", "quiesce_app(agent, node=node)")
         )
         message = (
-            f"{given}: the inner app drains its server already, and the node has to be part of that drain."
+            f"{given}: the inner app already drains its server, and the node must be part of that drain."
             f" Write {instead}"
         )
         raise ArgumentError(message)

@@ -1,8 +1,8 @@
-"""One request or WebSocket: a scope, the app as a job in it, and an end that the client understands.
+"""One request or WebSocket: its scope, the app as a job in it, and the end of its response.
 
-The server's own task only waits for the job, so the app can be cancelled at the deadline while the
-server's task goes on to end the response. If the server cancels its task, the app is cancelled, as it
-would be without us. What the app has left running when it returns is handed to the scope of all requests.
+The server's own task only waits for the job. So at the deadline the app can be cancelled while the server's
+task ends the response. If the server cancels its task, the app is cancelled, as without this middleware.
+Work that the app has left running when it returns is handed to the scope of all requests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ logger: logging.Logger = logging.getLogger("quiesce.asgi")
 
 GOING_AWAY = 1001
 _OPEN = ScopeState.OPEN
-# Bodies that are a row of messages: an early end is an end. Any other body that ends early must look
-# broken to the client, or it would take a part for the whole.
+# The content types of bodies that are sequences of messages, which may end after any message. Any other body
+# that ends early must look broken to the client, or the client would take a part for the whole.
 _ROWS_OF_MESSAGES = (
     b"text/event-stream",
     b"application/x-ndjson",
@@ -55,19 +55,19 @@ _ROWS_OF_MESSAGES = (
 
 
 class RequestScope(LightScope):
-    """The scope of a request; its parent is that of all requests.
+    """The scope of a request, below the scope of all requests.
 
-    If the middleware is called inside of another scope (other middleware has opened one for this very request),
-    that scope holds this one until all that the request has started is over.
+    If the middleware is called inside another scope (other middleware has opened one for this request), that scope
+    holds this one until everything that the request has started has ended.
     """
 
     __slots__ = ("parts",)
 
     parts: list[Any]
-    """The tasks that the request had in task groups when it was handed over, running, to be cut."""
+    """The tasks in task groups of the request that still ran when it was handed over; the drain may cut them."""
 
     def hand_over_to(self, parent: TreeNode) -> int:
-        """Hand all over; the entry of the request names what it has in task groups, if the drain cuts both."""
+        """Hand everything over. If the drain cuts the request and tasks in its task groups, the report has one entry for all."""
         hosts = {held: host_of(held) for held in self.holds.values() if isinstance(held, Task)}
         self.parts = [task for task in hosts if _is_in_request(task, hosts)]
         for task in self.parts:
@@ -75,21 +75,21 @@ class RequestScope(LightScope):
         return super().hand_over_to(parent)
 
     def name_parts(self, node: TreeNode) -> None:
-        """Name them after all: the request has gone on without them."""
+        """Add the cancelled parts to the report after all, because the request went on without them."""
         node.cancelled_holds += [task for task in getattr(self, "parts", ()) if task.cancelled()]
 
     async def closing(self) -> None:
-        """Wait for the drain of the app: when the request ends, what it leaves goes on.
+        """Wait for the drain of the app. The end of the request does not count: work that it has left goes on.
 
-        *Cancel safety*: may be cancelled at any time; it has no effect.
+        *Cancel safety*: may be cancelled at any time.
         """
         requests = self.parent
-        assert isinstance(requests, Scope)  # noqa: S101 - opened with one
+        assert isinstance(requests, Scope)  # noqa: S101 - its parent since it was opened
         await requests.closing()
 
 
 def _is_in_request(task: Any, hosts: dict[Any, Any]) -> bool:
-    """Return whether a task is in a task group of the job of a request, or in one inside of such a group."""
+    """Return whether a task is in a task group of a request's job, directly or in a nested group."""
     outer = task
     while hosts[outer] in hosts:
         outer = hosts[outer]
@@ -158,20 +158,19 @@ class RequestExchange:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is a service: it never ends by itself, and nothing waits for it."""
+        """Whether the request is a service: it does not end by itself, and a drain does not wait for it."""
         return self._service
 
     @property
     def scope(self) -> RequestScope:
-        """The scope of the request."""
         return self._scope
 
     async def run(self) -> None:
         """Call the app with the request.
 
-        *Cancel safety*: the app is cancelled, and its end waited for, before it is passed on.
+        *Cancel safety*: if cancelled, the app is cancelled, and has ended before the cancellation is passed on.
 
-        *Raises*: what the app raised.
+        *Raises*: the error of the app.
         """
         app, name = self._app, answers.request_name(self._asgi)
         self._service = is_idle_stream(self._asgi) or bool(
@@ -183,7 +182,7 @@ class RequestExchange:
             self._scope = RequestScope(model, name, code)
             if current.get() is not None:
                 self._be_held()
-        except ScopeClosed:  # nothing may begin any more
+        except ScopeClosed:  # the app drains
             await answers.refuse_request(self._asgi, self._raw_send, app.settings.retry_after)
             return
         if app.adopts and not self._service:
@@ -211,7 +210,7 @@ class RequestExchange:
                 app.left(self)
 
     def _be_held(self) -> None:
-        """Hold all that the request starts in the scope that the request is in, if it is in one."""
+        """Make the scope around the request, if there is one, hold everything that the request starts."""
         self._outer = outer = self._app.outer()
         if outer is not None:
             try:
@@ -227,7 +226,7 @@ class RequestExchange:
         self._job.call_when_done(self.release)
 
     async def _leave(self) -> None:
-        """Hand what the request has left running to the app's scope; or keep it, if an outer scope waits for it."""
+        """Hand the work that the request has left running to the app's scope, unless an outer scope waits for it."""
         app, scope = self._app, self._scope
         if self._outer is not None and scope.close_plan is None and app.root.phase is _OPEN:
             app.see_off(scope)
@@ -240,34 +239,32 @@ class RequestExchange:
             await awaitable(self._target, self._asgi, self._receive, self._send)
         except (Exception, BaseExceptionGroup) as error:
             if self._app.cut:
-                raise  # it fell over when it was cancelled: that is for the report
+                raise  # the app failed when it was cancelled, which the report lists
             self._error = error
         self._returned = True
         while self._dealt_with_cut and isinstance(self._job, Task) and self._job.cancelling():
-            self._job.uncancel()  # as asyncio has it: the response is complete, nothing was lost
+            self._job.uncancel()  # the response is complete, so the cancellation cost nothing
         if self._app.adopts and self._scope.settle(self._job):
             self._settled = True
             self.release()
 
     def _seen(self, job: Any) -> None:
-        """See the end of a job that has not settled itself: it was cancelled, or has failed."""
+        """Record the end of a job that has not settled itself, because it was cancelled or has failed."""
         if not self._settled:
             ended_well = not job.cancelled() and job.exception() is None
             if ended_well and not was_cut(job.owner_node, job):
                 self._scope.name_parts(job.owner_node)
             if ended_well and named_once.is_named(job.owner_node, job):
-                job.owner_node.discard_hold(
-                    job
-                )  # the report has it as the handler of a hop, which was cut
+                job.owner_node.discard_hold(job)  # the report lists it as the handler of a hop
             else:
                 _task_done(job)
             self.release()
 
     async def _outlast(self) -> None:
-        """Cancel the app, as often as the server does, and wait for its end."""
+        """Cancel the app, and again whenever the server cancels its own task; wait until the app has ended."""
         app = self._app
         self._job.cancel()
-        with anyio.CancelScope(shield=True):  # from what anyio and trio deliver over and over
+        with anyio.CancelScope(shield=True):  # anyio and trio repeat a cancellation
             while not self._over:
                 self._waiter = app.waiter()
                 try:
@@ -275,10 +272,10 @@ class RequestExchange:
                 except app.cancelled:
                     self._job.cancel()
         if self._service:
-            return  # to end it is not a loss
+            return  # ending a service is not a loss
         if not (self._complete or self._closed):
             app.cut_by_server(self._as_lost())
-        elif self._error is not None or not self._returned:  # what it does after its response
+        elif self._error is not None or not self._returned:  # cut in its work after the response
             app.cut_by_server(replace(self._as_lost(), kind="job", error=self._error))
 
     def release(self) -> None:
@@ -291,7 +288,7 @@ class RequestExchange:
     # The end.
 
     async def _end(self) -> None:
-        """End the response if the app has not, and it was for us to end it."""
+        """End the response if the app was cut before it has ended the response itself."""
         if not self._returned and not self._app.cut:
             message = f"the app has cancelled its own task in {self._job.name}"
             raise RuntimeError(message)
@@ -327,12 +324,12 @@ class RequestExchange:
         age = self._scope.backend.clock() - job.since
         return ReportEntry("response", job.name, self._app.requests.name, job.where, age, {})
 
-    # What the app gets.
+    # The functions that the app gets.
 
     async def _send(self, message: Message) -> None:
         if self._taken:
             text = "the server is shutting down, and has ended this response"
-            raise OSError(text)  # as servers do it when the client is gone
+            raise OSError(text)  # as servers do when the client is gone
         kind = message["type"]
         if kind == "http.response.start":
             message = self._begin(message)
@@ -346,7 +343,7 @@ class RequestExchange:
             self._closed = True
         if self._app.cut and (self._complete or self._closed):
             self._dealt_with_cut = True
-        # What the server starts in here is the server's, not the app's.
+        # Tasks that the server starts in this call belong to the server, not to the app.
         token = current.set(self._outer)
         try:
             await self._raw_send(message)
@@ -356,7 +353,7 @@ class RequestExchange:
     def _begin(self, message: Message) -> Message:
         self._started = True
         self._headers = headers = message.get("headers", ())
-        if type(headers) is not list:  # perhaps it can be read only once
+        if type(headers) is not list:  # an iterator can be read only once
             self._headers = list(headers)
             message = {**message, "headers": self._headers}
         if self._app.draining and answers.wants_closing(self._asgi):
@@ -364,7 +361,7 @@ class RequestExchange:
         return message
 
     async def _receive(self) -> Message:
-        """Receive from the client; from a WebSocket's until we hang up."""
+        """Receive a message from the client; after `hang_up()`, return a disconnect to the app of a WebSocket."""
         token = current.set(self._outer)  # as in _send
         try:
             if not self._is_websocket:
@@ -382,7 +379,7 @@ class RequestExchange:
         return {"type": "websocket.disconnect", "code": GOING_AWAY, "reason": reason}
 
     def hang_up(self) -> None:
-        """Send the app of a WebSocket its end, as if the client had left."""
+        """Send the app of a WebSocket a disconnect, as if the client had left."""
         if self._is_websocket:
             self._hung_up = True
             for waiting in tuple(self._waiting) if self._accepted else ():

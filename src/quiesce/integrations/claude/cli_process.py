@@ -74,12 +74,10 @@ class CliProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None while the process runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -91,7 +89,6 @@ class CliProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the process group."""
         self._process.kill()
 
     def send_signal(self, number: int) -> None:

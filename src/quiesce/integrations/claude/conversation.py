@@ -362,7 +362,6 @@ class OwnedTransport:
         await connection.enter()
 
     def read_messages(self) -> Any:
-        """Return the transport's messages."""
         messages = self._inner.read_messages()
         return messages if self._connection is None else self._connection.reading(messages)
 
@@ -372,5 +371,4 @@ class OwnedTransport:
             await self._connection.exit()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the wrapped transport's attribute."""
         return getattr(self._inner, name)

@@ -32,7 +32,6 @@ class SendingEnd:
     """The sending end of the SDK's memory stream."""
 
     def __init__(self, inner: MemoryObjectSendStream[Any], receiving: ReceivingEnd) -> None:
-        """Wrap anyio's stream."""
         self._inner = inner
         self._receiving = receiving
 
@@ -55,7 +54,6 @@ class SendingEnd:
             await self._inner.send(item)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of anyio's stream."""
         return getattr(self._inner, name)
 
 
@@ -63,7 +61,6 @@ class ReceivingEnd:
     """The receiving end of the SDK's memory stream."""
 
     def __init__(self, inner: MemoryObjectReceiveStream[Any]) -> None:
-        """Wrap anyio's stream."""
         self._inner = inner
         self._at_hand: deque[Any] = deque()
         self.last: deque[Any] = deque()
@@ -74,11 +71,9 @@ class ReceivingEnd:
         return bool(self._at_hand) and self._at_hand[0].get("type") in _PLAIN
 
     def __aiter__(self) -> Self:
-        """Return the stream itself."""
         return self
 
     async def __anext__(self) -> Any:
-        """Wait for the next message, and take it, as `receive()` does."""
         try:
             return await self.receive()
         except anyio.EndOfStream:
@@ -122,9 +117,7 @@ class ReceivingEnd:
         self._inner.close()
 
     async def aclose(self) -> None:
-        """Close the stream."""
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of anyio's stream."""
         return getattr(self._inner, name)

@@ -152,12 +152,10 @@ class ClaudeSDKClient:
         return getattr(self.sdk_client, name)
 
     async def __aenter__(self) -> Self:
-        """Connect."""
         await self.connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect."""
         await self.disconnect()
 
     def __del__(self) -> None:
@@ -206,7 +204,6 @@ class ClientLife:
             return  # the client is closed with its scope
 
     async def __aenter__(self) -> Self:
-        """Connect the SDK's client."""
         active.set(self.conversation)
         self._node = current_scope()
         self._sdk.options = self.conversation.options(self._options)
@@ -242,7 +239,6 @@ class Messages:
         self._over = False
 
     def __aiter__(self) -> Self:
-        """Return the iterator itself."""
         return self
 
     async def __anext__(self) -> Message:

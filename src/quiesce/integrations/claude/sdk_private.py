@@ -65,12 +65,10 @@ class Task:
         self._job = job
 
     def cancel(self) -> None:
-        """Cancel the job."""
         if self._job is not None:
             self._job.cancel()
 
     def done(self) -> bool:
-        """Return whether the job has ended."""
         return self._job is None or self._job.done()
 
     def add_done_callback(self, call: Callable[[Any], object]) -> None:
@@ -89,7 +87,6 @@ class Task:
                 return
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """Wait as `wait()` does."""
         return self.wait().__await__()
 
 
@@ -97,24 +94,20 @@ class TaskGroup:
     """A task group that any task may enter and leave: the scope owns its tasks."""
 
     def __init__(self, conversation: Conversation) -> None:
-        """Create an empty group."""
         self._conversation = conversation
         self._tasks: set[Task] = set()
         self.cancel_scope: TaskGroup = self
 
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        """Start a task."""
         task = Task(self._conversation.start(fn(*args), fn.__qualname__))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self) -> None:
-        """Cancel all tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def __aenter__(self) -> Self:
-        """Return the group itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -187,7 +180,6 @@ class _Streams:
         return self
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Create a stream."""
         send, receive = anyio.create_memory_object_stream[Any](*args, **options)
         conversation = active.get()
         if conversation is None:

@@ -1,7 +1,7 @@
-"""One connection to a server, from its handshake to its end: what a session has, or has anew.
+"""One connection to a server, from its handshake to its end. A session replaces a lost connection by a new one.
 
-It is a context manager, entered and left by one owner task (`Scope.enter`), since the SDK's session
-and its HTTP client are made of task groups. Any task may make calls.
+One owner task enters and leaves the connection as a context manager (`Scope.enter`), because the SDK's
+session and its HTTP client contain task groups. Any task may make calls.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_EXIT_SECONDS = 1.0  # from the end of a server's output to its exit, before it is called lost
+_EXIT_SECONDS = (
+    1.0  # how long a server may take to exit after the end of its output, to report its code
+)
 
 
 class SessionCall:
-    """One call, from the step that begins it."""
+    """One call that is in flight."""
 
     __slots__ = ("cancel_scope", "cut", "failure", "label", "lost", "request", "result", "told")
 
     def __init__(self, label: str) -> None:
-        """Start with nothing sent."""
         self.label: str = label
         self.cancel_scope: anyio.CancelScope = anyio.CancelScope()
-        self.request: Any = None  # the id of the last request that was sent for it
-        self.result: Any = None  # of the first request: the SDK may send a second one
-        self.failure: Exception | None = None  # of that second one
-        self.told: bool = False  # the server knows that no caller waits for the answer
+        self.request: Any = None  # the id of the last request that the call has sent
+        self.result: Any = None  # the result of the first request; the SDK may send a second one
+        self.failure: Exception | None = None  # the error of that second request
+        self.told: bool = False  # whether the server was told that no caller waits for the answer
         self.cut: bool = False
         self.lost: ServerLost | None = None
 
     def stop(self) -> None:
-        """End it, as the close of a session does."""
+        """End the call because the session closes."""
         self.cut = True
         self.cancel_scope.cancel()
 
     def lose(self, lost: ServerLost) -> None:
-        """End it: there will be no answer."""
+        """End the call because its answer cannot come any more."""
         self.lost = lost
         self.cancel_scope.cancel()
 
     def verdict(self, session: str) -> Exception:
-        """Say why it was ended."""
+        """Return the error for the caller of an ended call."""
         if self.lost is not None:
             return self.lost
         return ScopeClosed(f"MCP session {session!r} was closed while {self.label} was in flight")
@@ -65,19 +66,18 @@ _calls: ContextVar[SessionCall | None] = ContextVar("quiesce.mcp_call", default=
 
 
 def no_call() -> None:
-    """Leave the current call: a task that outlives the call must not write in its name."""
+    """Forget the current call, in a task that may outlive it: its messages are not part of the call."""
     _calls.set(None)
 
 
 class ServerConnection:
-    """A session of the SDK, what it runs on, and the calls that are in flight on it."""
+    """A session of the SDK with its transport, and the calls in flight on it."""
 
     def __init__(self, name: str, on_lost: Callable[[ServerConnection], None]) -> None:
-        """Start without a connection."""
         self.name: str = name
-        self.session: Any = None  # the SDK's
+        self.session: Any = None  # the SDK's own session
         self.greeting: Any = None
-        """What the handshake gave."""
+        """The server's answer to the handshake."""
         self.greeted: bool = False
         self.process: Process | None = None
         self.failure: BaseException | None = None
@@ -87,13 +87,13 @@ class ServerConnection:
         self._left = anyio.Event()
         self.post: Callable[[Any], None] = lambda _: None
         self.farewells: list[Callable[[], object]] = []
-        """Functions that are called when it is left."""
+        """Functions to call when the connection ends."""
         self._on_lost = on_lost
         self._calls: set[SessionCall] = set()
 
     @property
     def lost(self) -> bool:
-        """Whether nothing comes from the server any more, or nothing gets to it."""
+        """Whether the server sends or reads no more messages."""
         return self.ended or self.deaf()
 
     # Coming and going.
@@ -101,8 +101,8 @@ class ServerConnection:
     async def shake_hands(self, handshake: Callable[[Any], Awaitable[Any]], within: float) -> None:
         """Initialize the session.
 
-        *Raises*: `NotReady` at the deadline; `ServerLost` if the server is gone before; what the
-        handshake raises.
+        *Raises*: `NotReady` at the deadline; `ServerLost` if the server is gone before; the error of
+        the handshake.
         """
         no_call()
         late = f"MCP server {self.name!r} has not answered the handshake in {within:g} s"
@@ -120,13 +120,13 @@ class ServerConnection:
             raise
 
     def end(self) -> None:
-        """See that nothing comes from the server any more. Idempotent."""
+        """Record that the server sends no more messages. Idempotent."""
         if not self.ended and not self.leaving:
             self.ended = True
             self._on_lost(self)
 
     def leave(self) -> None:
-        """Release the calls without an answer, whatever the SDK does with them."""
+        """End the calls that have no answer. The SDK may leave them waiting."""
         if not self.leaving:
             self.end()
         for call in list(self._calls):
@@ -140,7 +140,7 @@ class ServerConnection:
     def hear(self, session: Any) -> None:
         """Use a session of the SDK, and record the result of each call when it arrives.
 
-        The SDK's `call_tool` may raise after that: it lists the tools, to validate the result by the tool's schema.
+        The SDK's `call_tool` may still raise afterwards. To validate the result it lists the tools, and that may fail.
         """
         send_request = session.send_request
 
@@ -170,7 +170,7 @@ class ServerConnection:
         except Exception as error:
             if error is call.failure:
                 logger.warning(
-                    "%s: the server did not list its tools (%s): the result was not validated",
+                    "%s: the server did not list its tools (%s), so the result was not validated",
                     call.label,
                     error,
                 )
@@ -188,20 +188,20 @@ class ServerConnection:
             _calls.reset(token)
 
     def sees(self, item: Any) -> str | None:
-        """Note what is about to be sent, in the task of the caller; return its method."""
+        """Record a message that the caller's task is about to send; return its method."""
         message = versions.body(item)
         method: str | None = getattr(message, "method", None)
         call = _calls.get()
         if call is None or method is None:
             return method
-        if method == versions.CANCELLED:  # 2.x does that by itself
+        if method == versions.CANCELLED:  # 2.x sends this by itself
             call.told = True
         elif getattr(message, "id", None) is not None:
             call.request, call.told = message.id, False
         return method
 
     def _abandon(self, call: SessionCall, reason: str) -> None:
-        """Notify the server that no caller waits any longer; in one step, so that nothing can stop it."""
+        """Notify the server that no caller waits for the answer, in one step, which cannot be cancelled."""
         if call.request is None or call.told or self.lost:
             return
         call.told = True
@@ -211,9 +211,9 @@ class ServerConnection:
     # The loss.
 
     async def server_lost(self, what: str) -> ServerLost:
-        """Return the error for something that has no answer, with how the server has ended."""
+        """Return the error for `what` that has no answer. Wait a moment, to say how the server has ended."""
         if self.process is None:
-            self.end()  # the task that leaves it learns the reason
+            self.end()  # the owner task then leaves the connection, and learns the reason
             with anyio.move_on_after(_EXIT_SECONDS):
                 await self._left.wait()
         await self.exited()
@@ -221,18 +221,18 @@ class ServerConnection:
         return self.loss(what)
 
     async def exited(self) -> None:
-        """Wait for the exit of a process whose pipes have ended: it is what comes next, mostly."""
+        """Wait a moment for the exit of a process whose pipes have ended."""
         if self.process is not None:
             with anyio.move_on_after(_EXIT_SECONDS):
                 await self.process.wait()
 
     def loss(self, what: str) -> ServerLost:
-        """Return the error for something that has no answer, with what is known now."""
+        """Return the error for `what` that has no answer, without waiting."""
         process = self.process
         if process is None:
             how = "" if self.failure is None else f" ({why(self.failure)})"
         elif process.returncode is None:
-            how = " (it has closed its pipes, and runs)"
+            how = " (it has closed its pipes, but still runs)"
         else:
             how = f" ({exit_text(process.returncode)})"
         return ServerLost(

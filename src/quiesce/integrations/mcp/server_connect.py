@@ -1,4 +1,4 @@
-"""Connecting to a server."""
+"""`connect_stdio` and `connect_http`: start a session with one server."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ async def connect_stdio(  # noqa: PLR0913 - each is an option
     """Start a server, and connect to it over its standard input and output.
 
     Args:
-        scope: The owner: it closes the session, unless that was closed before.
-        params: What to start, as for the SDK's `stdio_client`.
-        name: What it is called; by default the name of the program, or of what an interpreter runs.
+        scope: The scope that owns the session, and closes it at the latest.
+        params: The program to start, as for the SDK's `stdio_client`.
+        name: The server's name; by default that of the program, or of the script that an interpreter runs.
         connect_within: How many seconds the handshake may take.
         exit_seconds: How many seconds the server has to exit when its standard input is closed.
-        grace: How many seconds it has then between SIGTERM and SIGKILL.
-        logs: Where its standard error goes, as for `start_process`; the last of it is kept.
-        restarts_max: How often it is started again after failures in a row (a crash, a failed
-            start); None: always.
-        backoff: How long to wait before that.
-        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
-        node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
-            handed an edge.
-        address: Of the server in that mesh: the URL of its own node; or a name by which it is found
-            again after a restart, for one that keeps a journal; None: only over each connection.
-        options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
+        grace: After that, how many seconds it has between SIGTERM and SIGKILL.
+        logs: Where its standard error goes, as for `start_process`; the last lines are kept.
+        restarts_max: How many times in a row to restart it after a crash or a failed start; None: any
+            number.
+        backoff: How long to wait before a restart.
+        handshake: An async function to call with the SDK's session, in place of its `initialize()`.
+        node: The client's open mesh node. A tool call inside one of its hops carries an edge.
+        address: The server's address in that mesh: the URL of its own node; or, for a server with a
+            journal, a name by which it is found again after a restart. None: the server is reached only
+            over this connection.
+        options: The options of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
 
-    *Cancel safety*: cancelled, the server is stopped, and all of its process group is gone, before
-    the cancellation is passed on.
+    *Cancel safety*: if cancelled, the server and its whole process group are gone before the
+    cancellation is passed on.
 
-    *Raises*: `SpawnFailed` if it cannot be started; `ServerLost` if it exits before the handshake is
-    made; `NotReady` at the deadline; what the handshake raises; `ScopeClosed`.
+    *Raises*: `SpawnFailed` if the program cannot be started; `ServerLost` if it exits before the
+    handshake is done; `NotReady` at the deadline; the error of the handshake; `ScopeClosed`.
     """
     server = StdioServer(
         params,
@@ -102,24 +102,23 @@ async def connect_http(  # noqa: PLR0913 - each is an option
     """Connect to a server over streamable HTTP.
 
     Args:
-        scope: The owner: it closes the session, unless that was closed before.
-        url: Where the server is.
-        name: What it is called; the URL by default, without what may be a secret.
-        http_client: The HTTP client to use, as for the SDK's `streamable_http_client`; yours to
-            close.
-        terminate_on_close: Whether the server is told of the end.
+        scope: The scope that owns the session, and closes it at the latest.
+        url: The server's URL.
+        name: The server's name; by default the URL without user, password and query.
+        http_client: The HTTP client to use, as for the SDK's `streamable_http_client`. You close it.
+        terminate_on_close: Whether a close tells the server that the session has ended.
         connect_within: How many seconds the handshake may take.
-        exit_seconds: How many seconds of a close the SDK may take to tell the server of it.
-        restarts_max: How often to connect again after failures in a row; None: always.
-        backoff: How long to wait before that.
-        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
-        node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
-            handed an edge.
-        address: Of the server in that mesh: the URL of its own node; or a name by which it is found
-            again after a restart, for one that keeps a journal; None: only over each connection.
-        options: Those of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
+        exit_seconds: How many seconds a close may take to tell the server.
+        restarts_max: How many times in a row to connect again after a failure; None: any number.
+        backoff: How long to wait before connecting again.
+        handshake: An async function to call with the SDK's session, in place of its `initialize()`.
+        node: The client's open mesh node. A tool call inside one of its hops carries an edge.
+        address: The server's address in that mesh: the URL of its own node; or, for a server with a
+            journal, a name by which it is found again after a restart. None: the server is reached only
+            over this connection.
+        options: The options of the SDK's `ClientSession`: callbacks, `read_timeout_seconds` and so on.
 
-    *Cancel safety*: cancelled, nothing of it is left when the cancellation is passed on.
+    *Cancel safety*: if cancelled, the connection is gone before the cancellation is passed on.
 
     *Raises*: `ServerLost` or `NotReady` if the server does not answer; what the SDK's HTTP client
     raises; `ScopeClosed`.

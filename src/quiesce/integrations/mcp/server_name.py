@@ -1,4 +1,4 @@
-"""What a server is called if its program does not say: the program, and not the interpreter that runs it."""
+"""A default name for a server: its program or, if an interpreter runs a script, the script."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def program_name(command: str, args: Sequence[str]) -> str:
 
 
 def _last_part(path: str) -> str:
-    """Return the last part of a path; the name of a package with a scope has a slash, and is whole."""
+    """Return the last part of a path. The name of an npm package with a scope (`@org/name`) stays whole."""
     return path if path.startswith("@") else re.split(r"[/\\]", path)[-1]

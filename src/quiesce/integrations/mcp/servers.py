@@ -1,4 +1,4 @@
-"""How to reach a server: as a process of our own, or over HTTP."""
+"""How to reach a server: as a child process, or over HTTP."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_HTTP_LIBRARIES = {"httpx", "httpx2", "httpcore", "httpcore2"}  # of 1.x and of 2.x
+_HTTP_LIBRARIES = {"httpx", "httpx2", "httpcore", "httpcore2"}  # used by 1.x and by 2.x
 Handshake = Callable[[Any], Awaitable[Any]]
 
-_CALLBACKS = ("_callback", "_handler")  # names of options of the SDK end in this
+_CALLBACKS = ("_callback", "_handler")  # endings of the names of the SDK's options for callbacks
 
 
 class Server:
-    """What all servers have, checked before anything is started.
+    """The options that all servers have, checked before anything is started.
 
     *Raises*: `ArgumentError`.
     """
@@ -52,7 +52,7 @@ class Server:
         handshake: Handshake | None,
         options: Mapping[str, Any],
     ) -> None:
-        """Check it; `options` are those of the SDK's session."""
+        """Check the options; `options` are those of the SDK's session."""
         versions.check_session_options(options)
         self.name: str = arguments.check_text("name", name)
         self.connect_within: float = arguments.seconds("connect_within", connect_within)
@@ -60,10 +60,10 @@ class Server:
         self.handshake: Handshake = handshake or _initialize
         self.options: Mapping[str, Any] = with_own_callbacks(options)
         self.hands_over: bool = False
-        """Whether tool calls carry edges: what the transport sends is then not a message of its own."""
+        """Whether tool calls carry edges. Then the HTTP requests of the transport do not carry edges of their own."""
 
     def connect(self, on_lost: OnLost) -> AbstractAsyncContextManager[ServerConnection]:
-        """Return a new connection, to be entered and left by one task."""
+        """Return a new connection. One task must enter and leave it."""
         raise NotImplementedError
 
 
@@ -72,12 +72,12 @@ async def _initialize(session: Any) -> Any:
 
 
 class StdioServer(Server):
-    """A program that speaks over its standard input and output."""
+    """A program that communicates over its standard input and output."""
 
     def __init__(
         self, params: Any, name: str | None, *, grace: float, logs: Logs, **common: Any
     ) -> None:
-        """Check it; `common` is as for all servers."""
+        """Check the options; `common` are those of `Server`."""
         if not isinstance(params, versions.StdioServerParameters):
             message = f"params must be mcp.StdioServerParameters, not {params!r}"
             raise ArgumentError(message)
@@ -86,7 +86,7 @@ class StdioServer(Server):
             raise ArgumentError(message)
         if output.wiring(logs) != "pipe":
             message = (
-                f"logs={logs!r} would take the server's standard output, which is for messages"
+                f"logs={logs!r} would redirect the server's standard output, which carries messages"
             )
             raise ArgumentError(message)
         called = program_name(params.command, params.args) if name is None else name
@@ -97,7 +97,7 @@ class StdioServer(Server):
 
     @asynccontextmanager
     async def connect(self, on_lost: OnLost) -> AsyncIterator[ServerConnection]:
-        """Start the program, as a process of the task's scope."""
+        """Start the program as a process of the current scope."""
         params = self._params
         connection = ServerConnection(self.name, on_lost)
         process = await start_process(
@@ -113,13 +113,13 @@ class StdioServer(Server):
         )
         wire = StdioWire(process, params.encoding, params.encoding_error_handler, connection.end)
         connection.process = process
-        process.may_exit = True  # until it is greeted, what is raised tells of its exit
+        process.may_exit = True  # until the handshake is done, an error reports the exit
         connection.deaf = lambda: wire.deaf
         connection.post = wire.post
 
         async def send(item: Any) -> None:
             if connection.sees(item) == versions.CANCELLED:
-                wire.post(item)  # in one step: 2.x shields its caller's wait from cancellation
+                wire.post(item)  # without waiting, because 2.x shields this from cancellation
             else:
                 await wire.send(item)
 
@@ -137,11 +137,11 @@ class StdioServer(Server):
             connection.leave()
             if connection.greeted:
                 await _let_exit(process, self.exit_seconds)
-        # What it has left is stopped by the scope of this task: SIGTERM, then SIGKILL.
+        # The scope of this task stops the rest of the process group: SIGTERM, then SIGKILL.
 
 
 async def _let_exit(process: Process, seconds: float) -> None:
-    """End a server as the protocol wants it: by the end of its input."""
+    """Close the input of a server, as the protocol asks, and wait for its exit."""
     if process.returncode is None:
         process.close_stdin()
         with anyio.move_on_after(seconds):
@@ -149,7 +149,7 @@ async def _let_exit(process: Process, seconds: float) -> None:
 
 
 class HttpServer(Server):
-    """A server that others run, over streamable HTTP."""
+    """A server that runs elsewhere, reached over streamable HTTP."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class HttpServer(Server):
         terminate_on_close: bool = True,
         **common: Any,
     ) -> None:
-        """Check it; `common` is as for all servers."""
+        """Check the options; `common` are those of `Server`."""
         parts = urlsplit(arguments.check_text("url", url))
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             message = f"url must be like 'https://host/path', not {url!r}"
@@ -173,10 +173,10 @@ class HttpServer(Server):
 
     @asynccontextmanager
     async def connect(self, on_lost: OnLost) -> AsyncIterator[ServerConnection]:
-        """Use the SDK's transport, for as long as the context lasts."""
+        """Open the SDK's transport for the time of the context."""
         connection = ServerConnection(self.name, on_lost)
         node = current_scope()
-        assert node is not None  # noqa: S101 - it is a context of one
+        assert node is not None  # noqa: S101 - a scope's context
         try:
             with anyio.CancelScope() as bound, sending_for(self._transport_sends_for()):
                 async with versions.streamable_http_client(self._url, **self._transport) as streams:
@@ -185,12 +185,12 @@ class HttpServer(Server):
                             try:
                                 yield connection
                                 connection.leaving = True
-                            finally:  # the SDK tells the server, and would wait long for its answer
+                            finally:  # the SDK tells the server, and would wait too long for the answer
                                 bound.deadline = anyio.current_time() + self.exit_seconds
         except Exception as error:
             if not connection.greeted:
                 raise _unreachable(self.name, unwrapped(error)) from error
-            connection.failure = error  # the calls tell it
+            connection.failure = error  # the errors of the calls name it
         finally:
             connection.leave()
 
@@ -198,7 +198,7 @@ class HttpServer(Server):
     async def _session(
         self, connection: ServerConnection, node: Scope, streams: Any
     ) -> AsyncIterator[None]:
-        """Run the SDK's session over the streams of its transport, from the handshake on."""
+        """Run the SDK's session over the streams of its transport; the body begins after the handshake."""
         read, write = streams[:2]
         connection.post = partial(_post, node, write, self.exit_seconds)
 
@@ -215,13 +215,13 @@ class HttpServer(Server):
     def _transport_sends_for(self) -> object:
         """Return the hops whose messages the tasks of the SDK's transport send.
 
-        Of 1.x, each of these tasks sends for one hop after the other. Of 2.x, they send in the context of the call.
+        In 1.x, each of these tasks sends for one hop after the other. In 2.x, they send in the context of the call.
         """
         return EVERY_HOP if self.hands_over and not versions.SECOND else None
 
 
 def with_own_callbacks(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for the SDK: 2.x calls the callbacks among them in the context of a call."""
+    """Return options for the SDK with wrapped callbacks, because 2.x calls them in the context of a call."""
     return {
         name: outside_of_client(value) if callable(value) and name.endswith(_CALLBACKS) else value
         for name, value in options.items()
@@ -229,7 +229,7 @@ def with_own_callbacks(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unreachable(name: str, error: Exception) -> Exception:
-    """Return the error for a start that failed: that of the HTTP client does not name the server."""
+    """Return the error for a failed start. The HTTP client's own error does not name the server."""
     library = type(error).__module__.partition(".")[0]
     if library in _HTTP_LIBRARIES or isinstance(error, OSError) or versions.says_gone(error):
         message = f"MCP server {name!r} cannot be reached: {why(error)}"
@@ -238,7 +238,7 @@ def _unreachable(name: str, error: Exception) -> Exception:
 
 
 def _post(node: Scope, write: Any, seconds: float, item: Any) -> None:
-    """Send a message from a task of its own, which no caller waits for."""
+    """Send a message in a new task, without waiting."""
 
     async def send() -> None:
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -250,20 +250,18 @@ def _post(node: Scope, write: Any, seconds: float, item: Any) -> None:
 
 
 class Noticed(ReadStream):
-    """What the session reads, whose end is reported."""
+    """The stream that a session reads; it calls `ended` at the end."""
 
     def __init__(self, inner: Any, ended: Callable[[], None]) -> None:
-        """Read from `inner`."""
         self._inner = inner
         self._ended = ended
 
     @property
     def last_context(self) -> Any:
-        """The context in which the last message was sent: 2.x wants it."""
+        """The context in which the last message was sent, for 2.x."""
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:
-        """Take the next message."""
         try:
             return await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
@@ -271,5 +269,4 @@ class Noticed(ReadStream):
             raise
 
     async def aclose(self) -> None:
-        """Close it."""
         await self._inner.aclose()

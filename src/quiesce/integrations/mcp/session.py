@@ -1,13 +1,14 @@
-"""The session: what users call, from any task, over the connection that it has at the time.
+"""The session: users call it from any task, and it makes a new connection when the old one is lost.
 
-What holds:
+Rules:
 
 1. The session's scope owns everything: the server's process, the SDK's session (a context, left by
    the task that has entered it), the calls in flight (holds), the next start (a job).
-2. One start at a time, for all who wait; it is the scope's, so that none of them can lose it.
-3. A call ends: with an answer, with an error, or with the connection or the session. How the SDK
-   ends it is not relied upon.
-4. A connection that was lost is not used again.
+2. There is one start at a time, and all callers that need it wait for it. The scope owns it, so
+   cancelling a caller does not cancel the start.
+3. Every call ends: with an answer, with an error, or when the connection or the session ends. This
+   does not depend on the SDK.
+4. A lost connection is not used again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LOOPS = ("mcp.*", "anyio.*", "httpx*", "httpcore*")  # tasks of the SDK, if a s
 
 
 def check_restarts(backoff: Backoff, restarts_max: int | None) -> None:
-    """Check how often, and when, a server is started again.
+    """Check the options that say how often, and when, to restart a server.
 
     *Raises*: `ArgumentError`.
     """
@@ -63,13 +64,13 @@ class Session:
     """A session with an MCP server; made by `connect_stdio`, `connect_http` or a `SessionPool`.
 
     It has the methods of the SDK's `ClientSession` (`call_tool`, `list_tools`, `read_resource` and so
-    on), with the same arguments, results and errors. They may be called from any task, side by side,
-    and the session may be closed from any task. Each call is a hold, named as in
-    `call_tool search`, until it has ended.
+    on), with the same arguments, results and errors. Any task may call them, also at the same time, and
+    any task may close the session. Each call is a hold until it has ended, with a name like
+    `call_tool search`.
 
-    A call whose caller is cancelled, or that times out, is cancelled at the server, too
+    If a caller is cancelled or a call times out, the server is asked to cancel the call
     (`notifications/cancelled`). When the server is lost, the calls in flight raise `ServerLost`, and
-    the next one gets a new server, after a pause if that happens again and again.
+    the next call starts the server again, after a pause if the server keeps failing.
     """
 
     own_scope: Scope
@@ -84,12 +85,12 @@ class Session:
         restarts_max: int | None,
         handover: Handover | None = None,
     ) -> None:
-        """Start a session that connects when it is first used, with a scope of its own below `scope`."""
+        """Open the session's own scope below `scope`. The session connects at its first use."""
         check_restarts(backoff, restarts_max)
         self.own_scope = own = scope.child(f"mcp {server.name}", services=_LOOPS)
         self._server = server
         self._place = place = callsites.starting_code(frame, own.backend.current())
-        own.place_code, own.place_offset = place.f_code, place.f_lasti  # the line that matters
+        own.place_code, own.place_offset = place.f_code, place.f_lasti  # the caller's line
         self._backoff = backoff
         self._restarts_max = restarts_max
         self._handover = handover
@@ -106,29 +107,29 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What the server is called."""
+        """The server's name."""
         return self._server.name
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection that is not known to be lost."""
+        """Whether the session has a connection that, as far as is known, is not lost."""
         return self._connection is not None and not self._connection.lost
 
     @property
     def process(self) -> Process | None:
-        """The server's process, if it is ours and runs; another one after a restart."""
+        """The server's process, if it is a child process and runs; a new object after a restart."""
         return self._connection.process if self.connected and self._connection else None
 
     @property
     def starts(self) -> int:
-        """How often a connection was made; more than once: it was lost in between."""
+        """How many connections were made; more than one if connections were lost."""
         return self.start_count
 
     @property
     def raw(self) -> Any:
-        """The SDK's own session, for what is not a call; another one after a restart.
+        """The SDK's own session, for uses other than calls; a new object after a restart.
 
-        *Raises*: `ServerLost` if there is none.
+        *Raises*: `ServerLost` if the session is not connected.
         """
         if self._connection is None or self._connection.lost:
             message = f"MCP server {self.name!r} is not connected"
@@ -137,12 +138,12 @@ class Session:
 
     @property
     def state(self) -> str:
-        """Where it is in its life: open, draining, closing or closed."""
+        """The state: open, draining, closing or closed."""
         return self.own_scope.state
 
     @property
     def report(self) -> Report | None:
-        """What became of its calls; None until it is closed."""
+        """How the calls have ended; None until the session is closed."""
         return self.own_scope.report
 
     def frontier(self) -> Frontier:
@@ -150,24 +151,23 @@ class Session:
         return self.own_scope.frontier()
 
     def __repr__(self) -> str:
-        """Name the session and its state."""
         words = "connected" if self.connected else "not connected"
         return f"<Session {self.name!r} {self.own_scope.state}, {words}>"
 
     # Calling.
 
     async def initialize(self) -> Any:
-        """Return what the server has answered to the handshake, which was made already.
+        """Return the server's answer to the handshake; connect first if necessary.
 
-        *Raises*: as a call does, if there is no connection and none can be made.
+        *Raises*: the errors of a call.
         """
         return (await self._live()).greeting
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of the SDK's session as a call, and its other attributes as they are."""
+        """Return a method of the SDK's session as a call, or another attribute unchanged."""
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(versions.ClientSession, name)  # raises what is to be raised
+        found = getattr(versions.ClientSession, name)  # raises `AttributeError` for an unknown name
         if name in _PLAIN or not callable(found):
             return getattr(self.raw, name)
         return partial(self._begin, name)
@@ -197,7 +197,7 @@ class Session:
                 scope.completed_count += 1
                 return answer
             if call.cut:
-                scope.note_cancelled(hold, service=False)  # the report names it
+                scope.note_cancelled(hold, service=False)  # for the report
         finally:
             hold.release()
         raise call.verdict(self.name)
@@ -205,18 +205,18 @@ class Session:
     # Connecting.
 
     async def connect(self) -> None:
-        """Connect, unless it is connected; a call does so by itself.
+        """Connect, unless the session is connected. A call does this by itself.
 
-        *Cancel safety*: the start is the session's, and goes on.
+        *Cancel safety*: if cancelled, the start goes on, because the session owns it.
 
-        *Raises*: `SpawnFailed`, `NotReady`, `ServerLost`, or what the handshake raises;
+        *Raises*: `SpawnFailed`, `NotReady`, `ServerLost`, the error of the handshake, or
         `ScopeClosed`.
         """
         with self.own_scope.hold("connect", self.name):
             await self._live()
 
     async def _live(self) -> ServerConnection:
-        """Return a connection that is not lost, as far as anyone can know."""
+        """Return a connection that, as far as is known, is not lost; make one if necessary."""
         while True:
             connection = self._connection
             if connection is not None and not connection.lost:
@@ -238,19 +238,19 @@ class Session:
         return self._histories.by_key.get(self.name, History())
 
     def _check_restarts(self) -> None:
-        """Stop trying a server that has failed too often in a row."""
+        """Raise if the server has failed too often in a row."""
         history, now = self._history(), self.own_scope.backend.clock()
         if self._restarts_max is None or history.failures <= self._restarts_max:
             return
         if now - history.fine_since() >= self._backoff.healthy_seconds:
-            return  # it might have changed its mind
+            return  # the last failure is long ago, so try once more
         times = "once" if history.failures == 1 else f"{history.failures} times in a row"
         last = "" if self._loss is None else f": {why(self._loss)}"
         message = f"MCP server {self.name!r} has failed {times}, and is not started again{last}"
         raise ServerLost(message, server=self.name) from self._loss
 
     async def _open(self) -> Exception | None:
-        """Make a connection, in a job; return what went wrong."""
+        """Make a connection; return the error if that fails. The body of a job."""
         no_call()
         scope = self.own_scope
         try:
@@ -273,7 +273,7 @@ class Session:
             if self._handover is not None:
                 self._handover.connected(connection)
             if connection.ended:
-                self._lost(connection)  # before a caller could know that it was there
+                self._lost(connection)  # lost before any caller has used it
             return None
         finally:
             self.opening_job = None
@@ -283,19 +283,20 @@ class Session:
         self._histories.failed(self.name, self.own_scope.backend.clock())
 
     def _lost(self, connection: ServerConnection) -> None:
-        """Record that a connection has ended by itself; called in the step that sees it."""
+        """Record that a connection has ended by itself. Called in the step that notices it."""
         if connection is not self._connection:
-            return  # it never was one
+            return  # its handshake was not done
         self.crash_count += 1
         self._fail(None)
         if self.own_scope.phase is ScopeState.OPEN:
-            with suppress(QuiesceError):  # a draining scope takes nothing; its close leaves all
+            # The scope has begun to drain: its close leaves the context.
+            with suppress(QuiesceError):
                 self.own_scope.spawn(self._bury, connection, name=f"bury {self.name}", service=True)
 
     async def _bury(self, connection: ServerConnection) -> None:
-        """Leave what is lost, so that nothing of it is left when the next one starts."""
-        await connection.exited()  # the calls that it ends tell how
-        with suppress(QuiesceError):  # left already
+        """Leave a lost connection completely, before the next one is made."""
+        await connection.exited()  # so that the errors of its calls name the exit code
+        with suppress(QuiesceError):  # the context was left before
             await self.own_scope.exit(connection)
         if connection.process is not None:
             self._loss = connection.loss("the last call")
@@ -303,16 +304,16 @@ class Session:
     # Closing.
 
     async def drain(self, grace: float | None = 30.0) -> Report:
-        """Refuse new calls, wait for those in flight, then close. As `Scope.drain`."""
+        """Refuse new calls, wait for the calls in flight, then close; see `Scope.drain`."""
         return await self.own_scope.drain(grace)
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
-        """Close: end the calls in flight, and the server's process. As `Scope.aclose`.
+        """Close: end the calls in flight, and the server's process; see `Scope.aclose`.
 
-        It may be called from any task, any number of times.
+        Any task may call it, any number of times.
 
-        *Cancel safety*: the close goes on, and is waited for, before the cancellation is passed
-        on.
+        *Cancel safety*: if cancelled, the close continues; the cancellation is passed on when it is
+        complete.
         """
         return await self.own_scope.aclose(cleanup)
 

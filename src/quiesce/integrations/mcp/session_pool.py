@@ -1,4 +1,4 @@
-"""A pool of sessions: many servers, each by its name."""
+"""A pool of sessions with many servers, by name."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ __all__ = ["SessionPool", "SessionPoolStats"]
 
 @dataclass(frozen=True, slots=True)
 class SessionPoolStats:
-    """How a pool stands, and what it has done so far."""
+    """The figures of a pool: its state now, and counts since it was opened."""
 
     sessions: int
-    """Sessions that were asked for, and not released."""
+    """Sessions that were opened and not released."""
     connected: int
-    """Those of them that have a connection."""
+    """Sessions that have a connection."""
     connecting: int
-    """Those that are being connected, or wait for their back-off."""
+    """Sessions that are being connected, or wait for their back-off."""
     calls: int
     """Calls in flight."""
     started: int
     """Connections made."""
     failed: int
-    """Starts that failed."""
+    """Attempts to connect that failed."""
     crashed: int
     """Connections that were lost without a close."""
 
 
 class SessionPool:
-    """Sessions with many servers, each connected when it is first asked for.
+    """Sessions with many servers, each connected at its first use.
 
     ```python
     pool = SessionPool(scope, {"files": StdioServerParameters(...), "web": "https://host/mcp"})
@@ -57,20 +57,20 @@ class SessionPool:
     ```
 
     Args:
-        scope: The owner: it closes the pool, unless that was closed before.
-        servers: What to connect to, by name: the SDK's `StdioServerParameters`, or a URL. Or a
-            function of the name that returns one of these.
-        name: What the pool is called.
+        scope: The scope that owns the pool, and closes it at the latest.
+        servers: By name, the server to connect to: the SDK's `StdioServerParameters`, or a URL. Or a
+            function that is called with a name and returns one of these.
+        name: The pool's name in frontiers and reports.
         connect_within: How many seconds a handshake may take.
         exit_seconds: How many seconds a server has to exit when its standard input is closed.
-        grace: How many seconds it has then between SIGTERM and SIGKILL.
-        logs: Where the servers' standard error goes, as for `start_process`; not a file, which only
-            one can have.
-        restarts_max: How often a server is started again after failures in a row; None: always.
-        backoff: How long to wait before that.
-        handshake: An async function that is given the SDK's session, instead of its `initialize()`.
+        grace: After that, how many seconds it has between SIGTERM and SIGKILL.
+        logs: Where the servers' standard error goes, as for `start_process`. It cannot be a file, because
+            only one server could write to it.
+        restarts_max: How many times in a row to restart a server after a failure; None: any number.
+        backoff: How long to wait before a restart.
+        handshake: An async function to call with the SDK's session, in place of its `initialize()`.
         node: As for `connect_stdio`.
-        options: Those of the SDK's `ClientSession`, the same for all.
+        options: The options of the SDK's `ClientSession`, the same for all sessions.
 
     *Raises*: `ArgumentError`; `ScopeClosed`.
     """
@@ -92,7 +92,7 @@ class SessionPool:
         node: Node | None = None,
         **options: Any,
     ) -> None:
-        """Check what is to be connected; nothing is, so far."""
+        """Check the options; nothing is connected yet."""
         arguments.instance("scope", scope, Scope)
         self._common: dict[str, Any] = {
             "connect_within": connect_within,
@@ -101,7 +101,7 @@ class SessionPool:
             "options": options,
         }
         if isinstance(logs, os.PathLike):
-            message = "logs must not be a file, which only one of the servers could have"
+            message = "logs must not be a file, because only one server could write to it: pass a function or a logger"
             raise ArgumentError(message)
         check_restarts(backoff, restarts_max)
         self._process: dict[str, Any] = {"grace": grace, "logs": logs}
@@ -114,7 +114,7 @@ class SessionPool:
         else:
             self._servers = {key: self._describe(key, given) for key, given in servers.items()}
         self._sessions: dict[str, Session] = {}
-        self._past: list[int] = [0, 0, 0]  # started, failed, crashed: of sessions released
+        self._past: list[int] = [0, 0, 0]  # started, failed and crashed, of released sessions
         self._scope = scope.child(arguments.check_text("name", name))
 
     def _describe(self, key: str, given: Any) -> Server:
@@ -135,14 +135,14 @@ class SessionPool:
     # Using.
 
     async def session(self, key: str, /) -> Session:
-        """Return the session with a server, connected.
+        """Return the connected session with a server.
 
-        All who ask for the same name get the same one, and it is started once for all of them. It
-        connects again by itself when its server is lost; one that was closed is not given out.
+        All callers that pass the same name get the same session, which is started once. When its server
+        is lost, the session connects again by itself. If the session was closed, a new one is made.
 
-        *Cancel safety*: the start is the pool's, and goes on for the others.
+        *Cancel safety*: if cancelled, the start goes on for other callers.
 
-        *Raises*: as `connect_stdio` and `connect_http`; `ArgumentError` for an unknown name.
+        *Raises*: the errors of `connect_stdio` and `connect_http`; `ArgumentError` for an unknown name.
         """
         frame = get_frame(1)
         session = self._sessions.get(key)
@@ -158,9 +158,9 @@ class SessionPool:
     async def release(self, key: str, /, grace: float | None = 0.0) -> Report | None:
         """Close the session with a server, if there is one; calls in flight have `grace` seconds.
 
-        The next who asks for it gets a new one.
+        The next caller of `session()` gets a new one.
 
-        *Cancel safety*: as `Session.drain`.
+        *Cancel safety*: as that of `Session.drain`.
         """
         session = self._sessions.get(key)
         if session is None:
@@ -178,7 +178,7 @@ class SessionPool:
 
     @property
     def stats(self) -> SessionPoolStats:
-        """How it stands."""
+        """The pool's figures now."""
         sessions = self._sessions.values()
         started, failed, crashed = self._past
         return SessionPoolStats(
@@ -196,19 +196,18 @@ class SessionPool:
         )
 
     def frontier(self) -> Frontier:
-        """List what is in flight, with all servers."""
+        """List what is in flight in all sessions."""
         return self._scope.frontier()
 
     def __repr__(self) -> str:
-        """Name the pool, and how many sessions it has."""
         return f"<SessionPool {self._scope.name!r} {self._scope.state}, {len(self._sessions)} sessions>"
 
     # Closing.
 
     async def drain(self, grace: float | None = 30.0) -> Report:
-        """Refuse new calls, wait for those in flight, then close all, side by side."""
+        """Refuse new calls, wait for the calls in flight, then close all sessions at the same time."""
         return await self._scope.drain(grace)
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
-        """Close all, side by side; as `Scope.aclose`."""
+        """Close all sessions at the same time; see `Scope.aclose`."""
         return await self._scope.aclose(cleanup)

@@ -1,7 +1,7 @@
 """The pipes of a server process, as the two streams that an MCP session reads and writes.
 
-The session reads the lines itself: there is no task in between. That a message is written whole, and
-that what waits is bounded, is for the process to keep: see `quiesce.processes.raw_stdio`.
+The session reads the lines itself, without a task in between. `quiesce.processes.raw_stdio` makes sure
+that each message is written whole, and that the unread data is bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class ReadStream:
-    """A `ReadStream` of the SDK: what a session, or a server, reads messages from."""
+    """A `ReadStream` as the SDK has it: a session or a server reads messages from it."""
 
     async def receive(self) -> Any:
         """Take the next message.
@@ -35,38 +35,34 @@ class ReadStream:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Do nothing; a subclass may close a stream."""
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> Any:
-        """Take the next message, until the end."""
         try:
             return await self.receive()
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         await self.aclose()
 
 
 class StdioWire(ReadStream):
-    """The standard input and output of a server, a message a line; the process closes its pipes."""
+    """The standard input and output of a server, one message in each line. The process closes its own pipes."""
 
     def __init__(
         self, process: Process, encoding: str, errors: str, ended: Callable[[], None]
     ) -> None:
-        """Use a process that was started with pipes for both; `ended` is called after the last line."""
+        """Use a process that was started with both pipes; `ended` is called after the last line."""
         self._process = process
         self._coding = (encoding, errors)
-        # UTF-8 is what the parser reads by itself.
+        # The parser itself reads UTF-8.
         plain = encoding.lower().replace("_", "-") in {"utf-8", "utf8"} and errors == "strict"
         self._must_decode = not plain
         self._ended = ended
@@ -74,13 +70,13 @@ class StdioWire(ReadStream):
 
     @property
     def deaf(self) -> bool:
-        """Whether the server takes nothing any more, or its answer could not be read."""
+        """Whether the server has stopped reading, or its output could not be read."""
         return self._closed or not self._process.reads
 
     async def receive(self) -> Any:
-        """Take the next message, or what was wrong with it.
+        """Return the next message, or the error for a line that is not a message.
 
-        *Cancel safety*: a line is taken in the step that returns it.
+        *Cancel safety*: if cancelled, no line was taken.
 
         *Raises*: `anyio.EndOfStream` at the end.
         """
@@ -92,7 +88,7 @@ class StdioWire(ReadStream):
         except UnicodeDecodeError as error:
             return error
         except LineTooLong as error:
-            logger.error("%r is not listened to any more: %s", self._process, error)
+            logger.error("stopped reading the output of %r: %s", self._process, error)
         except anyio.EndOfStream:
             pass
         self._closed = True
@@ -100,19 +96,19 @@ class StdioWire(ReadStream):
         raise anyio.EndOfStream
 
     async def send(self, item: Any) -> None:
-        """Write a message, and wait while too much is in line.
+        """Write a message, and wait while too much data is queued.
 
-        *Cancel safety*: the line is in the pipe, or in line for it, before there is any wait.
+        *Cancel safety*: if cancelled, the message is written nevertheless.
 
-        *Raises*: `anyio.ClosedResourceError` if the server takes nothing any more.
+        *Raises*: `anyio.ClosedResourceError` if the server has stopped reading.
         """
         self.post(item)
         await self._process.room()
 
     def post(self, item: Any) -> None:
-        """Write a message, or put it in line; in one step.
+        """Write a message or queue it, without waiting.
 
-        *Raises*: as `send`.
+        *Raises*: the errors of `send`.
         """
         if self._closed:
             raise anyio.ClosedResourceError
@@ -122,30 +118,25 @@ class StdioWire(ReadStream):
             raise anyio.ClosedResourceError from error
 
     async def stop_writing(self) -> None:
-        """Write nothing more. Idempotent."""
+        """Refuse to write from now on. Idempotent."""
         self._closed = True
 
 
 class WireWriting:
-    """What the session writes: the SDK's `WriteStream`, by two functions."""
+    """A `WriteStream` as the SDK has it, made of two functions: one that sends, and one that closes."""
 
     def __init__(self, send: Callable[[Any], Any], close: Callable[[], Any]) -> None:
-        """Wrap an async function that sends, and another that closes."""
         self._send = send
         self._close = close
 
     async def send(self, item: Any) -> None:
-        """Send a message."""
         await self._send(item)
 
     async def aclose(self) -> None:
-        """Close."""
         await self._close()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         await self._close()

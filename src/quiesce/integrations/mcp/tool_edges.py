@@ -1,11 +1,11 @@
-"""The client's side of the mesh: a tool that is called inside of a hop is handed an edge.
+"""The client's side of the mesh: a tool call that is made inside a hop carries an edge.
 
-What holds:
+Rules:
 
-1. A `call_tool` that is made inside of a hop of the session's node is an edge of that hop, from before
-   it is sent until its end is known.
-2. Receipts are asked for over the connection that has handed it over, and over no other, unless the
-   server has an address of its own.
+1. A `call_tool` inside a hop of the session's node is an edge of that hop, from before it is sent until
+   its end is known.
+2. The client asks for the receipt of an edge only over the connection that carried the edge, unless the
+   server has an address.
 """
 
 from __future__ import annotations
@@ -39,17 +39,14 @@ _CALL_TOOL = "call_tool"
 
 
 class Handover:
-    """What makes tool calls of one session messages of hops."""
+    """Makes the tool calls of one session messages of hops."""
 
     def __init__(self, node: Node, address: str | None) -> None:
         """Hand over messages of a client's node.
 
         Args:
-            node: The client's part in a mesh, open: a tool that is called inside of one of its hops is
-                handed an edge.
-            address: Of the server in that mesh: the URL of its own node; or a name by which it is
-                found again after a restart, for one that keeps a journal; None: it is asked only over
-                the connection by which it was called.
+            node: The client's open mesh node.
+            address: The server's address in that mesh; see `connect_stdio`.
 
         *Raises*: `UsageError` if the node is not open.
         """
@@ -61,9 +58,10 @@ class Handover:
         self._link: links.Link | None = None
 
     def connected(self, connection: ServerConnection) -> None:
-        """Register a new connection with the node, if the server has a name: it may be asked what the last one was.
+        """Register a new connection with the node if the server has an address.
 
-        Where that is refused, because another session has the name, or the node is closed, a call raises why.
+        The node then asks over it about edges of earlier connections. If the node refuses the registration, because
+        another session has the address or the node is closed, the next call raises the error.
         """
         if self._address is not None and not connection.ended and not connection.leaving:
             with suppress(UsageError):
@@ -77,9 +75,9 @@ class Handover:
         args: tuple[Any, ...],
         options: Mapping[str, Any],
     ) -> Any:
-        """Call a method of the SDK's session, as a message of the current hop if it is a tool's."""
+        """Call a method of the SDK's session. A tool call inside a hop is a message of that hop."""
         hop = hop_of_node(self._node) if method == _CALL_TOOL else None
-        # The SDK sends requests in the context of the call. Its edge is in the body, and not for HTTP.
+        # The SDK sends HTTP requests in this context. They must not carry edges: the edge is in the body of the call.
         options = with_own_callbacks(options)
         token = within.set(current_hop())
         try:
@@ -113,11 +111,11 @@ class Handover:
                     link.answered(handing, told, failed=True)
                 raise
             finally:
-                if call.result is not None:  # also if the SDK has raised after it: see `hear`
+                if call.result is not None:  # even if the SDK has raised afterwards: see `hear`
                     link.answered(handing, call.result.meta)
 
     def _link_of(self, connection: ServerConnection) -> links.Link:
-        """Return the link of a connection, which ends with it."""
+        """Return the link of a connection; it closes together with the connection."""
         link = self._link
         if link is None or connection is not self._connection:
             if link is not None:
@@ -135,7 +133,7 @@ async def _ask(connection: ServerConnection, method: str, body: dict[str, Any]) 
 
     *Cancel safety*: may be cancelled at any time.
     """
-    no_call()  # its task may be one that a call has started
+    no_call()  # a call may have started this task
     if connection.lost:
         message = f"MCP server {connection.name!r} is gone"
         raise PeerLost(message)
@@ -146,18 +144,18 @@ async def _ask(connection: ServerConnection, method: str, body: dict[str, Any]) 
             _Answer,
             seconds if versions.SECOND else timedelta(seconds=seconds),
         )
-    except Exception as error:  # whatever the SDK and its transport raise
+    except Exception as error:  # the SDK and its transport may raise anything
         message = f"MCP server {connection.name!r} did not answer a call of the mesh"
         raise PeerLost(message) from error
     return answer.root
 
 
 class _Answer(RootModel[dict[str, Any]]):
-    """What a call is answered, as it is."""
+    """The answer to a call, unchanged."""
 
 
 def _takes_part(greeting: Any) -> bool | None:
-    """Return what a server has said in the handshake; None if the handshake was not the SDK's."""
+    """Return whether a server takes part, by its handshake; None if the user's own handshake returned something else."""
     capabilities = getattr(greeting, "capabilities", None)
     if capabilities is None:
         return None

@@ -1,14 +1,14 @@
-"""The server's side of the mesh: a tool call that hands over an edge is handled as its hop.
+"""The server's side of the mesh: a tool call that carries an edge is handled as a hop.
 
-mcp 2.x has middleware for every request, and methods of one's own. 1.x has neither: its server refuses
-every method that it does not know before other code could see it. There, the handler of `tools/call` is
-wrapped, and calls of the mesh are taken out of what the server reads. What holds:
+mcp 2.x has middleware for every request, and allows additional methods. 1.x has neither: its server
+refuses unknown methods before other code sees them. So with 1.x, the handler of `tools/call` is wrapped,
+and mesh calls are taken out of the stream that the server reads. Rules:
 
-1. Whatever a tool starts, and goes on after it, belongs to the hop. The node waits for it, not the
-   connection: it may go on when that has ended.
-2. Every answer to such a call says how its edge stands, as far as the SDK lets an answer say anything.
-3. Calls of the mesh are not requests of the user's: no tool, listing or handler of the server sees them.
-4. A tool is not given the edge: one that passes `_meta` on would hand it to a server that no verdict waits for.
+1. Everything that a tool starts belongs to the hop. The node waits for it, also after the tool has
+   returned and the connection has ended.
+2. Every answer to such a call has the state of its edge, as far as the SDK lets an answer carry it.
+3. Mesh calls are not requests of the user: no tool, listing or handler of the server sees them.
+4. A tool does not see the edge. If it did and passed `_meta` on, it would hand the edge to another server.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 
 def take_part(server: Any, node: Node) -> None:
-    """Make a server part of a mesh: tool calls that hand over an edge are hops of the node.
+    """Make a server part of a mesh: tool calls that carry an edge become hops of the node.
 
-    The node has to be open while the server runs. It is yours to open, and to close after the server.
+    Open the node before the server runs, and close it after the server.
 
     Args:
         server: `FastMCP` (1.x), `MCPServer` (2.x), or the low-level `Server` of either, before it runs.
-        node: The server's part in the mesh.
+        node: The server's node.
 
-    *Raises*: `ArgumentError` if it is none of these, or takes part already.
+    *Raises*: `ArgumentError` if `server` is not one of these, or already takes part in a mesh.
     """
     arguments.instance("node", node, Node)
     if getattr(server, _PARTS, None) is not None:
-        message = f"{server!r} takes part already"
+        message = f"{server!r} already takes part in a mesh: call take_part() once"
         raise ArgumentError(message)
     if versions.SECOND:
         middleware = getattr(server, "middleware", None)
@@ -92,10 +92,10 @@ def _not_a_server(server: object) -> str:
 async def _run_hop(
     node: Node, server: Any, header: str, tool: Any, handle: Callable[[], Awaitable[Any]]
 ) -> tuple[Any, str | None]:
-    """Handle a tool call as a hop; return its result, and what the answer has to say of the edge.
+    """Handle a tool call as a hop; return its result, and the state of the edge for the answer.
 
-    *Raises*: what the handler does, and the SDK's own error for what is refused; an error of the
-    SDK says how the edge stands.
+    *Raises*: the error of the handler; the SDK's own error for a refused call. An error of the SDK
+    carries the state of the edge.
     """
     part = _take_edge(node, header)
     part.name = f"{_TOOLS_CALL} {tool}"[:_NAME_MAX]
@@ -103,7 +103,7 @@ async def _run_hop(
     hop, outer = part.hop, current_scope()
     if outer is not None and node.get_open_scope().parent is None:
         with suppress(ScopeClosed):
-            hop.held_by(outer)  # or a drain of that would not see it
+            hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
     with node.opened.exchange.links.handlers.handling(hop):
         return await _run_part(node, part, handle)
 
@@ -124,7 +124,7 @@ async def _run_part(
     result, failure = None, None
     try:
         result = await handle()
-        if _is_failure(result):  # the SDK has made a result of what the tool has raised
+        if _is_failure(result):  # the SDK has turned the tool's exception into a result
             hop.work_failed(ToolFailed())
     except BaseException as error:  # noqa: BLE001 - raised again below
         failure = error
@@ -145,32 +145,32 @@ async def _run_part(
 
 
 def _take_edge(node: Node, header: str) -> Part:
-    """Take the edge.
+    """Accept the edge.
 
-    *Raises*: the SDK's own error, if it must not run.
+    *Raises*: the SDK's own error if the edge must not run.
     """
     try:
         return node.handle(header)
     except EdgeRefused as refused:
         raise _error(_REFUSED, str(refused), refused.header) from refused
     except RemoteProtocolError as error:
-        # It would run outside of the cascade that it claims to be part of.
+        # The call would otherwise run outside the cascade that it names.
         raise _error(_INVALID, str(error), None) from error
     except QuiesceError as error:
         raise _error(_REFUSED, str(error), None) from error
 
 
 def _answer(node: Node, hop: Any) -> str | None:
-    """Return what the answer has to say; asked for also if no client is there to be answered."""
+    """Return the state of the edge for the answer. Called even if the client is gone; None if the journal fails."""
     try:
         return node.opened.answer(hop)
-    except Exception:  # noqa: BLE001 - of the journal; the sender asks
-        logger.exception("there is no answer for %s", hop.name)
+    except Exception:  # noqa: BLE001 - the journal may fail; the sender will ask
+        logger.exception("the answer for %s could not be made; its sender will ask again", hop.name)
         return None
 
 
-class ToolFailed(Exception):  # noqa: N818 - its name is what others see
-    """A tool has failed, in whatever way."""
+class ToolFailed(Exception):  # noqa: N818 - receipts show its name
+    """A tool has failed: it raised an exception, or returned an error as its result."""
 
 
 def _is_failure(result: Any) -> bool:
@@ -188,7 +188,7 @@ def _error(code: int, text: str, told: str | None) -> Exception:
 
 
 async def _serve(node: Node, method: str, params: Any) -> Any:
-    """Answer a call of the mesh.
+    """Answer a mesh call.
 
     *Raises*: the SDK's own error.
     """
@@ -227,12 +227,12 @@ async def _handle_second(node: Node, server: Any, ctx: Any, call_next: Any) -> A
 
 
 def without_envelope(params: Any) -> Any:
-    """Return a call without what the SDK has added to it."""
+    """Return the parameters of a call without the `_meta` that the SDK has added."""
     return {name: value for name, value in (params or {}).items() if name != "_meta"}
 
 
 def _offering(capabilities: Any) -> dict[str, Any]:
-    """Return capabilities that say that the server takes part."""
+    """Return capabilities with the note that the server takes part in the mesh."""
     found = dict(capabilities or {})
     found["experimental"] = {**(found.get("experimental") or {}), links.REQUEST_KEY: _OFFER}
     return found
@@ -268,7 +268,7 @@ def _wrap_first(server: Any, node: Node) -> None:
 
 
 def _wrap_handler(low: Any, node: Node, server: Any) -> None:
-    """Put the hop around whatever handles tool calls, once."""
+    """Wrap the handler of tool calls, once."""
     handler = low.request_handlers.get(types.CallToolRequest)
     if handler is None or getattr(handler, _PARTS, None) is node:
         return
@@ -291,7 +291,7 @@ def _wrap_handler(low: Any, node: Node, server: Any) -> None:
 
 
 class _Sifted(ReadStream):
-    """What a server reads, without the calls of the mesh, which are answered here."""
+    """The stream that a server reads, without mesh calls, which are answered here."""
 
     def __init__(self, inner: Any, write: Any, node: Node) -> None:
         self._inner = inner
@@ -300,7 +300,7 @@ class _Sifted(ReadStream):
         self._calls: set[Job[None]] = set()
 
     def stop(self) -> None:
-        """End the calls: no client is there to be answered."""
+        """Cancel the answers: the client is gone."""
         for call in list(self._calls):
             call.cancel()
 
@@ -313,7 +313,7 @@ class _Sifted(ReadStream):
         await self._inner.aclose()
 
     def _take(self, item: Any) -> bool:
-        """Take a message if it is a call."""
+        """Return whether a message is a mesh call; if so, start to answer it."""
         message = None if isinstance(item, Exception) else versions.body(item)
         if getattr(message, "method", None) not in links.PATHS:
             return False
@@ -321,7 +321,7 @@ class _Sifted(ReadStream):
             try:
                 call = links.start_answer(self._node, message.method, self._answer, message)
             except QuiesceError:
-                return False  # which the SDK refuses
+                return False  # the SDK refuses the call
             self._calls.add(call)
             call.call_when_done(lambda: self._calls.discard(call))
         return True
@@ -333,8 +333,8 @@ class _Sifted(ReadStream):
             answer: Any = types.JSONRPCResponse(**common, result=result)
         except versions.Error as error:
             answer = types.JSONRPCError(**common, error=error.error)
-        except Exception as error:  # noqa: BLE001 - of the journal, perhaps
-            logger.exception("a call of the mesh failed")
+        except Exception as error:  # noqa: BLE001 - the journal may fail
+            logger.exception("a mesh call failed")
             failure = types.ErrorData(code=_INTERNAL, message=type(error).__name__)
             answer = types.JSONRPCError(**common, error=failure)
         with suppress(*_GONE):

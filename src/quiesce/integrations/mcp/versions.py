@@ -1,4 +1,4 @@
-"""What differs between mcp 1.x and 2.x, in one place. No private name of either is used."""
+"""The differences between mcp 1.x and 2.x. No private name of either is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["VERSION", "get_default_environment", "streamable_http_client"]
 
 SECOND = VERSION >= (2,)
 CANCELLED = "notifications/cancelled"
-_TIMED_OUT = {408, -32001}  # 1.x answers its own caller as HTTP would; 2.x has a code for it
+_TIMED_OUT = {408, -32001}  # 1.x uses the HTTP status; 2.x has a code of its own
 _ENDED = {"Connection closed", "Session terminated"}  # the SDK's own words, in both versions
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream)
 
@@ -45,7 +45,7 @@ _read = _reader()
 
 
 def parsed_message(line: bytes | str) -> Any:
-    """Return the message of a line, as the session reads it; or the error that says what is wrong with it."""
+    """Return the message of a line, as the session reads it, or the error of an invalid line."""
     try:
         return SessionMessage(_read(line))
     except ValueError as error:
@@ -53,7 +53,7 @@ def parsed_message(line: bytes | str) -> Any:
 
 
 def written(item: Any) -> str:
-    """Return the line of a message, without its end."""
+    """Return the line of a message, without the line end."""
     text: str = item.message.model_dump_json(
         by_alias=True, **({"exclude_unset": True} if SECOND else {"exclude_none": True})
     )
@@ -61,12 +61,12 @@ def written(item: Any) -> str:
 
 
 def body(item: Any) -> Any:
-    """Return what is in a message: 1.x has a wrapper around it."""
+    """Return the content of a message; 1.x wraps it."""
     return getattr(item.message, "root", item.message)
 
 
 def cancellation(request: Any, reason: str) -> Any:
-    """Return the message that tells a server that no caller waits for an answer any more."""
+    """Return the message that tells a server that no caller waits for an answer."""
     notice = types.JSONRPCNotification(
         jsonrpc="2.0", method=CANCELLED, params={"requestId": request, "reason": reason}
     )
@@ -74,19 +74,19 @@ def cancellation(request: Any, reason: str) -> Any:
 
 
 def error_code_of(error: BaseException) -> int | None:
-    """Return the code of an error that the SDK raises for an answer, or for the want of one."""
+    """Return the code of the SDK's error for an error answer or a missing answer; None for other errors."""
     return error.error.code if isinstance(error, Error) else None
 
 
 def says_timeout(error: BaseException) -> bool:
-    """Return whether the SDK has given up waiting for an answer."""
+    """Return whether an error means that the SDK has stopped waiting for an answer."""
     return error_code_of(error) in _TIMED_OUT
 
 
 def says_gone(error: BaseException) -> bool:
-    """Return whether the SDK raises this because the connection has ended, or the server's session.
+    """Return whether an error means that the connection, or the server's session, has ended.
 
-    The codes alone do not tell: servers use them, too.
+    The codes alone do not show this, because servers use them, too.
     """
     if isinstance(error, _GONE):
         return True
@@ -94,7 +94,7 @@ def says_gone(error: BaseException) -> bool:
 
 
 def check_session_options(options: Mapping[str, Any]) -> None:
-    """Refuse what the SDK's session would not take, before anything is started.
+    """Refuse options that the SDK's session does not have, before anything is started.
 
     *Raises*: `ArgumentError`.
     """

@@ -52,7 +52,6 @@ class _Events:
         return await _awaited(_next(self._events))
 
     async def aclose(self) -> None:
-        """Close the generator."""
         await self._events.aclose()
 
 

@@ -26,7 +26,6 @@ class Departure:
     __slots__ = ("is_heard", "is_left", "other_trace")
 
     def __init__(self) -> None:
-        """Start before the first step of a request."""
         self.other_trace: Any = None
         self.is_heard: bool = False
         self.is_left: bool = False

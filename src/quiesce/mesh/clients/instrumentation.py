@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
-from quiesce.mesh.clients import aiohttp_client, http_client, httpcore_client
+from quiesce.mesh.clients import aiohttp_client, httpx_client, stdlib_client
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.clients.raw_sockets import SocketHooks
 from quiesce.mesh.clients.sending import instrumented
@@ -25,9 +25,9 @@ _sockets = SocketHooks(_nodes)
 _hooks = Hooks(
     {
         "aiohttp": aiohttp_client.wrap_aiohttp,
-        "http.client": http_client.wrap_http_client,
-        "httpcore": httpcore_client.wrap_httpcore,
-        "httpcore2": httpcore_client.wrap_httpcore,
+        "http.client": stdlib_client.wrap_http_client,
+        "httpcore": httpx_client.wrap_httpcore,
+        "httpcore2": httpx_client.wrap_httpcore,
         "socket": _sockets.wrap,
         "uvloop": _sockets.wrap_uvloop,
     }
@@ -35,14 +35,14 @@ _hooks = Hooks(
 
 
 def node_opened(node: Node) -> None:
-    """Start to record the requests that plain clients send in hops of this node."""
+    """Start recording the requests that plain clients send in hops of this node."""
     with _lock:
         _nodes.add(node)
         _fit()
 
 
 def node_closed(node: Node) -> None:
-    """Stop to record requests for this node. The last node that closes restores every library."""
+    """Stop recording requests for this node. The last node that closes restores every library."""
     with _lock:
         _nodes.discard(node)
         _fit()
@@ -85,7 +85,6 @@ class Instrumentation:
             _fit()
 
     def __enter__(self) -> Self:
-        """Return this handle."""
         return self
 
     def __exit__(
@@ -94,5 +93,4 @@ class Instrumentation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop, as `undo()` does."""
         self.undo()

@@ -73,7 +73,7 @@ _COUNTS = {
 }  # fmt: skip
 
 
-@dataclass(slots=True, unsafe_hash=True)  # as facts.py has it, and for its reason
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, for the reason in facts.py
 class Handed:
     """The edge of a message, as its header describes it."""
 
@@ -140,7 +140,7 @@ def parse_request_header(text: str | bytes) -> Handed:
     if isinstance(text, bytes):
         text = text.decode("latin-1")
     plain = _PLAIN.fullmatch(text) if len(text) <= HOME_MAX else None
-    if plain is not None:  # as nearly all are: in one go
+    if plain is not None:  # the fast path for nearly all headers
         cascade, edge, parent, latest, node = plain.groups()
         return Handed(unhexlify(cascade), unhexlify(edge), parent, int(latest), node)
     found, options = _header(REQUEST_HEADER, text, _FIRST)
@@ -168,7 +168,7 @@ def _header(
     head, *rest = text.strip(" \t").split(";")
     found = pattern.fullmatch(head.strip(" \t"))
     if found is None:
-        _refuse(what, "not of the form that it has in version 00")
+        _refuse(what, "its form is not that of version 00")
     if found["version"] == "ff" or (found["version"] == "00" and found["more"]):
         _refuse(what, f"version {found['version']} has no such form")
     options: dict[str, str] = {}
@@ -377,7 +377,7 @@ def _parse_answer(value: Any) -> Answer:
 def _answer(kind: Any) -> Answer:
     if not isinstance(kind, str) or kind not in _KINDS:
         _refuse("answer", "not one of " + ", ".join(sorted(_KINDS)))
-    return Answer(kind)  # type: ignore[arg-type]  # one of those
+    return Answer(kind)  # type: ignore[arg-type]  # checked above
 
 
 # Receipts.

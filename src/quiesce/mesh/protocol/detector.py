@@ -9,7 +9,7 @@ durable before it carries out any other effect. Invariants:
    then does it have a receipt. A closed hop sends no messages.
 3. An edge is closed by one of these: the receiver's receipt; the receiver's statement, written first, that the
    edge never will run; the sender's knowledge that no byte was sent; or, without a green verdict, as opaque or
-   unknown. No counts of messages and no times take part in this.
+   unknown. Neither message counts nor times decide this.
 4. A repeated, late or reordered statement changes nothing the second time.
 5. After a restart, work that was running is lost: its process is dead, and the journal has the edges that
    were sent from it. A node without a journal answers that it cannot know.
@@ -78,7 +78,8 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _RUNNING, _OVER = HopState.RUNNING, HopState.OVER
-_OVER_AT_ONCE = HOP_LIFE.step(_RUNNING, _OVER)  # once for all: every request takes this step
+# Checked here once, because every request takes this step.
+_OVER_AT_ONCE = HOP_LIFE.step(_RUNNING, _OVER)
 
 
 class Detector:

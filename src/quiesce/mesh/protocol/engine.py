@@ -92,12 +92,12 @@ class Engine:
                 self.news.append(act)
 
     def restore(self, records: Iterable[Record], now: float) -> None:
-        """Take up what a process before this one has written."""
+        """Restore the records of an earlier process."""
         self.detector.restore(records)
         self.resume(now)
 
     def resume(self, now: float) -> None:
-        """Do what the detector wants done, after it was restored, and remember as long as was promised."""
+        """Carry out the effects of the restored records, and keep the promises of the earlier process."""
         self.horizon.open(now)
         self.absorb_news(now)
 
@@ -248,7 +248,7 @@ class Engine:
                 self._courier.watch(Watch(edge, to, cancel=True), now)
 
     def _passed(self, edge: bytes, answer: Answer) -> None:
-        """Record that this node has cancelled another node's edge, in the place of that node."""
+        """Record that this node has cancelled an edge in place of the node that sent it."""
         self._courier.unwatch(edge)
         if answer.kind in {"working", "closed", "never"}:
             if len(self._ended) >= _SEEN_MAX:

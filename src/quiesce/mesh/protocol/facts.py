@@ -97,7 +97,7 @@ class Stay:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Gone:
-    """An arrived edge is forgotten, because the app has refused its message, as many others of its caller."""
+    """An arrived edge is forgotten, because the app has refused its message and many others of the same caller."""
 
     edge: bytes
 

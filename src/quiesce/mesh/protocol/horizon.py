@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 DRIFT_SECONDS = 300.0
-"""The difference between the clocks of two machines that needs no longer memory."""
+"""A difference between the clocks of two machines that the memory of ids allows for."""
 
 KEEP_SECONDS = 3600.0
-"""How long messages of a sender may be under way, if its question does not say so."""
+"""How long messages of a sender may be under way, if its question does not contain that time."""
 
 AHEAD_SECONDS = 86_400.0
 """How much later than usual the time of a message may be."""

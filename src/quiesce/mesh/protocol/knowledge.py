@@ -43,7 +43,6 @@ class Knowledge:
     """All hops of one node, and the edges that were sent from them."""
 
     def __init__(self, name: str) -> None:
-        """Start with nothing known."""
         self.name: str = name
         self.hop_records: dict[bytes, HopRecord] = {}
         self.edge_records: dict[bytes, EdgeRecord] = {}

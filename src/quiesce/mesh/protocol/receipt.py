@@ -28,7 +28,7 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 """How a hop ends, in the words of the agent that ran it."""
 
 
-_new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # half as long as to begin anew
+_new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # takes half as long as a new one
 
 
 ASSUMES = "assumes "
@@ -68,7 +68,7 @@ class Receipt:
 
     status: Status
     hops: int = 1
-    """The edges that were run, this one included; in a verdict that is not final, also those that are still open."""
+    """The edges that were run, including this one. In a verdict that is not final, open edges count, too."""
     failed: int = 0
     cancelled: int = 0
     lost: int = 0
@@ -87,12 +87,12 @@ class Receipt:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all work is known to have ended by itself."""
+        """Whether no edge is lost, opaque, unknown or volatile, and no work is untracked."""
         return not (self.lost or self.opaque or self.unknown or self.volatile or self.untracked)
 
 
-# To fill a frozen object takes five times as long as another, and every message has two of them. So they
-# are filled as what is not frozen, of the same slots, and are frozen then.
+# Setting the attributes of a frozen object takes five times as long, and every message has two such objects. So an
+# object is made of a class with the same slots that is not frozen, and then gets its frozen class.
 
 
 class _Note:
@@ -115,7 +115,7 @@ def edge_note(
     made.seconds = seconds
     made.why = why
     made.__class__ = Note
-    return made  # type: ignore[no-any-return]  # it is one now
+    return made  # type: ignore[no-any-return]  # its class is set above
 
 
 def not_run(status: Status, note: Note, *, volatile: bool) -> Receipt:
@@ -155,7 +155,6 @@ class Tally:
         self.notes: tuple[Note, ...] = ()
 
     def add(self, receipt: Receipt) -> None:
-        """Add a child's receipt to the sums."""
         self.hops += receipt.hops
         self.failed += receipt.failed
         self.cancelled += receipt.cancelled
@@ -167,7 +166,8 @@ class Tally:
         self.undelivered += receipt.undelivered
         troubles = self.failed | self.cancelled | self.lost | self.opaque | self.unknown
         troubles |= self.untracked | self.undelivered
-        if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:  # as each is, at most
+        # No count is larger than their bitwise or.
+        if (self.hops | self.volatile | troubles) > COUNT_MAX // 2:
             self._bound()
         notes = receipt.notes
         has_room = len(self.notes) < NOTES_MAX
@@ -202,7 +202,7 @@ class Tally:
         made.undelivered = self.undelivered
         made.notes = foremost((own, *self.notes)) if self.notes else (own,)
         made.__class__ = Receipt
-        return made  # type: ignore[no-any-return]  # it is one now
+        return made  # type: ignore[no-any-return]  # its class is set above
 
 
 def foremost(notes: tuple[Note, ...], most: int = NOTES_MAX) -> tuple[Note, ...]:
@@ -231,7 +231,7 @@ def pack(receipt: Receipt) -> bytes:
     The text is made by hand for speed, because every request has one or two receipts. It is compact, because
     a table may have a million of them.
     """
-    global _last  # noqa: PLW0603 - the same is written into the journal, onto the answer, and kept
+    global _last  # noqa: PLW0603 - the journal, the answer and the table need the same text
     known, written = _last
     if known is not receipt:
         written = _text(receipt).encode()

@@ -47,7 +47,7 @@ class EdgeState(State):
 HOP_LIFE: Life[HopState] = Life(
     "a hop",
     {
-        # Waiting: for its edges. Running to over: the answer carries the receipt.
+        # Waiting: its edges are open. From running to over: the answer carries the receipt.
         HopState.RUNNING: (HopState.WAITING, HopState.CLOSED, HopState.OVER),
         HopState.WAITING: (HopState.CLOSED,),
         HopState.CLOSED: (HopState.OVER,),

@@ -1,9 +1,12 @@
 """Bystanders: loops of the user's code outside of all hops that wait in a way that quiesce does not follow.
 
-A handler may leave a job in a list that such a loop looks into later, or wake it by a semaphore, a future or a socket.
-Nothing of that can be seen. So a hop that ends records that it assumes there is no such job, with the line where the loop
-waits. A loop that takes items from queues or waits for events is followed, and is not a bystander, unless it does something
-when the time of such a wait is up. Nor is a loop of a well-known library, one that `Node(services=…)` declares, or one that only waits.
+A handler may leave a job in a list that such a loop reads later, or wake the loop by a semaphore, a future or a socket.
+quiesce cannot see that. So an ending hop records the assumption that there is no such job, with the line where the loop
+waits. These loops are not bystanders:
+
+- A loop that takes items from queues or waits for events, because it is followed. But if it does something after a
+  timeout of such a wait, it is a bystander.
+- A loop of a well-known library, a loop that `Node(services=…)` declares, and a loop that only waits.
 """
 
 from __future__ import annotations
@@ -53,16 +56,16 @@ _FOLLOWED = (
     "quiesce.mesh.routes.queues",
     "quiesce.mesh.routes.simple_queue",
 )
-"""The modules of queues that are followed. A worker that waits for an event is known by itself."""
+"""The modules of the queues that are followed. Workers that wait for events are recognised in another way."""
 _LIFESPANS = frozenset({
     ("hypercorn.asyncio.lifespan", "asgi_receive"), ("hypercorn.trio.lifespan", "asgi_receive"),
     ("quiesce.integrations.asgi.lifespan", "_receive"), ("quiesce.mesh.transport.asgi_lifespan", "_receive"),
     ("uvicorn.lifespan.on", "receive"),
 })  # fmt: skip
-_PAUSE = 0.1  # seconds at least between two searches
-_PAUSE_EACH = 50e-6  # and for each task or thread that a search has found
+_PAUSE = 0.1  # the least time between two searches
+_PAUSE_EACH = 50e-6  # more time for each task or thread that the search has examined
 _MAX = 64  # loops that are kept
-_NAMED_MAX = 5  # of them, by one hop
+_NAMED_MAX = 5  # loops that one hop names
 
 threads_of_hops: WeakSet[Thread] = WeakSet()
 """The threads that hops have started."""
@@ -74,29 +77,28 @@ class Loop(NamedTuple):
     key: ref[Any]
     """The task or thread."""
     code: CodeType
-    """The function that goes round."""
+    """The function with the loop."""
     place: str
-    """Its name, and where it waits."""
+    """The function's name, and the line where it waits."""
     module: str
     target: str
-    """The name by which `Node(services=…)` declares it."""
+    """The name by which `Node(services=…)` declares the loop."""
     is_followed: bool
-    """Whether it takes items or waits for events, with a timeout."""
+    """Whether the loop takes items or waits for events, with a timeout."""
 
 
 class Bystanders:
-    """The loops that the last search of a node has found. Searches are apart, because each looks at every task."""
+    """The loops that the last search of a node has found. Searches are rare, because each one examines every task."""
 
     def __init__(self) -> None:
-        """Start without a search."""
         self._loops: list[Loop] = []
-        self._last: float = 0.0  # when the last search was
+        self._last: float = 0.0  # the time of the last search
         self._next: float = 0.0
 
     def tell(self, hop: Hop) -> None:
-        """Record in a hop that ends which loops it assumes to have nothing to do for it."""
+        """Record in an ending hop the loops that it assumes to have no job of it."""
         now = hop.backend.clock()
-        if not self._last <= now < self._next:  # a clock of tests may be set back
+        if not self._last <= now < self._next:  # tests may set the clock back
             keys = list(_all(hop.backend))
             known = {loop.key(): loop for loop in self._loops if loop.is_followed}
             found = (_found(key, known.get(key)) for key in keys)
@@ -122,7 +124,7 @@ class Bystanders:
 
 
 def _sentence(told: dict[str, str], count: int) -> str:
-    """Return what a hop assumes of loops, given the target of each by its place; so many are named."""
+    """Return the assumption about loops as a sentence that names `count` of them; `told` has their targets by place."""
     places = list(told)[:count]
     targets = list(dict.fromkeys(told[place] for place in places))
     names = [one for one in targets if is_declarable(one)]
@@ -142,7 +144,7 @@ def _sentence(told: dict[str, str], count: int) -> str:
 def _all(backend: Backend) -> Iterator[Any]:
     yield from (one for one in threading.enumerate() if one is not threading.current_thread())
     if backend.name == "asyncio":
-        yield from asyncio.all_tasks(backend.loop)  # type: ignore[arg-type]  # it is one of asyncio
+        yield from asyncio.all_tasks(backend.loop)  # type: ignore[arg-type]  # asyncio's loop
         return
     trio: Any = sys.modules["trio"]
     ahead = [trio.lowlevel.current_root_task()]
@@ -153,9 +155,9 @@ def _all(backend: Backend) -> Iterator[Any]:
 
 
 def _found(key: Any, known: Loop | None) -> Loop | None:
-    """Return the loop of a task or thread that runs the user's code, and is not a part of a hop.
+    """Return the loop in which a task or thread outside of all hops waits in the user's code; None without a loop.
 
-    One that is followed may be at work now; it is `known` if an earlier search has seen how it waits.
+    A followed loop may be at work now. It is `known` if an earlier search has seen it wait.
     """
     timer = _timer(key) if isinstance(key, threading.Timer) and key not in threads_of_hops else None
     if timer is not None:
@@ -178,7 +180,7 @@ def _found(key: Any, known: Loop | None) -> Loop | None:
 
 
 def _timer(key: threading.Timer) -> Loop | None:
-    """Return the function of a `threading.Timer` as a loop, if it sets a timer again, itself or by a function it calls."""
+    """Return a `threading.Timer` as a loop if its function, or a function that it calls, sets a timer again."""
     fn: Any = getattr(key, "function", None)
     while hasattr(fn, "func"):  # a partial
         fn = fn.func
@@ -200,7 +202,7 @@ def _timer(key: threading.Timer) -> Loop | None:
 
 
 def _stack_of(key: Any, *, is_known: bool) -> list[tuple[FrameType, object]]:
-    """Return the frames of a task or thread that is not a part of a hop, the outermost first, each with its coroutine."""
+    """Return the frames of a task or thread outside of all hops, outermost first, each with its coroutine."""
     if not is_alive(key) or (isinstance(key, Thread) and key in threads_of_hops):
         return []
     if isinstance(key, Thread):
@@ -215,7 +217,7 @@ def _stack_of(key: Any, *, is_known: bool) -> list[tuple[FrameType, object]]:
 
 
 def is_users_task(held: Any) -> bool:
-    """Return whether work of a hop is not a task of a well-known library."""
+    """Return whether work of a hop is the user's, and not a task of a well-known library."""
     if not hasattr(held, "get_coro") and not hasattr(held, "coro"):
         return True
     first = next(_own(_frames_of(held)), None)
@@ -223,7 +225,7 @@ def is_users_task(held: Any) -> bool:
 
 
 def _frames_of(key: Any) -> list[FrameType]:
-    """Return the frames of a task, the outermost first."""
+    """Return the frames of a task, outermost first."""
     coro = key.get_coro() if hasattr(key, "get_coro") else key.coro
     return [frame for frame, _ in walk_awaits(coro)]
 
@@ -233,14 +235,14 @@ def _is_of_library(frame: FrameType) -> bool:
 
 
 def _own(frames: Iterable[FrameType]) -> Iterator[FrameType]:
-    """Yield the frames that are not of event loops, threads and of us."""
+    """Yield the frames outside of event loops, threads and quiesce."""
     for one in frames:
         if libraries.package_of(one.f_globals.get("__name__")) not in libraries.PLUMBING:
             yield one
 
 
 def _is_lifespan(frame: FrameType) -> bool:
-    """Return whether an app waits for the next event of its lifespan: it gets no jobs by that."""
+    """Return whether an app waits for the next event of its lifespan, which does not bring jobs."""
     return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _LIFESPANS
 
 
@@ -249,7 +251,7 @@ def _waits_for_queue(frames: list[FrameType]) -> bool:
 
 
 def _loop_in(own: list[FrameType]) -> FrameType | None:
-    """Return the innermost frame of the user's code that is in a loop, which waits in a way that is not followed."""
+    """Return the innermost frame of the user's code that waits in a loop."""
     for frame in reversed(own):
         if _is_of_library(frame):
             continue

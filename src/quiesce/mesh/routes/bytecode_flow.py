@@ -47,7 +47,6 @@ class Flow:
     """The instructions of a function, and which instruction may follow which."""
 
     def __init__(self, code: CodeType) -> None:
-        """Read the bytecode."""
         made = dis.Bytecode(code)
         self.steps: list[dis.Instruction] = list(made)
         self._offsets: list[int] = [one.offset for one in self.steps]

@@ -33,7 +33,6 @@ class Call(Followed):
     def __init__(
         self, hop: Hop, kind: str, name: str, frame: FrameType | None, *, target: str | None
     ) -> None:
-        """Hold the hop."""
         self._error: BaseException | None = None
         self._future: Callable[[], Any] = _nothing  # weak: the future refers to this hold
         self.runs_in: Thread | None = None  # while a thread runs the call
@@ -97,11 +96,11 @@ class Call(Followed):
 
 
 def _nothing() -> None:
-    """Stand for a future that is not there yet."""
+    """Return None: a placeholder for the reference to a future that is not made yet."""
 
 
 class _Read:
-    """The methods that the future of a hop's call gets on top of its own class."""
+    """The methods that the future of a hop's call gets in addition to its class."""
 
     quiesce_call: Call
 

@@ -33,7 +33,7 @@ __all__: list[str] = []
 
 _INTERPRETERS = ("bash", "node", "perl", "pypy", "python", "ruby", "sh")
 _WORKER = "anyio.to_process"
-"""The program of a worker process of anyio: its calls are awaited, and it lives on for others."""
+"""The program of anyio's worker processes. Their calls are awaited, and the processes are kept for later calls."""
 
 
 def by_popen(init: Callable[..., None]) -> Callable[..., None]:
@@ -96,9 +96,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _program(args: Any) -> tuple[str | None, str | None]:
-    """Return the names by which `Node(services=…)` declares what a child runs; the first is the one that is suggested.
+    """Return two names by which `Node(services=…)` can declare a child; messages suggest the first.
 
-    Of an interpreter, that is its script or its module: `python` would declare every child. The second is the program.
+    The second name is the program. The first is the same, or for an interpreter its script or module, because `python`
+    would declare every child.
     """
     given = [args] if isinstance(args, str | bytes | os.PathLike) else args
     words: list[str] = [os.fsdecode(one) for one in given]
@@ -111,7 +112,7 @@ def _program(args: Any) -> tuple[str | None, str | None]:
 
 
 def _script(words: list[str]) -> str | None:
-    """Return what an interpreter runs, if that has a name."""
+    """Return the name of the script or module that an interpreter runs; None if there is none."""
     rest = iter(words[1:])
     for word in rest:
         if word == "-m":

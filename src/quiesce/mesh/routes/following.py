@@ -112,7 +112,6 @@ class Followed(Hold):
 
     @property
     def released(self) -> bool:
-        """Whether the work has ended."""
         return self._key not in self.owner_node.holds
 
     def list_frames(self) -> list[callsites.Frame]:

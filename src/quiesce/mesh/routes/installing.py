@@ -20,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from quiesce.channels.channel import Channel
 from quiesce.channels.item_queue import Lane
-from quiesce.channels.readers import BatchReader, Reader
+from quiesce.channels.read_loops import BatchReader, Reader
 from quiesce.core.patches import Patch
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.routes import (

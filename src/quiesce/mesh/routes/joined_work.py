@@ -1,4 +1,4 @@
-"""Joined work: one message starts a task or a timer, and a later message of the same kind leaves its job to that work.
+"""Joined work: one message starts a task or a timer, and a later message of the same kind adds its job to that work.
 
 An example is `if task is None: task = create_task(flush())` with the jobs in a list. The first hop waits for the task.
 quiesce cannot see that a second hop has left the task a job. So a hop may have to record an assumption: its handler has
@@ -38,7 +38,6 @@ class JoinedWork:
     """The hops of a node that go on after their handlers."""
 
     def __init__(self) -> None:
-        """Start without hops."""
         self.by_handler: dict[str, dict[Hop, None]] = {}
         """By the name of the handler, without numbers, its hops that go on."""
         self.hops: dict[Hop, tuple[str, bool]] = {}

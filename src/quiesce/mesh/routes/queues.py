@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from quiesce.channels.channel import Channel
-from quiesce.channels.readers import BatchReader, Reader
+from quiesce.channels.read_loops import BatchReader, Reader
 from quiesce.core.libraries import add_getter
 from quiesce.core.python_private import get_frame, wait_code
 from quiesce.core.tree import TreeNode, current
@@ -43,8 +43,8 @@ __all__: list[str] = []
 
 belts: dict[int, Belt] = {}
 """The belts of queues and events, by the id of the queue or event: a queue need not be hashable."""
-_sending: set[object] = set()  # tasks in the midst of a send, whose item is recorded already
-_asking: set[object] = set()  # tasks in the midst of a get, which records the item itself
+_sending: set[object] = set()  # tasks inside a send whose item is already recorded
+_asking: set[object] = set()  # tasks inside a get, which records the item itself
 _taken: WeakKeyDictionary[Any, dict[tuple[int, int], _Taken]] = WeakKeyDictionary()
 _TAKEN_MAX = 8  # items kept for one task outside of hops, which the task may put back
 _TAKEN_MAX_OF_HOP = 1000

@@ -32,27 +32,23 @@ class SimpleQueue(Plain[Any], metaclass=_Kind):
     """A queue between threads whose items carry hops, except for items of the standard library's own pools."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - as it is
-        """Put an item."""
         if _is_of_library(get_frame(1)):
             Plain.put(self, item, block, timeout)
         else:
             _put(self, item, block, timeout)
 
     def put_nowait(self, item: Any) -> None:
-        """Put an item."""
         if _is_of_library(get_frame(1)):
             Plain.put(self, item)
         else:
             _put(self, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002 - as it is
-        """Take an item, or wait for one."""
         if libraries.is_housekeeper(get_frame(1)):
             return Plain.get(self, block, timeout)
         return _get(self, block, timeout)
 
     def get_nowait(self) -> Any:
-        """Take an item."""
         return _get(self, False)  # noqa: FBT003 - as it is
 
 

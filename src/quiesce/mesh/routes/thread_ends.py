@@ -21,7 +21,6 @@ class _Guard:
         self._other = other
 
     def __del__(self) -> None:
-        """Call the function."""
         self._call()
 
 

@@ -27,14 +27,14 @@ _WAITING = _BY_RETURN | {
 }  # fmt: skip
 _BLOCKS = frozenset({("asyncio.timeouts", "Timeout"), ("async_timeout", "Timeout")})
 _SCOPES = frozenset({"CancelScope"})
-_DEEP = 2  # a generator of `contextlib` is around the block of another one
+_DEEP = 2  # levels of nested `contextlib` generators that are searched
 
 
 def polling_frame(frames: list[tuple[FrameType, object]]) -> FrameType | None:
-    """Return the frame of the user's loop that a task or thread waits in, if it does something after a timeout.
+    """Return the frame of the user's loop in which a task or thread waits, if the loop does something after a timeout.
 
     Args:
-        frames: Those of the task or thread, the outermost first, each with its coroutine.
+        frames: The frames of the task or thread, outermost first, each with its coroutine.
     """
     ways: Ways = frozenset()
     works = False
@@ -56,7 +56,7 @@ def polling_frame(frames: list[tuple[FrameType, object]]) -> FrameType | None:
 
 
 def _ways_of(frame: FrameType) -> Ways | None:
-    """Return how a function of Python or of us ends when its time is up; None if it has no timeout."""
+    """Return how a waiting function of Python or of quiesce ends at its timeout; None if it has no timeout."""
     module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
     if module not in _WAITING:
         return None
@@ -65,13 +65,13 @@ def _ways_of(frame: FrameType) -> Ways | None:
         return _RAISES if "timeout" in given["options"] or len(given["args"]) > 1 else None
     if given.get("timeout") is None:
         return None
-    if name == "_wait":  # of `asyncio.wait`
+    if name == "_wait":  # the function behind `asyncio.wait`
         return frozenset({"returns"})
     return _RETURNS_FALSE if module in _BY_RETURN else _RAISES
 
 
 def _has_deadline(things: Iterable[Any], deep: int = _DEEP) -> bool:
-    """Return whether a coroutine that waits is in a block with a timeout, given what it refers to."""
+    """Return whether one of the objects that a waiting coroutine refers to is a block with a timeout."""
     for thing in things:
         owner: Any = thing.__self__ if type(thing) is MethodType else thing
         kind = type(owner)

@@ -1,6 +1,7 @@
-"""What the code of a function does when the time of a wait is up: whether it goes round without doing anything.
+"""What the code of a function does after the timeout of a wait: whether it only waits again.
 
-A worker that takes items with a timeout, and then waits again, finds nothing by that. Other code looks for jobs.
+A worker that takes items with a timeout and only waits again does not get a job by the timeout. Other code may look for
+jobs then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IDLE = LOOKS | {
     "CancelScope", "clear", "fail_after", "fail_at", "get", "get_nowait", "get_running_loop", "move_on_after",
     "move_on_at", "receive", "receive_nowait", "timeout_at",
 }  # fmt: skip
-"""What code calls on its way back to a wait, if it does nothing else."""
+"""Functions that code may call on its way back to a wait and still do nothing."""
 _BROAD = frozenset({"BaseException", "Exception", "OSError"})
 _UNEXPECTED = frozenset({
     "CancelledError", "Cancelled", "ClosedResourceError", "GeneratorExit", "KeyError", "KeyboardInterrupt",
@@ -30,25 +31,25 @@ _UNEXPECTED = frozenset({
 })  # fmt: skip
 
 Ways = frozenset[Literal["false", "raises", "returns"]]
-"""How a call may end when its time is up: with something false, with an exception, or in another way."""
+"""How a call may end at its timeout: with a false value, with an exception, or with another value."""
 
 
 class Round(NamedTuple):
-    """What code does when the time of its wait is up."""
+    """What code does after the timeout of its wait."""
 
     goes_round: bool
-    """Whether it comes back to the wait."""
+    """Whether the code comes back to the wait."""
     works: bool
-    """Whether it calls something on the way back."""
+    """Whether it calls a function on the way back."""
     works_before: bool
-    """Whether it calls something before it leaves the function."""
+    """Whether it calls a function before it leaves its own."""
     ways: Ways
-    """How it leaves the function."""
+    """How it leaves its function."""
 
 
 @lru_cache(maxsize=4096)
 def after_timeout(code: CodeType, offset: int, ways: Ways) -> Round:
-    """Return what the code does when the wait at an offset ends by its timeout, in one of some ways."""
+    """Return what the code does when the wait at an offset ends by a timeout, in any of these ways."""
     flow = flow_of(code)
     begin = flow.begin(offset)
     ends = {begin, *flow.twins(begin)}
@@ -70,7 +71,7 @@ def after_timeout(code: CodeType, offset: int, ways: Ways) -> Round:
             ahead += [one] if one not in seen else []
             seen.add(one)
     wait = flow.steps[begin]
-    # What is called with the result of the wait, or of a part of its expression: that is not called on the way.
+    # Calls around the wait, in the same expression, get its result. They are not calls on the way back.
     around = {
         _begin_of(one) for one in flow.steps if "CALL" in one.opname and _is_within(wait, one)
     }
@@ -93,7 +94,7 @@ def after_timeout(code: CodeType, offset: int, ways: Ways) -> Round:
 
 
 def _when_over(flow: Flow, begin: int, ways: Ways) -> list[int]:
-    """Return the instructions that may come first when the time of a wait is up."""
+    """Return the instructions that may come first after the timeout of a wait."""
     found = list(flow.after(begin, raising=False)) if "returns" in ways else []
     if "raises" in ways:
         found += flow.handlers(begin)
@@ -112,7 +113,7 @@ def _when_over(flow: Flow, begin: int, ways: Ways) -> list[int]:
 
 
 def _after_error(flow: Flow, place: int) -> tuple[list[int], Literal["raises", "returns"] | None]:
-    """Return the instructions that may be next in the course of a timeout, and how the function may be left."""
+    """Return the instructions that may follow during a timeout, and how the function may be left here."""
     one = flow.steps[place]
     if one.opname == "CHECK_EXC_MATCH":
         matches = _matches(_names_before(flow.steps, place))
@@ -143,14 +144,14 @@ def _after_error(flow: Flow, place: int) -> tuple[list[int], Literal["raises", "
 
 
 def _matches(names: set[str]) -> bool | None:
-    """Return whether an `except` with these names is for a timeout; None if that is not known."""
+    """Return whether an `except` with these names catches a timeout; None if unknown."""
     if not names.isdisjoint(EXPECTED | _BROAD):
         return True
     return False if names <= _UNEXPECTED else None
 
 
 def _names_before(steps: list[dis.Instruction], place: int) -> set[str]:
-    """Return the names of what was loaded right before an instruction."""
+    """Return the names that are loaded right before an instruction."""
     found: set[str] = set()
     at = place - 1
     while at >= 0 and steps[at].opname.startswith(("LOAD_", "BUILD_TUPLE")):
@@ -160,7 +161,7 @@ def _names_before(steps: list[dis.Instruction], place: int) -> set[str]:
 
 
 def _suppresses(flow: Flow, handler: int) -> bool | None:
-    """Return whether the `with` block of a handler passes over a timeout; None if that is not known."""
+    """Return whether the `with` block of a handler suppresses a timeout; None if unknown."""
     at = flow.begin_of_with(handler - 1)  # its first instruction keeps the exception
     if at is None:
         return None
@@ -180,7 +181,7 @@ def _begin_of(one: dis.Instruction) -> Any:
 
 
 def _is_within(one: dis.Instruction, other: dis.Instruction) -> bool:
-    """Return whether an instruction is of a part of another one's source."""
+    """Return whether the source of an instruction is a part of another's source."""
     if one.positions is None or other.positions is None:
         return False
     inner: Any = one.positions

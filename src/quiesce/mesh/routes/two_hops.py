@@ -52,13 +52,13 @@ def taker_name(key: Any) -> str:
 class DoubtfulWork:
     """Work that a taker starts or sends for one hop, and that may belong to another hop.
 
-    It notes what the first hop holds at the start, to see later whether the taker has added anything.
+    It records the holds of the first hop at the start, to see later whether the taker has added any.
     """
 
     __slots__ = ("_edges", "_holds", "_hop", "_key", "_told", "_what")
 
     def __init__(self, hop: Hop, told: Hop, key: object, what: str) -> None:
-        """Note what the hop holds now.
+        """Record what the hop holds now.
 
         Args:
             hop: The hop for which the taker works.

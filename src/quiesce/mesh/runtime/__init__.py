@@ -7,10 +7,10 @@ In reading order:
 - `node_scope`: the scope of a node, which notifies the node when it is closed.
 - `hop`: the scope of the work on one message.
 - `hop_failures`: records the failures of a hop's jobs.
-- `hop_parts`: parts of a hop that tasks of other scopes do.
+- `hop_parts`: parts of a hop's work that tasks of other scopes do.
 - `delegation`: one message to another agent, from before it is sent until its fate is known.
 - `cascade`: a cascade, for the program that began it.
-- `settlement`: the verdict on a cascade.
+- `settlement`: the verdict on a cascade, and its text.
 - `progress`: finds the agents that are still busy with a cascade.
 - `left_running`: the work of a closed node's hops that still runs, and what to do about it.
 - `hop_tree`: draws hops as a tree.

@@ -29,7 +29,7 @@ CALLERS_MAX = 1024
 EACH_MAX, EACH_PER_SECOND = 10_000, 10.0
 """How many messages of one caller the node keeps in memory at once, and how many more each second."""
 STRANGERS_MAX, STRANGERS_PER_SECOND = 100_000, 100.0
-"""The same, for all callers together that have not shown that they are part of the mesh."""
+"""The same for all strangers together."""
 _PREFIX = 64  # all IPv6 addresses with the same first 64 bits count as one caller
 
 
@@ -91,14 +91,14 @@ def never_opened(node: Node, handed: codec.Handed) -> EdgeRefused:
     The refusal is temporary, because the node would accept a late copy of the message after it is opened.
     """
     text = (
-        f"message {edge_mark(handed.edge)} is not worked on: node {node.name!r} was never opened, and takes nothing."
+        f"message {edge_mark(handed.edge)} is not worked on: node {node.name!r} was never opened."
         " The log of its server says what to do"
     )
     return EdgeRefused(text, codec.response_header(handed.edge, NOT_NOW), is_busy=True)
 
 
 class Allowances:
-    """Counts what callers may still make the node keep: for each caller, and for all strangers together."""
+    """Counts how much callers may still make the node remember: each caller, and all strangers together."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -261,7 +261,7 @@ class Cascade:
         return Unknown(self.name, record.cascade.hex(), receipt, took, missing=tuple(missing))
 
     async def frontier(self, within: float = 2.0) -> MeshFrontier:
-        """Ask all agents that may be busy with the cascade for their work. List agents that do not answer as such.
+        """Ask all agents that may be busy with the cascade for their work. Agents that do not answer are listed as not reached.
 
         *Cancel safety*: may be cancelled at any time.
         """
@@ -284,7 +284,7 @@ class Cascade:
                 await self._gate.wait()
 
     async def cancel(self) -> None:
-        """Send all agents the request to end their work for the cascade. `settled()` returns when they have ended it.
+        """Ask all agents to end their work for the cascade. `settled()` returns when they have ended it.
 
         Each agent passes the request to the agents that it has sent messages to. If such an agent is dead, its
         sender passes the request to the agents below the dead one, if they are peers of the sender and it knows of
@@ -314,7 +314,7 @@ class Cascade:
 def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tuple[str, str]:
     """Return the missing fact about an open message, as a sentence and in a few words.
 
-    An agent is said to have the message only if it has said so, to the sender or in reply to this question.
+    The text says that an agent has the message only if the agent itself has said so.
     """
     to, state = sent.to, "" if entry is None else entry.state
     if entry is not None and state == "at work":

@@ -69,8 +69,8 @@ def current_hop() -> Hop | None:
 def hop_of_node(node: Node) -> Hop | None:
     """Return the current hop if it is a hop of this node. Messages of the node's clients belong to it.
 
-    If the current hop is of another node in this process, the message belongs to no hop. This is
-    usually a mistake, so the first case logs a warning.
+    If the current hop belongs to another node in this process, the message does not belong to any hop. This is
+    usually a mistake, so the first such message logs a warning.
     """
     hop = current_hop()
     if hop is None or hop.mesh_node is node:
@@ -246,7 +246,7 @@ class Hop(LightScope):
     # Its end.
 
     def assume(self, what: str, *, also: bool = False) -> None:
-        """Record an assumption that quiesce cannot check; the receipt names the first one, and any that come `also`.
+        """Record an assumption that quiesce cannot check. The receipt names the first one, and later ones if `also` is set.
 
         The hop still counts as *done*. See `Settlement.assumptions`.
         """
@@ -322,10 +322,9 @@ class Hop(LightScope):
         return self.is_cancelled
 
     def _spares(self, waiter: object) -> bool:
-        """Return whether a waiting task is a worker that handles an item of the hop, and must not be cancelled.
+        """Return whether a waiting task is a worker that handles an item of the hop, and so must not be cancelled.
 
-        If the cascade is cancelled, the task that the worker awaits ends by itself. Cancelling the worker, too,
-        would end it for all other hops.
+        The task that the worker awaits is cancelled. Cancelling the worker, too, would end it for all other hops.
         """
         return self.is_cancelled and isinstance(self.holds.get(waiter), Followed)
 

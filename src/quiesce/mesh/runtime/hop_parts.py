@@ -94,7 +94,7 @@ class Part:
     name: str
 
     def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
-        """Describe the part; `frame` is the code that made it."""
+        """Describe the part; `frame` is that of the code that made it."""
         asker = libraries.starting_frame(frame)
         self.place: Callsite | None = (
             None if asker is None else Callsite(asker.f_code, asker.f_lasti)

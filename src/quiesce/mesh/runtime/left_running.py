@@ -1,4 +1,4 @@
-"""What of a closed node's hops still runs, for people, and what to do about each kind of it."""
+"""Describes the work of a closed node's hops that still runs, with advice for each kind of work."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _ADVICE = {
     "process": "The drain does not end a child process: give it more grace, or end it at the shutdown",
     "callback": "The drain does not cancel a callback that waits for another thread: give it more grace",
 }
-_OTHER = "Make the work that was cancelled end when it is cancelled"
+_OTHER = "Let this work end when it is cancelled"
 
 
 def describe_left(hops: Iterable[Hop]) -> str:
-    """Return what of closed hops still runs, and what to do about it; only work that is cancelled can obey that."""
+    """Return a text that names the work of closed hops that still runs, with advice for each kind."""
     hops = list(hops)
     kinds = [item.kind for hop in hops if hop.report is not None for item in hop.report.stuck]
     advice = dict.fromkeys(_ADVICE.get(kind, _OTHER) for kind in kinds)
     named = "; ".join(map(_describe, hops))
-    text = f"{named}. If the node has a journal, that stays locked until this process ends"
+    text = f"{named}. If the node has a journal, it stays locked until this process ends"
     return ". ".join([text, *(advice or [_OTHER])])
 
 
 def _describe(hop: Hop) -> str:
-    """Return what of a hop did not end when it was closed, and where that was started and is now.
+    """Return a text about the work of a closed hop that has not ended: where it was started, and where it is now.
 
-    Its handlers come first, if the close has ended those.
+    If the close has cancelled a handler, the handler comes first.
     """
     report = hop.report
     stuck = () if report is None else report.stuck

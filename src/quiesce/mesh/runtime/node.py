@@ -160,7 +160,7 @@ class Node:
         receipts. A receipt that is not posted is lost, unless the node has a journal. If the node is already
         closed, return the report of that close.
 
-        *Cancel safety*: the same as of `Scope.drain()`.
+        *Cancel safety*: as that of `Scope.drain()`.
 
         *Raises*: `UsageError` if the node was never opened.
         """
@@ -169,7 +169,7 @@ class Node:
     async def aclose(self, cleanup: float = 5.0) -> Report:
         """Cancel all hops, and close. If the node is already closed, return the report of that close.
 
-        *Cancel safety*: the same as of `Scope.aclose()`.
+        *Cancel safety*: as that of `Scope.aclose()`.
 
         *Raises*: `UsageError` if the node was never opened.
         """
@@ -206,7 +206,7 @@ class Node:
 
     @property
     def health(self) -> Health:
-        """Whether the node can do its part now, and the problem if it cannot."""
+        """Whether the node can work on messages now, and the problem if it cannot."""
         return Health("closed") if self._opening is None else self._opening.health
 
     def _last_scope(self) -> Scope:
@@ -229,7 +229,7 @@ class Node:
         return self.get_open_scope().frontier()
 
     def cascade(self, name: str) -> Cascade:
-        """Return a cascade. Its block begins work whose end in all agents you can then wait for.
+        """Return a cascade. Its block begins work; afterwards, wait for the end of that work in all agents.
 
         ```python
         async with node.cascade("book-trip") as cascade:
@@ -291,8 +291,8 @@ class Node:
     def client(self, **options: Any) -> Any:
         """Return an `AsyncClient` of httpx, or `library="httpx2"`, whose requests are messages of the current hop.
 
-        All requests to known nodes are messages. Requests to other servers are, unless their method is safe. The
-        other options are those of the library's client.
+        All requests to known nodes are messages. Requests to other servers are messages, too, unless their method is
+        safe. The other options are those of the library's client.
         """
         from quiesce.mesh.transport.http_transport import client  # noqa: PLC0415 - httpx and httpx2 are optional
 

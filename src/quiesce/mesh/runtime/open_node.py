@@ -189,7 +189,7 @@ class OpenNode:
 
     @property
     def health(self) -> Health:
-        """Return whether the node can do its part now, and the problem if it cannot."""
+        """Return whether the node can work on messages now, and the problem if it cannot."""
         if self.scope is None:
             return Health("closed")
         if self.keeping is not None and self.is_behind:
@@ -251,7 +251,7 @@ class OpenNode:
         try:
             self.commit_records()
         except JournalBroken:
-            assert self.keeping is not None  # noqa: S101 - it raised that
+            assert self.keeping is not None  # noqa: S101 - it raised the error
             self.keeping.withdraw(edge)  # a later copy may be accepted
             raise
 
@@ -348,7 +348,7 @@ class OpenNode:
                 self.engine.sent(edge, "is in doubt", now)  # no answer was recorded for it
             self.engine.end(record, status, now, seconds=microseconds / 1e6, why=why)
             self.try_to_commit()
-        except Exception:  # noqa: BLE001 - a callback of the event loop has nobody to raise it to
+        except Exception:  # noqa: BLE001 - this runs in a callback of the event loop, so no caller gets it
             logger.exception("node %r could not record that %s has ended", self.name, hop.name)
 
     def send_edge(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:

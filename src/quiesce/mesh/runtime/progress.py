@@ -99,7 +99,7 @@ async def _gather(
     async def ask(to: str, edges: list[bytes]) -> None:
         try:
             found.extend(await _ask(transport, to, edges, within * _SHARE))
-        except Exception as error:  # noqa: BLE001 - whatever it is, people are to see the others
+        except Exception as error:  # noqa: BLE001 - one failed question must not hide the other answers
             why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
             why = str(error) if isinstance(error, QuiesceError) else why
             why = why.removeprefix(f"{to} was not reached: ")

@@ -2,11 +2,11 @@
 
 Each node gets one question at a time, and answers it as soon as one of its edges is closed. Rules:
 
-1. When there is one more edge, the question is put anew; but not so often that no answer ever comes.
-2. If there are more edges than go into a question, each is asked for in its turn, and each question waits
-   for less: so all of them are asked for about as often, as long as there are less than some ten thousand.
-3. A question that failed is put again later each time; soon, as soon as the node is heard of. If something
-   else has answered it, it is put again seldom, until a node does.
+1. When an edge is added, the question is sent again with it, but not so often that no answer ever comes.
+2. If there are more edges than fit into a question, the questions take them in turn, and each waits for less
+   time. So every edge is asked for about equally often, up to some ten thousand edges.
+3. After each failure the next question waits longer. If the node shows a sign of life, the next question comes
+   soon. If something other than a node answers, the questions are seldom until a node answers.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class SettledWithLosses(Settlement):
 
 @dataclass(frozen=True)
 class Unknown(Settlement):
-    """It is not known whether all work has ended: not yet, or never (`is_final`)."""
+    """It is not known whether all work has ended, yet or for good (`is_final`)."""
 
     missing: tuple[str, ...] = ()
     """The missing facts, as sentences."""
@@ -201,9 +201,7 @@ def _messages(count: int) -> str:
 def _tree(receipt: Receipt) -> Iterator[str]:
     """Yield the lines of the tree of noted hops."""
     yield from tree(receipt.notes, _described)
-    counted = (
-        ENDS if receipt.status in ENDS else (*ENDS, "unknown")
-    )  # of what is open, all is shown
+    counted = ENDS if receipt.status in ENDS else (*ENDS, "unknown")  # all open hops are shown
     more = receipt.hops - sum(note.status in counted for note in receipt.notes)
     if more > 0:
         yield f"… and {more} more that went well"

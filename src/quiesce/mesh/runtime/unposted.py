@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_NAMES_MAX = 3  # agents that a line names
+_NAMES_MAX = 3  # names of agents in a line
 _ASKS_WITHIN = 1.0  # seconds in which a live caller sends its next question
 
 
@@ -53,7 +53,7 @@ class Untold:
         self._until: dict[bytes, float] = {}  # until when to wait, by edge, earliest first
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are such hops."""
         return bool(self._until)
 
     def closed(self, hop: HopRecord | None, now: float) -> None:
@@ -100,7 +100,7 @@ def not_posted(engine: Engine, errors: Mapping[str, str], *, has_journal: bool) 
 
 
 def not_ended(engine: Engine, *, has_journal: bool) -> str:
-    """Return a sentence about the open messages that the node has sent for other cascades; empty without such.
+    """Return a sentence about the open messages that the node has sent for other cascades; empty if there are none.
 
     Messages of cascades that began in this node do not count: its next process has them in `Node.recovered`.
     """

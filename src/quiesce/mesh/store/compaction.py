@@ -1,6 +1,6 @@
 """Makes a smaller journal while the node goes on: a draft gets the node's current knowledge, in small steps.
 
-A node may remember a million messages. To write them in one step would take seconds, in which the node answers no
+A node may remember a million messages. Writing them in one step would take seconds, in which the node does not answer
 calls. So the draft is written in slices of a few milliseconds. Records that the node writes meanwhile go to both files.
 These invariants hold:
 
@@ -215,7 +215,7 @@ class Tidying:
         """The size from which on a compaction is due."""
 
     def is_over(self) -> bool:
-        """Return whether the journal has grown beyond that size."""
+        """Return whether the journal has grown beyond `at`."""
         return self._journal.size > self.at
 
     def is_due(self) -> bool:

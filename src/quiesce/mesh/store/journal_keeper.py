@@ -71,7 +71,7 @@ class Health:
 
     @property
     def takes_messages(self) -> bool:
-        """Whether the node would work on a message."""
+        """Whether the node works on new messages."""
         return self.state in {"ready", "behind"}
 
 
@@ -160,7 +160,6 @@ class Keeping:
                 logger.exception(text, self._name)
 
     def close(self) -> None:
-        """Close the file."""
         if self._behind:
             text = "node %r has closed without writing %d records: %s"
             logger.error(text, self._name, len(self._behind), self.why())

@@ -48,7 +48,6 @@ class CascadeFront:
     """
 
     def __init__(self, node: Node, app: App, *, inside: App | None = None) -> None:
-        """Wrap an app."""
         links.check_node(node)
         self._node = node
         self._app = app
@@ -56,7 +55,6 @@ class CascadeFront:
         self._mesh = asgi_server.Mesh(node, app)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan of the app."""
         send = asgi_server.leaving(self._node, scope, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -113,7 +111,6 @@ class CascadeInside:
         self._mesh = asgi_server.Mesh(node, app)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan of the app."""
         if scope["type"] != "lifespan":
             await self._mesh(scope, receive, send)
             return

@@ -72,12 +72,11 @@ class Mesh:
     """An ASGI app that takes part in the mesh; made by `Node.asgi()`."""
 
     def __init__(self, node: Node, app: App, *, grace: float = 30.0, cleanup: float = 5.0) -> None:
-        """Wrap an app."""
         arguments.check_callable(app, "asgi", "an ASGI app")
         self.own_node = node
         self._app = app
         self._times = arguments.seconds("grace", grace), arguments.seconds("cleanup", cleanup)
-        self._has_logged = False  # whether the log has that the node was never opened
+        self._has_logged = False  # whether the warning that the node was never opened is logged
         self._has_served = False  # whether a request has come since the lifespan began
         below = urlsplit(node.url or "").path  # in requests, unless a proxy removes it
         self.mesh_paths: dict[str, str] = {
@@ -85,17 +84,16 @@ class Mesh:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the app: code that uses `app.state` goes on to work after `app = node.asgi(app)`.
+        """Return an attribute of the app, so that `app.state` still works after `app = node.asgi(app)`.
 
         *Raises*: `AttributeError` if the app has no such attribute.
         """
-        if name.startswith("_"):  # of a class of its own, or before it was made
+        if name.startswith("_"):  # private names, also those that are read before `__init__`
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(message)
         return getattr(self._app, name)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan of the app."""
         kind = scope["type"]
         send = leaving(self.own_node, scope, send)
         self._has_served = kind != "lifespan"

@@ -153,11 +153,9 @@ class WholeBody:
         self._parts = [body]
 
     def __aiter__(self) -> Self:
-        """Return a new iterator over the body."""
         return type(self)(*self._parts)
 
     async def __anext__(self) -> bytes:
-        """Return the whole body as the only part."""
         if not self._parts:
             raise StopAsyncIteration
         return self._parts.pop()
@@ -214,7 +212,6 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
         *,
         methods: tuple[str, ...] | None = None,
     ) -> None:
-        """Wrap a transport of the client's library."""
         self._node = node
         self._inner = inner
         self._methods = None if methods is None else frozenset(methods)
@@ -286,7 +283,6 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
             await self._inner.aclose()
 
     async def __aenter__(self) -> Self:
-        """Return this transport; the client enters it."""
         return self
 
     async def __aexit__(
@@ -295,7 +291,6 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Close the transport; the client leaves it."""
         await self.aclose()
 
 

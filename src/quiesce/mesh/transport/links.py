@@ -112,7 +112,6 @@ class LinkHandlers:
     """
 
     def __init__(self) -> None:
-        """Start without hops."""
         self._hops: dict[Hop, None] = {}
         self._ended: anyio.Event | None = None  # set at the end of a handler, if a drain waits
 
@@ -166,7 +165,6 @@ class Link:
         address: str | None,
         ask: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> None:
-        """Register the link with the node."""
         check_node(node)
         node.get_open_scope()
         self._node = node

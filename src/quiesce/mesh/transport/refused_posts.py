@@ -49,13 +49,11 @@ class RefusedPosts:
     """
 
     def __init__(self, node: Node, app: App, inside: App) -> None:
-        """Wrap an app."""
         self._node = node
         self._app = app
         self._inside = inside
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         refusal: list[Message] = []
 
         async def pass_on(message: Message) -> None:

@@ -118,7 +118,6 @@ class UnixSocket(Connecting):
         self.path: str = addresses.socket_path("UnixSocket", path)
 
     def __repr__(self) -> str:
-        """Return the probe with its path."""
         return f"UnixSocket({self.path!r})"
 
     def prepare(self, launch: Launch) -> None:
@@ -151,7 +150,6 @@ class Tcp(Connecting):
         self.port: int = addresses.port_of("Tcp", port)
 
     def __repr__(self) -> str:
-        """Return the probe with its address."""
         return f"Tcp({self.host!r}, {self.port})"
 
     def _places(self) -> list[tuple[socket.AddressFamily, addresses.Address]]:
@@ -191,7 +189,6 @@ class Http(Connecting):
         self.unix: str | None = None if unix is None else addresses.socket_path("Http", unix)
 
     def __repr__(self) -> str:
-        """Return the probe with its URL."""
         return f"Http({self.url!r})"
 
     def prepare(self, launch: Launch) -> None:

@@ -133,7 +133,6 @@ class Listener:
         return cls(sock, keep=keep)
 
     def __repr__(self) -> str:
-        """Return the listener with its address."""
         if self.closed:
             return "<Listener, closed>"
         where = repr(self.path) if self.path is not None else "{}:{}".format(*self.address)
@@ -185,11 +184,9 @@ class Listener:
         self._sock.close()
 
     def __enter__(self) -> Self:
-        """Return the listener."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the listener."""
         self.close()
 
 

@@ -152,7 +152,6 @@ class Line(Probe):
             raise ArgumentError(message) from None
 
     def __repr__(self) -> str:
-        """Return the probe with its pattern."""
         return f"Line({self.pattern.pattern!r})"
 
     async def wait(self, process: ProbedChild) -> None:
@@ -189,7 +188,6 @@ class Fd(Probe):
         self._ends: list[int] = []
 
     def __repr__(self) -> str:
-        """Return the probe with its variable."""
         return f"Fd({self.variable!r})"
 
     def __copy__(self) -> Fd:

@@ -70,7 +70,7 @@ class DrivenApp:
         await self._app(scope, receive, self._noting(scope, send) if is_ours else send)
         if is_ours and self._count() == before:
             message = (
-                f"the request to {scope['path']} did not become a hop, so nothing was looked at: the app drains the"
+                f"the request to {scope['path']} did not become a hop, so nothing was checked: the app drains the"
                 " server and has no node. Write Quiesce(app, node=Node(...)), or pass the app inside of it"
             )
             raise UsageError(message)
@@ -212,7 +212,7 @@ def _turned_away(scope: Any, head: Any) -> str:
         return ""
     location = target.decode("latin-1")
     same = unquote(urlsplit(location).path).rstrip("/") == path.rstrip("/")
-    return f"{told}, which sends it on to {location}" if same else ""
+    return f"{told}, which redirects it to {location}" if same else ""
 
 
 def _is_json(body: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 `escapes` turns them on. They find:
 
-- Wake-ups: code in a hop wakes a task or a thread that works for no hop, by a semaphore, a future, an event of trio,
+- Wake-ups: code in a hop wakes a task or a thread that does not work for a hop, by a semaphore, a future, an event of trio,
   or a queue of another library. If the woken task or thread waits in a loop, it is a worker, and probably got work.
 - Calls that go around the functions that hops follow: `fork`, `_thread`, `SimpleQueue`.
 - Possible exits: requests to servers that the node does not know, connections, databases, files that are opened for
@@ -25,7 +25,7 @@ from quiesce.core import callsites, libraries
 from quiesce.core.patches import Patch
 from quiesce.core.python_private import get_frame, thread_frames
 from quiesce.core.tree import current
-from quiesce.mesh.clients import aiohttp_client, http_client, httpcore_client
+from quiesce.mesh.clients import aiohttp_client, httpx_client, stdlib_client
 from quiesce.mesh.clients.client_hooks import Hooks
 from quiesce.mesh.clients.sending import _PLUMBING, is_http_below
 from quiesce.mesh.routes.bytecode_flow import is_in_loop
@@ -113,7 +113,7 @@ def _by_reschedule(reschedule: Callable[..., None]) -> Callable[..., None]:
 
 
 def _note_wake_up(hop: Hop, context: Any, task: Any) -> None:
-    """Record the wake-up of a task, if the task works for no hop."""
+    """Record the wake-up of a task, unless the task works for a hop."""
     node = context.get(current)
     if node is not None and node.hop_served is not None:
         return
@@ -140,7 +140,7 @@ def _by_notify(notify: Callable[..., None]) -> Callable[..., None]:
 
 
 def _threads_at(condition: object) -> Iterator[tuple[str, bool]]:
-    """Yield the function of each thread that waits for a condition and works for no hop, and whether it is a worker."""
+    """Yield each thread that waits for a condition outside of all hops: its function, and whether it is a worker."""
     for frame in thread_frames().values():
         below: list[FrameType] = []
         at: FrameType | None = frame
@@ -175,7 +175,7 @@ def _by_request(begin: Callable[[Hop, SendTarget], Any]) -> Callable[[Hop, SendT
     return begin_request
 
 
-_REQUESTING = (aiohttp_client, http_client, httpcore_client)
+_REQUESTING = (aiohttp_client, httpx_client, stdlib_client)
 
 
 # Calls that go around the functions that hops follow.

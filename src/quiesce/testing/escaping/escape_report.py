@@ -21,10 +21,10 @@ __all__: list[str] = []
 Fate = Literal["unseen", "untracked", "held", "possible", "opaque", "covered"]
 
 FATES: dict[Fate, str] = {
-    "unseen": "the verdict may come before it has ended, without a word",
+    "unseen": "the verdict may come before it has ended, and does not mention it",
     "untracked": "the verdict is Unknown, and names it",
-    "held": "still at work at the end: there is no verdict while it is",
-    "possible": "may leave: whether something goes on there cannot be told from here",
+    "held": "still at work at the end: there is no verdict until it has ended",
+    "possible": "may leave: nothing here shows whether work goes on there",
     "opaque": "declared: the verdict treats it as an agent that takes no part",
     "covered": "the verdict waits for it",
 }
@@ -32,15 +32,15 @@ FATES: dict[Fate, str] = {
 BAD: frozenset[Fate] = frozenset(("unseen", "untracked", "held"))
 """The fates that a program should not have."""
 
-NO_HOP = "no hop was seen: nothing was looked at"
-_NOT_OVER = "the block of escapes() has not ended: what leaves is listed at its end"
+NO_HOP = "no hop was seen, so nothing was checked"
+_NOT_OVER = "the block of escapes() has not ended: its end lists the places"
 _ONLY_ERRORS = (
-    "every request was answered with an error, or sent on to its own path, so that no handler may have run:"
+    "every request was answered with an error or redirected to its own path, so perhaps no handler has run:"
     " nothing was proved"
 )
 _LABELS: dict[Fate, str] = {
     "untracked": "left untracked",
-    "held": "held, and not over",
+    "held": "held, and not ended",
     "covered": "held until it ended",
 }
 
@@ -122,7 +122,6 @@ class Escapes:
     """
 
     def __init__(self) -> None:
-        """Start without places."""
         self._found: tuple[Escape, ...] = ()
         self.result: Any = None
         """The result of the handler of `await escapes(handler)`."""
@@ -240,7 +239,7 @@ class Escapes:
         lines = [_ONLY_ERRORS] if self._has_only_errors else []
         lines.append(table(self._found, seen))
         lines += [
-            f"warning: {one}: what its handler leaves when it succeeds was not seen"
+            f"warning: {one}: so the work that its handler leaves on success was not seen"
             for one in self._turned_away()
         ]
         return "\n".join(lines)

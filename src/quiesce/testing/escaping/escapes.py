@@ -84,7 +84,7 @@ class escapes:  # noqa: N801 - it reads as what it does, like `contextlib.suppre
         """Warn if the block was never entered, as Python does for a coroutine that was never awaited."""
         if not self._is_begun:
             text = (
-                "escapes() was never entered, and has looked at nothing: write `async with escapes(app) as found:`,"
+                "escapes() was never entered, and has checked nothing: write `async with escapes(app) as found:`,"
                 " or `found = await escapes(handler, ...)`"
             )
             warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)

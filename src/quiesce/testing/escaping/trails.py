@@ -37,7 +37,6 @@ class Trail:
     """What is recorded of one hop."""
 
     def __init__(self, hop: Hop) -> None:
-        """Begin the trail with its hop."""
         self.hop: Hop | None = hop
         self.loop: object = hop.loop
         self.has_returned: bool = False
@@ -87,7 +86,6 @@ class Trails:
     """The trails of all hops that begin before `close()`."""
 
     def __init__(self) -> None:
-        """Start watching."""
         self._trails: dict[int, Trail] = {}  # the trails of open hops, by the hop's id
         self.all_trails: list[Trail] = []
         self.count: int = 0
@@ -101,7 +99,6 @@ class Trails:
         watch.add(self)
 
     def close(self) -> None:
-        """Stop watching."""
         watch.remove(self)
 
     def begun(self, hop: Hop) -> None:

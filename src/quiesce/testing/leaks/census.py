@@ -108,11 +108,9 @@ class Census:
             self._home = self.showing = None
 
     def __enter__(self) -> Self:
-        """Return the census."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop watching."""
         self.close()
 
     # Looking.

@@ -29,7 +29,6 @@ class FinishedTests(Generic[R]):
         self._forgiven: dict[int, list[tuple[int, int]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of tests."""
         return len(self._tests)
 
     def add(self, test: Any, rules: R, census: Census) -> None:

@@ -31,7 +31,6 @@ class ObservedWork:
     """
 
     def __init__(self, name: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Store the name and the function; `body` is the work to do."""
         self.__name__ = self.__qualname__ = name
         self._body = body
         self._outcome: State = "cut"  # unless the work reaches its end

@@ -90,7 +90,6 @@ class Planted:
     """A task that was planted; returned by `plant()`."""
 
     def __init__(self, target: object, kind: str, seconds: float, way: Way | None) -> None:
-        """Prepare the task; it is not started yet."""
         self.kind: str = kind
         """One of `PLANTS`."""
         self.name: str = f"planted {kind} {next(_numbers)}"

@@ -61,7 +61,6 @@ class Gate:
         return all(row.ok for row in self.rows)
 
     def __str__(self) -> str:
-        """Return a table of the rows."""
         counts = {row.verdict: 0 for row in self.rows}
         for row in self.rows:
             counts[row.verdict] += 1
@@ -265,12 +264,10 @@ class Collector(logging.Handler):
     """A log handler that keeps records."""
 
     def __init__(self, level: int) -> None:
-        """Keep records of this level or worse."""
         super().__init__(level)
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the record."""
         self.records.append(record)
 
 

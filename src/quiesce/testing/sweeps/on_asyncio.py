@@ -47,7 +47,7 @@ _VIRTUAL_SECONDS_MAX = 86_400.0  # of mock time: a run that takes more than a da
 _GIVING_UP_TURNS = 50  # turns of the loop in which cancelled tasks may end
 _TURNS_AFTER = 3  # turns of the loop for callbacks that are scheduled when a scenario ends
 _CLOSING_SECONDS_MAX = 1.0  # how long async generators may take to end
-_PARTS = 10  # into so many parts the time limit of a run is divided
+_PARTS = 10  # the time limit of a run is counted in this many parts
 
 
 @cache

@@ -41,7 +41,7 @@ __all__: list[str] = []
 _REASON = "quiesce.testing.sweep"
 # Before trio 0.31 a cancellation does not say which scope it comes from.
 TELLS_WHOSE: bool = "reason" in inspect.signature(trio.CancelScope.cancel).parameters
-_PARTS = 10  # into so many parts the time limit of a run is divided
+_PARTS = 10  # the time limit of a run is counted in this many parts
 _GIVING_UP_SECONDS = 0.2  # how long cancelled tasks may take to end, even with shields
 _BLOCKED_SECONDS_MAX = 0.05  # how long a run in mock time may have no runnable task and no timer
 _SEED = 0
@@ -93,7 +93,6 @@ class RealClock(trio.abc.Clock):
         """Do nothing: the real time runs already."""
 
     def current_time(self) -> float:
-        """Return the time."""
         return self._bound.check()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:

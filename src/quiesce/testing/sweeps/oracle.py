@@ -59,7 +59,7 @@ def watched() -> Iterator[None]:
 def look_back(runs: Sequence[Run]) -> list[Run]:
     """Find leftovers that only a full garbage collection shows; it is too slow after each run.
 
-    Return the runs that had seemed to leave nothing but have left something.
+    Return the runs that seemed to leave nothing, but did.
     """
     gc.collect()
     tidy = [run for run in runs if not run.findings]
@@ -101,8 +101,8 @@ class Oracle:
 
     async def settled(self, pause: Callable[[float], Awaitable[None]]) -> list[Finding]:
         """Wait a little for leftovers to end, and mark those that have ended as late."""
-        # It adds up the pauses and reads no clock: while a machine is held up, nothing ends. The pauses
-        # are in the loop's own time; in virtual time an hour may be moments.
+        # Add up the pauses instead of reading a clock: while the machine is held up, nothing can end.
+        # The pauses are in the loop's own time, and an hour of virtual time may be a moment.
         most = self._settings.settle_seconds
         is_mock = self._settings.clock == "mock"
         seconds = passed = slept = 0.0

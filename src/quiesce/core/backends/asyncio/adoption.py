@@ -257,13 +257,13 @@ def _take_in(task: AdoptedTask[Any], adopter: TreeNode, now: float) -> None:
 
 
 def _inherit(task: AdoptedTask[Any]) -> None:
-    """Make a new task a shared one if a shared task starts it, so that it is held in the same scope."""
+    """Make a task that a shared task starts a shared one, so that the same scope holds both."""
     if type(current_task()) is SharedTask:
         task.__class__ = SharedTask
 
 
 def _started(task: Task[Any], held: Any, node: TreeNode, adopter: TreeNode) -> None:
-    """Record a new task if a service, or a task that a service started, starts it: see service_tasks.py."""
+    """Record a new task that a service, or a task of a service, starts; see service_tasks.py."""
     found = service_tasks.creator_of(current_task(), node, adopter)
     if found is not None and not task.done():
         if type(task) is AdoptedTask:

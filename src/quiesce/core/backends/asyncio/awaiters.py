@@ -125,7 +125,7 @@ def passed_on_by(task: Task[Any], frame: FrameType) -> TreeNode | None:
 def let_go(task: Task[Any], owner: TreeNode, node: TreeNode) -> bool:
     """Cancel the tasks of `node` that await `task`, but not `task`, if other scopes own it and await it.
 
-    Return False, and do nothing, otherwise.
+    Otherwise do nothing and return False.
     """
     if owner.is_within(node):
         return False

@@ -63,27 +63,22 @@ class OwnedTask(Task[T]):
 
     @property
     def kind(self) -> str:
-        """The kind of hold."""
         return "task"
 
     @property
     def name(self) -> str:
-        """The task's name, or else that of its function."""
         return callsites.task_name(self, self.get_coro())  # never an eager task: see coro_of
 
     @property
     def since(self) -> float:
-        """When it was started."""
         return self.began_at
 
     @property
     def where(self) -> str | None:
-        """The file and line that started it."""
         return callsites.describe(self.started_code, self.started_offset)
 
     @property
     def details(self) -> Mapping[str, object]:
-        """An empty mapping: a task has no further details."""
         return NOTHING
 
     @property
@@ -226,12 +221,10 @@ class TaskJob(OwnedTask[T], Job[T]):
 
     @property
     def kind(self) -> str:
-        """The kind of hold."""
         return "job"
 
     @property
     def key(self) -> Hashable | None:
-        """The key given to `spawn`."""
         return self.spawn_key
 
     @property
@@ -240,7 +233,6 @@ class TaskJob(OwnedTask[T], Job[T]):
 
     @property
     def outcome(self) -> Outcome[T] | None:
-        """How it ended; None while it runs."""
         if not self.done():
             return None
         if self.cancelled():
@@ -251,7 +243,6 @@ class TaskJob(OwnedTask[T], Job[T]):
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for the job to end; cancelling the waiting task does not cancel the job."""
         if not self.done():
             if current_task() is self:
                 message = f"job {self.name!r} awaits itself"
@@ -368,7 +359,7 @@ def settle_adopted(node: TreeNode, task: Future[Any], held: Any) -> None:
 
 
 def _note_unasked(node: TreeNode, task: Future[Any], held: Any) -> None:
-    """Keep the failure of an adopted task, which counts unless a task receives it."""
+    """Keep the failure of an adopted task for the report, unless a task receives the failure before."""
     if len(node.unasked_failures) >= node.unasked_failures_max:
         node.unasked_failures = [
             entry for entry in node.unasked_failures if unasked(entry[0]) is not None

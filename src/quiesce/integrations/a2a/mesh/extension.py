@@ -2,7 +2,7 @@
 
 Over HTTP the ids travel in a header, as for any other request. They are in the message's metadata as well,
 for gRPC and for proxies that remove unknown headers. Client (message_edges.py) and server (message_hops.py)
-use this module. What holds:
+use this module. Rules:
 
 1. Header and metadata have the same edge. A receiver that has read the header ignores the metadata.
 2. The ids are secrets between the sender and one agent. The agent removes them before the message is

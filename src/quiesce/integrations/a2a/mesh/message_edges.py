@@ -121,7 +121,6 @@ class CascadeClient:
     """
 
     def __init__(self, node: Node, client: Any, card: Any, config: Any, own: Any) -> None:
-        """Wrap the SDK's client."""
         self.mesh_node = node
         self._client = client
         self._config = config
@@ -207,7 +206,6 @@ class CascadeClient:
                 await self._own.aclose()
 
     async def __aenter__(self) -> Self:
-        """Return the client itself."""
         return self
 
     async def __aexit__(
@@ -216,7 +214,6 @@ class CascadeClient:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the client."""
         await self.close()
 
     def __getattr__(self, name: str) -> Any:

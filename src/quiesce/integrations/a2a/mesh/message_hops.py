@@ -211,7 +211,7 @@ class MeshTracker(Tracker):
         marks = getattr(context, "state", None) or {}
         candidates = [self._waiting.get(id(message)), marks.get(_MARK, {}).get(name)]
         if isinstance(call, MeshRequest) and call.message_id == name:
-            candidates.append(call.work)  # or it is not ours, and has the id of one that is
+            candidates.append(call.work)  # otherwise it is another message with the same id
         else:
             candidates += (
                 self._waiting.values()
@@ -277,7 +277,7 @@ class MeshTracker(Tracker):
         work.end()
 
     def stands_for(self, task_id: str) -> Iterable[object]:
-        """Return what waits for a task, with the hops of its messages; their requests may be answered already."""
+        """Return the scopes that wait for a task, and the hops of its messages, whose requests may be answered already."""
         works = self._works.get(task_id, ())
         return [*super().stands_for(task_id), *(work.hop for work in works)]
 

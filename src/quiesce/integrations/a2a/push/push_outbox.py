@@ -1,4 +1,4 @@
-"""The outbox: where pushes wait until they are delivered, with what a start after a crash needs to know of tasks.
+"""The outbox: pushes that wait to be delivered, and notes on their tasks for a start after a crash.
 
 A `MemoryOutbox` is lost when the process ends. A `SqliteOutbox` (sqlite_outbox.py) is a file.
 """
@@ -159,7 +159,6 @@ class MemoryOutbox:
     _dead: list[tuple[DeadLetter, Push]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check the limit."""
         arguments.size("dead_max", self.dead_max)
 
     @property

@@ -136,7 +136,6 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):  # type: ignore[misc]  # ht
         raise Refused(path)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for some seconds."""
         await asyncio.sleep(seconds)
 
 
@@ -247,7 +246,6 @@ class Poster:
         return self._pools[scheme]
 
     async def close(self) -> None:
-        """Close the connections."""
         while self._pools:
             _, pool = self._pools.popitem()
             await pool.aclose()

@@ -370,7 +370,6 @@ class Pushes:
             await self._keep(self.sender.outbox, replace(note, targets=targets), ())
 
     def send(self, pushes: Sequence[Push]) -> None:
-        """Send pushes whose state is stored."""
         if self._lanes is None or not pushes:
             return
         if self._edges is not None:
@@ -412,7 +411,6 @@ class Pushes:
             self._lanes.drain()
 
     async def close(self) -> None:
-        """Close the outbox."""
         if self.sender is None:
             return
         if self._edges is not None:

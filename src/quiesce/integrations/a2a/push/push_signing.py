@@ -63,7 +63,6 @@ class HmacSigner:
     """
 
     def __init__(self, *secrets: str | bytes, clock: Callable[[], float] = time.time) -> None:
-        """Check and keep the secrets."""
         if not secrets:
             message = "HmacSigner() has no secret: pass one, such as secrets.token_bytes(32)"
             raise ArgumentError(message)

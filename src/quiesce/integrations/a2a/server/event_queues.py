@@ -85,11 +85,9 @@ class _Queue:
             await self.queue.join()
 
     def is_closed(self) -> bool:
-        """Return whether the queue refuses events."""
         return self._has_closed
 
     async def clear_events(self, clear_tapped: bool = True) -> None:  # noqa: FBT001, FBT002 - as the SDK has it
-        """Drop all events."""
         while not self.queue.empty():
             self.queue.get_nowait()
             self.queue.task_done()
@@ -108,13 +106,11 @@ class _Queues:
         self._queues: dict[str, Any] = {}
 
     async def add(self, task_id: str, queue: Any) -> None:
-        """Record the queue of a task."""
         if task_id in self._queues:
             raise self._events.TaskQueueExists
         self._queues[task_id] = queue
 
     async def get(self, task_id: str) -> Any:
-        """Return the queue of a task."""
         return self._queues.get(task_id)
 
     async def tap(self, task_id: str) -> Any:

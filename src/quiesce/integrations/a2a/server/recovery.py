@@ -25,7 +25,7 @@ LOST = "The server process died before the task had ended."
 
 @dataclass(frozen=True)
 class Recovery:
-    """What an earlier process has left, and what became of it at this start."""
+    """The tasks and pushes of an earlier process, and what this start has done with them."""
 
     failed: tuple[str, ...] = ()
     """Ids of the tasks that had not ended, and are FAILED now."""

@@ -193,7 +193,7 @@ class QuiescentRequestHandler:
         self.recovered = await recovery.recover(self._store, self._pushes)
 
     async def recover(self) -> Recovery:
-        """Return what an earlier process has left, and what became of it.
+        """Return the tasks and pushes that an earlier process has left, and what was done with them.
 
         Recovery runs when the handler opens. Tasks that the earlier process had accepted, and that have
         neither ended nor wait for their client, are stored and pushed as FAILED. Pushes that were not
@@ -203,7 +203,6 @@ class QuiescentRequestHandler:
         return self.recovered
 
     async def __aenter__(self) -> Self:
-        """Open the handler."""
         return await self.open()
 
     async def __aexit__(

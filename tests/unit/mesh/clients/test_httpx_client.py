@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from quiesce.mesh import Settled, Unknown
-from quiesce.mesh.clients import httpcore_client
+from quiesce.mesh.clients import httpx_client
 from tests.unit.mesh.clients.peering import sender
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def pool(*steps: str, error: Exception | None = None) -> Any:
     module: Any = SimpleNamespace(
         AsyncConnectionPool=AsyncConnectionPool, ConnectionPool=ConnectionPool
     )
-    list(httpcore_client.wrap_httpcore(module))
+    list(httpx_client.wrap_httpcore(module))
     return module
 
 

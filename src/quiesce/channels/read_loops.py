@@ -158,7 +158,6 @@ class Reader(Generic[T]):
         self.keeps: object = None  # an object that must stay alive while this iterator is in use
 
     def __aiter__(self) -> Self:
-        """Return the iterator itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -241,7 +240,6 @@ class Unread(Items):
         self._of = lane.kind, lane.name, lane.owner_node.name, lane.where, age
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return len(self._items)
 
     @overload
@@ -249,7 +247,6 @@ class Unread(Items):
     @overload
     def __getitem__(self, index: slice) -> tuple[ReportEntry, ...]: ...
     def __getitem__(self, index: int | slice) -> ReportEntry | tuple[ReportEntry, ...]:
-        """Return the entry at an index, or the entries of a slice."""
         if isinstance(index, slice):
             return tuple(self._describe(item) for item in self._items[index])
         return self._describe(self._items[index])
