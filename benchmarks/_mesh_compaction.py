@@ -33,14 +33,14 @@ _PARENT = "0123456789ab"
 async def at_once(journal: Journal, engine: Engine) -> None:
     """Write all records in one step of the event loop."""
     draft = journal.draft(iter)
-    draft.add(engine.detector.snapshot())
+    draft.add(engine.known.snapshot())
     draft.put(draft.take(), sync=True)
     draft.replace()
 
 
 async def in_slices(journal: Journal, engine: Engine) -> None:
     """Write the records in slices, as a node does."""
-    await Compaction(journal, engine.detector).run()
+    await Compaction(journal, engine.known).run()
 
 
 def remembering(count: int) -> Engine:
@@ -57,7 +57,7 @@ def _take(journal: Journal, engine: Engine) -> None:
     edge = os.urandom(12)
     engine.detector.arrive(edge, CASCADE, _PARENT, NAMES[1])
     journal.write(engine.take_writes())
-    engine.end(engine.detector.hop(edge), "done", 0.0, seconds=0.01234567)
+    engine.end(engine.known.hop(edge), "done", 0.0, seconds=0.01234567)
     journal.write(engine.take_writes())
     engine.ride(edge, 0.0)
 

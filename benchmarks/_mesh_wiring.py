@@ -67,7 +67,7 @@ class Mesh:
         engine = self.engines[by]
         assert engine.detector.arrive(edge, CASCADE, parent, reply).kind == "run"
         engine.take_writes()
-        return engine.detector.hop(edge)
+        return engine.known.hop(edge)
 
     def answer(self, edge: bytes, by: Engine, sender: Engine) -> None:
         """Answer an edge's message; the receipt is on the answer, or comes later."""

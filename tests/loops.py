@@ -28,6 +28,7 @@ from quiesce.testing.leaks import child_processes_left
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from quiesce import Scope
     from quiesce.testing.leaks.child_processes_left import ProcessEntry
 
 __all__ = ["VirtualLoop"]  # re-exported; mypy needs no entry for names defined here
@@ -56,6 +57,13 @@ async def let_others_run() -> None:
     """Wait until all other tasks have run some steps."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()
+
+
+def count_waiters(scope: Scope) -> int:
+    """Count the objects in memory that tasks await: whatever keeps one of them keeps a task that waits no more."""
+    kind = type(scope.backend.waiter())
+    gc.collect()
+    return sum(type(thing) is kind for thing in gc.get_objects())
 
 
 def what_is_left() -> list[str]:

@@ -131,7 +131,7 @@ async def a_trip(scene: Scene) -> Outcome:
     outcome.facts += [
         f"the stream closed after {closed - began:.1f} s, {last - closed:.1f} s too early",
         (
-            f"it had really ended after {last - began:.1f} s, and was known to"
+            f"it had really ended after {last - began:.1f} s, and the verdict came"
             f" {outcome.after_the_end * 1000:.0f} ms later"
         ),
         _fixed(last - began),

@@ -103,8 +103,8 @@ async def begin(folder: Path, known: str) -> dict[str, Any]:
             async with node.cascade("c") as cascade:
                 await client.post(url)
             assert cascade._record is not None
-            root, detector = cascade._record.edge, node.engine.detector
-            await until(lambda: last_url in [to for _, to in detector.follows(root)])
+            root, detector = cascade._record.edge, node.opened.engine.detector
+            await until(lambda: last_url in [to for _, to in detector.known.follows(root)])
             middle.send_signal(signal.SIGKILL)
             middle.wait()
             await cascade.cancel()

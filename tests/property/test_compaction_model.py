@@ -55,7 +55,7 @@ def of_hops(detector: Detector) -> dict[bytes, Any]:
             or (hop.status, hop.seconds, hop.why, hop.tally.sum(), hop.is_cancelled),
             {edge: (sent.to, sent.by, sent.is_taken) for edge, sent in hop.edges.items()},
         )
-        for hop in detector.hop_records.values()
+        for hop in detector.known.hop_records.values()
         if hop.is_root or hop.receipt is None
     }
 
@@ -63,16 +63,16 @@ def of_hops(detector: Detector) -> dict[bytes, Any]:
 def assert_same(found: Detector, truth: Detector, live: Detector, edges: Iterable[bytes]) -> None:
     """See that the next process knows what was written, unless the one that died had forgotten it."""
     assert of_hops(found) == of_hops(truth)
-    assert found.keep == truth.keep
-    assert {edge: sent.hop.edge for edge, sent in found.edge_records.items()} == {
-        edge: sent.hop.edge for edge, sent in truth.edge_records.items()
+    assert found.known.keep == truth.known.keep
+    assert {edge: sent.hop.edge for edge, sent in found.known.edge_records.items()} == {
+        edge: sent.hop.edge for edge, sent in truth.known.edge_records.items()
     }
     for edge in edges:
-        known = found._known(edge)
+        known = found._answer_about(edge)
         if known is not None or live.knows(edge):
-            assert known == truth._known(edge)
-    for hop in live.hop_records.values():
-        assert hop.edge in found.hop_records  # also its receipt, which is to be posted
+            assert known == truth._answer_about(edge)
+    for hop in live.known.hop_records.values():
+        assert hop.edge in found.known.hop_records  # also its receipt, which is to be posted
 
 
 class Life(RuleBasedStateMachine):
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
 
     def pick(self, number: int, *states: HopState) -> Any:
         """Choose a hop."""
-        hops = [hop for hop in self.detector.hop_records.values() if hop.state in states]
+        hops = [hop for hop in self.detector.known.hop_records.values() if hop.state in states]
         return hops[number % len(hops)] if hops else None
 
     # Of the node.
@@ -124,7 +124,7 @@ class Life(RuleBasedStateMachine):
             self.detector.arrive(edge, bytes(16), "0123456789ab", "http://there")
         self.commit()
         for _ in range(count):
-            self.detector.send(self.detector.hop(edge), self.new_edge(), "http://there")
+            self.detector.send(self.detector.known.hop(edge), self.new_edge(), "http://there")
             self.commit()
 
     @rule(is_asked=st.booleans())
@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
     @rule(number=which, answer=st.sampled_from(["is taken", "is in doubt", None]))
     def hear(self, number: int, answer: Any) -> None:
         """Hear of an edge that it was taken: by the answer to its message, or to a question."""
-        edges = list(self.detector.edge_records)
+        edges = list(self.detector.known.edge_records)
         if edges:
             edge = edges[number % len(edges)]
             if answer is None:
@@ -164,13 +164,13 @@ class Life(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([60.0, 3600.0]))
     def promise(self, seconds: float) -> None:
         """Remember what comes for another time than before."""
-        self.detector.promise(seconds)
+        self.detector.known.promise(seconds)
         self.commit()
 
     @rule(number=which, status=statuses, how=st.sampled_from(["is opaque", "is not sent", None]))
     def close_edge(self, number: int, status: Any, how: Any) -> None:
         """Hear of an edge that it is closed."""
-        edges = list(self.detector.edge_records)
+        edges = list(self.detector.known.edge_records)
         if edges:
             edge = edges[number % len(edges)]
             note = Note(edge_mark(edge), "", "there", status, 0.5)
@@ -205,7 +205,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def age(self) -> None:
         """Forget what was over for long."""
-        self.detector.age(0.0)
+        self.detector.known.age(0.0)
         self.commit()
 
     # Of the compaction.
@@ -214,7 +214,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def begin_compaction(self) -> None:
         """Begin one; nothing is taken up yet."""
-        self.compaction = Compaction(self.journal, self.detector)
+        self.compaction = Compaction(self.journal, self.detector.known)
 
     @precondition(lambda self: self.compaction is not None)
     @rule(count=st.integers(1, 3), puts=st.booleans())
@@ -258,7 +258,7 @@ class Life(RuleBasedStateMachine):
         self.compaction.end()
         self.compaction = None
         assert not self.path.with_name("node.journal.new").exists()
-        assert not self.detector.frozen_receipts
+        assert not self.detector.known.frozen_receipts
         if then == "dies":
             self.die()
 
@@ -287,19 +287,19 @@ DONE = Receipt("done", 1, notes=(Note(edge_mark(FIRST), "", "there", "done", 0.5
 # What happens to one cascade and to one message, from its beginning until nobody asks for it any more.
 COURSE: tuple[Callable[[Detector], object], ...] = (
     lambda node: node.refuse(NEVER),
-    lambda node: node.age(0.0),
+    lambda node: node.known.age(0.0),
     lambda node: node.begin(ROOT, bytes(16)),
     lambda node: node.arrive(OTHER, bytes(16), "0123456789ab", "http://there"),
-    lambda node: node.send(node.hop(ROOT), FIRST, "http://first"),
-    lambda node: node.send(node.hop(ROOT), SECOND, "http://second", 1_800_000_000),
+    lambda node: node.send(node.known.hop(ROOT), FIRST, "http://first"),
+    lambda node: node.send(node.known.hop(ROOT), SECOND, "http://second", 1_800_000_000),
     lambda node: node.told(SECOND, WORKING),
     lambda node: node.receive(FIRST, DONE),
-    lambda node: node.send(node.hop(ROOT), THIRD, "http://third"),
-    lambda node: node.promise(60.0),
-    lambda node: node.cancel(node.hop(ROOT)),
-    lambda node: node.end(node.hop(ROOT), "failed", seconds=0.25, why="so"),
+    lambda node: node.send(node.known.hop(ROOT), THIRD, "http://third"),
+    lambda node: node.known.promise(60.0),
+    lambda node: node.cancel(node.known.hop(ROOT)),
+    lambda node: node.end(node.known.hop(ROOT), "failed", seconds=0.25, why="so"),
     lambda node: node.sent(SECOND, "is opaque"),
-    lambda node: node.end(node.hop(OTHER), "done"),
+    lambda node: node.end(node.known.hop(OTHER), "done"),
     lambda node: node.ride(OTHER),
     lambda node: node.receive(THIRD, DONE),
     lambda node: node.taken(ROOT),
@@ -319,7 +319,7 @@ def _run_course(journal: Journal, begin: int, slices: dict[int, int], end: int) 
     node, everything = restored(journal.open()), list[Any]()
     for step in COURSE[:begin]:
         everything += _make(step, node, journal)
-    compaction = Compaction(journal, node)
+    compaction = Compaction(journal, node.known)
     for at in range(begin, end + 1):
         compaction.slice(slices.get(at, 0))
         if at < end:

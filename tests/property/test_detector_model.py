@@ -227,7 +227,7 @@ class Mesh(RuleBasedStateMachine):
         node.commit()
         fact.refused = fact.refused or answer.kind in {"never", "not now"}
         if answer.kind == "run":
-            node.run(edge, node.detector.hop(edge))
+            node.run(edge, node.detector.known.hop(edge))
         else:
             self._say("response", message.sender, node, edge, answer, message.life)
 
@@ -325,7 +325,7 @@ class Mesh(RuleBasedStateMachine):
         """Write anew only what is needed."""
         node = self.nodes[name]
         if node.is_up and node.lasting:
-            node.journal = list(node.detector.snapshot())
+            node.journal = list(node.detector.known.snapshot())
 
     @rule(name=names)
     def age(self, name: str) -> None:
@@ -340,7 +340,7 @@ class Mesh(RuleBasedStateMachine):
             if one.edge not in node.aging or one.kind not in {"request", "ask"}
         ]
         self.history = {edge: one for edge, one in self.history.items() if edge not in node.aging}
-        node.detector.age(0.0)
+        node.detector.known.age(0.0)
         node.aging = {edge for edge, fact in facts.items() if fact.to == name and not fact.is_root}
         self.step(node.commit)  # every step of a node does: what is known is what is written
 

@@ -123,9 +123,9 @@ class Agent:
         """Begin, as a node that has been there for a while when the world begins."""
         detector, horizon = self.engine.detector, self.engine.horizon
         ago = self.world.fate.random() if self.world.faults.keeps else 0.0
-        detector.aged_at = self.wall() - ago * horizon.period()
+        detector.known.aged_at = self.wall() - ago * horizon.period()
         if self.lasting:
-            detector.bear(EPOCH - LONG, "00")
+            detector.known.bear(EPOCH - LONG, "00")
         self.engine.resume(self.world.now)
         self.journal += self.engine.take_writes()
 
@@ -170,7 +170,7 @@ class Agent:
 
     def compact(self) -> None:
         """Write only what is needed of all that was written."""
-        self.journal = list(self.engine.detector.snapshot())
+        self.journal = list(self.engine.known.snapshot())
 
     def see_to_news(self) -> None:
         """Stop what is to stop, and tell the verdict."""
@@ -250,7 +250,7 @@ class Agent:
         believed = self.engine.horizon.believed(reply).answers
         told = zip(reply.answers, believed, strict=True)
         self.world.doubted |= {one[0] for one, other in told if one != other}
-        found = [one for one in reply.answers if self.engine.detector.is_open(one[0])]
+        found = [one for one in reply.answers if self.engine.known.is_open(one[0])]
         self.world.denied.update(edge for edge, answer in found if answer.kind == "never")
         return [edge for edge, answer in found if answer.kind == "working"]
 
@@ -304,7 +304,7 @@ class Agent:
             self.world.refused.add(edge)
         self.commit()
         if answer.kind == "run":
-            task = self.run(edge, self.engine.detector.hop(edge))
+            task = self.run(edge, self.engine.known.hop(edge))
             self.later(task.plan.handler, self.answer_at_end, source, life, edge)
         else:
             self.answer(source, life, edge, answer)
@@ -442,7 +442,7 @@ class Agent:
             return
         if how == "is taken":
             self.world.taken.add(edge)
-        to = self.engine.detector.receiver(edge)
+        to = self.engine.known.receiver(edge)
         if answer is None:
             self.engine.sent(edge, how, now)
         else:
@@ -493,5 +493,5 @@ class Agent:
     def resume(self) -> None:
         """Go on from what is written."""
         self.engine.restore(self.journal, self.world.now)
-        if self.lasting and self.engine.detector.born is None:
-            self.engine.detector.bear(self.wall(), "00")  # as `Keeping.open` does
+        if self.lasting and self.engine.known.born is None:
+            self.engine.known.bear(self.wall(), "00")  # as `Keeping.open` does

@@ -18,6 +18,7 @@ from quiesce.mesh.protocol.facts import (
     Watch,
 )
 from quiesce.mesh.protocol.horizon import Horizon
+from quiesce.mesh.protocol.knowledge import Knowledge
 from quiesce.mesh.protocol.receipt import Receipt, edge_mark
 from quiesce.mesh.protocol.states import EdgeRecord, HopRecord, HopState
 from tests.simulation.agent import Agent, Crashed, Task
@@ -107,8 +108,8 @@ class HastyAging(Agent):
 
     def compact(self) -> None:
         """Forget twice, and write what is left."""
-        self.engine.detector.age(self.wall())
-        self.engine.detector.age(self.wall())
+        self.engine.known.age(self.wall())
+        self.engine.known.age(self.wall())
         super().compact()
 
 
@@ -121,7 +122,7 @@ class NoJournal(Agent):
         super().restart()
 
 
-class SnapshotWithoutEdges(Detector):
+class SnapshotWithoutEdges(Knowledge):
     """What is compacted leaves out the edges that are open."""
 
     def snapshot(self) -> Iterator[Record]:
@@ -129,7 +130,7 @@ class SnapshotWithoutEdges(Detector):
         return (record for record in super().snapshot() if not isinstance(record, Sent))
 
 
-class SnapshotWithoutTally(Detector):
+class SnapshotWithoutTally(Knowledge):
     """What is compacted leaves out what is known of the edges that are closed."""
 
     def snapshot(self) -> Iterator[Record]:
@@ -142,7 +143,9 @@ class Counting(Detector):
 
     def receive(self, edge: bytes, receipt: Receipt) -> None:
         """Take it for some edge."""
-        known = edge if edge in self.edge_records else next(iter(self.edge_records), edge)
+        known = (
+            edge if edge in self.known.edge_records else next(iter(self.known.edge_records), edge)
+        )
         super().receive(known, receipt)
 
 
@@ -152,7 +155,7 @@ class Closing(Detector):
     def end(self, hop: HopRecord, status: Status, **options: Any) -> None:
         """Wait for no edge."""
         for edge in list(hop.edges):
-            del self.edge_records[edge], hop.edges[edge]
+            del self.known.edge_records[edge], hop.edges[edge]
         super().end(hop, status, **options)
 
 
@@ -177,7 +180,7 @@ class AskedForAndForgotten(Detector):
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Say so."""
-        return NEVER if self._known(edge) is None else super().ask(edge, cancel=cancel)
+        return NEVER if self._answer_about(edge) is None else super().ask(edge, cancel=cancel)
 
 
 class RefusedAndForgotten(Detector):
@@ -185,7 +188,7 @@ class RefusedAndForgotten(Detector):
 
     def refuse(self, edge: bytes) -> Answer:
         """Refuse this one."""
-        return self._known(edge) or NEVER
+        return self._answer_about(edge) or NEVER
 
 
 class OverAndForgotten(Detector):
@@ -193,8 +196,8 @@ class OverAndForgotten(Detector):
 
     def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
         """Forget that the edge is over."""
-        if self.over_receipts.get(edge) is None:
-            self.over_receipts.pop(edge, None)
+        if self.known.over_receipts.get(edge) is None:
+            self.known.over_receipts.pop(edge, None)
         return super().arrive(edge, cascade, parent, reply)
 
 
@@ -251,32 +254,41 @@ class DeniedIsLost(Detector):
 
     def told(self, edge: bytes, answer: Answer) -> None:
         """Forget that the edge was taken."""
-        if edge in self.edge_records:
-            self.edge_records[edge].is_taken = False
+        if edge in self.known.edge_records:
+            self.known.edge_records[edge].is_taken = False
         super().told(edge, answer)
 
 
 class TakenAndDenied(Detector):
     """Whose receipt was taken is as if it had never been run."""
 
-    def _known(self, edge: bytes) -> Answer | None:
-        known = super()._known(edge)
+    def _answer_about(self, edge: bytes) -> Answer | None:
+        known = super()._answer_about(edge)
         return NEVER if known is UNKNOWN else known
 
 
-class TakenIsNotWritten(Detector):
-    """That an edge was taken is known to this process alone."""
-
-    def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
-        del edge
-        found.is_taken = True
+class KnowledgeWithoutTaken(Knowledge):
+    """The records of an edge leave out that it was taken."""
 
     def records_of_sent(self, edge: bytes, sent: EdgeRecord) -> list[Record]:
         """Leave it out."""
         return super().records_of_sent(edge, sent)[:1]
 
 
-class SnapshotWithoutTaken(Detector):
+class TakenIsNotWritten(Detector):
+    """That an edge was taken is known to this process alone."""
+
+    def __init__(self, name: str, *, lasting: bool) -> None:
+        """Start with nothing known."""
+        super().__init__(name, lasting=lasting)
+        self.known = KnowledgeWithoutTaken(name)
+
+    def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
+        del edge
+        found.is_taken = True
+
+
+class SnapshotWithoutTaken(Knowledge):
     """What is compacted leaves out that edges were taken."""
 
     def snapshot(self) -> Iterator[Record]:
@@ -324,16 +336,16 @@ class WrittenTooLate(Detector):
 
     def send(self, hop: HopRecord, edge: bytes, to: str, by: float = 0) -> None:
         """Write nothing."""
-        self.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
+        self.known.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
 
     def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         del edge
         found.is_taken = True
 
     def _closed(self, edge: bytes, found: EdgeRecord, receipt: Receipt) -> None:
-        kept = len(self.writes)
+        kept = len(self.known.writes)
         super()._closed(edge, found, receipt)
-        del self.writes[kept]  # the record that it is closed: there is none that it is open
+        del self.known.writes[kept]  # the record that it is closed: there is none that it is open
 
 
 class NeverIsBelieved(Horizon):
@@ -374,8 +386,8 @@ class ForgetsAtRestart(Horizon):
     def open(self, now: float) -> None:
         """Forget twice."""
         super().open(now)
-        self._detector.age(self.wall())
-        self._detector.age(self.wall())
+        self._known.age(self.wall())
+        self._known.age(self.wall())
 
 
 class ForgetsWhatIsAhead(Horizon):
@@ -390,7 +402,7 @@ class PromisesNothing(Horizon):
 
     def open(self, now: float) -> None:
         """Open without what the process before has promised to keep."""
-        self._detector.keep = 0.0
+        self._known.keep = 0.0
         super().open(now)
 
 
@@ -437,16 +449,30 @@ def using(kind: type[Detector]) -> type[Agent]:
     return type(kind.__name__, (Agent,), {"detector": kind, "__doc__": kind.__doc__})
 
 
+def knowing(kind: type[Knowledge]) -> type[Agent]:
+    """Make agents whose detector keeps other records."""
+
+    class Knowing(Detector):
+        def __init__(self, name: str, *, lasting: bool) -> None:
+            super().__init__(name, lasting=lasting)
+            self.known = kind(name)
+
+    return type(kind.__name__, (Agent,), {"detector": Knowing, "__doc__": kind.__doc__})
+
+
 def minding(kind: type[Horizon]) -> type[Agent]:
     """Make agents with another horizon."""
     return type(kind.__name__, (Agent,), {"horizon": kind, "__doc__": kind.__doc__})
 
 
 DETECTORS: tuple[type[Detector], ...] = (
-    SnapshotWithoutEdges, SnapshotWithoutTally, Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
+    Counting, Closing, OrphansIgnored, LostIsDone, AskedForAndForgotten, RefusedAndForgotten,
     OverAndForgotten, NoJournalAndNever, NoJournalAndSilent, SilenceIsDone, DoubtIsUnsent,
     WrittenTooLate, CopyIsRefused, ToldAndForgotten, CancelledAlone, CancelledBeforeItWasSent, OpaqueIsDone,
-    DeniedIsLost, TakenAndDenied, TakenIsNotWritten, SnapshotWithoutTaken,
+    DeniedIsLost, TakenAndDenied, TakenIsNotWritten,
+)  # fmt: skip
+KNOWLEDGE: tuple[type[Knowledge], ...] = (
+    SnapshotWithoutEdges, SnapshotWithoutTally, SnapshotWithoutTaken,
 )  # fmt: skip
 AGENTS: tuple[type[Agent], ...] = (ReceiptAtReturn, FixedWait, WriteBehind, HastyAging, NoJournal)
 HORIZONS: tuple[type[Horizon], ...] = (
@@ -454,5 +480,6 @@ HORIZONS: tuple[type[Horizon], ...] = (
     PromisesNothing, AsksForTooLittle, AsksWithoutItsClock, NeverForNow, LateCopies,
 )  # fmt: skip
 MUTANTS: dict[str, type[Agent]] = {
-    kind.__name__: kind for kind in (*AGENTS, *map(using, DETECTORS), *map(minding, HORIZONS))
+    kind.__name__: kind
+    for kind in (*AGENTS, *map(knowing, KNOWLEDGE), *map(using, DETECTORS), *map(minding, HORIZONS))
 }

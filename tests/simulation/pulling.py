@@ -34,7 +34,7 @@ class Pulls:
     def pull(self, edge: bytes, to: str) -> None:
         """Ask for an edge until it is closed."""
         agent = self._agent
-        if not agent.engine.detector.is_open(edge):
+        if not agent.engine.known.is_open(edge):
             return
         self._number += 1
         number = self._out[edge] = self._number

@@ -24,6 +24,7 @@ In reading order:
 - `roots`: the open scopes that have no parent.
 - `run`: the entry point of a program: signals drain it, and exit code 1 reports lost work.
 - `forked_signals`: restores signal handlers in forked children.
+- `lock_files`: lock files that forked children do not keep locked.
 - `signals`: listeners for SIGTERM and SIGINT beside the server's own handlers.
 - `server_drain`: the one drain of a server, and the parts that join it.
 - `process_exit`: makes a server exit with code 1 if work was lost.

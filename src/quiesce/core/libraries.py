@@ -280,9 +280,10 @@ def is_relay(frame: FrameType | None) -> bool:
 
 def is_housekeeper(frame: FrameType) -> bool:
     """Return whether the code of a frame belongs to a library of `HOUSEKEEPERS`."""
-    return _is_housekeeping(frame.f_globals.get("__name__"), frame.f_code.co_name)
+    return is_housekeeping(frame.f_globals.get("__name__"), frame.f_code.co_name)
 
 
 @lru_cache(maxsize=4096)
-def _is_housekeeping(module: str | None, function: str) -> bool:
+def is_housekeeping(module: str | None, function: str) -> bool:
+    """Return whether a function of a module belongs to a library of `HOUSEKEEPERS`; remember the answer."""
     return (module, function) not in _INVOKERS and package_of(module) in HOUSEKEEPERS

@@ -224,7 +224,8 @@ class Webhook:
         """Start with nothing heard."""
         self.heard: list[dict[str, Any]] = []
         self.places: list[int] = []  # of what was heard: the how-manieth request it was
-        self.headers: list[dict[str, str]] = []
+        self.headers: list[dict[str, str]] = []  # of the requests that were answered with 200
+        self.tries: list[dict[str, str]] = []  # the headers of all requests
         self.statuses: list[int] = []  # to answer with, one after the other; then 200
         self.delay = 0.0
         self.gate: asyncio.Event | None = None
@@ -271,6 +272,13 @@ class Webhook:
                 headers = dict(line.lower().split(": ", 1) for line in head[1:] if ": " in line)
                 raw = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
+                if (
+                    "/quiesce/receipts" in head[0]
+                ):  # a node's question, not a push: it has no answer
+                    writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 0\r\n\r\n")
+                    await writer.drain()
+                    continue
+                self.tries.append({key.lower(): value for key, value in raw.items()})
                 self.requests += 1
                 place = self.requests
                 async with self.arrived:

@@ -145,7 +145,7 @@ async def test_a_message_behind_another_is_in_flight_until_it_was_executed(tmp_p
         again = {"task_id": task.id, "context_id": task.context_id}
         async with node.cascade("second") as second:
             sending = asyncio.create_task(mesh.send(client, "wait l complete", **again))
-            while len(place.node.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
+            while len(place.node.opened.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             place.agent.release("k")
             await sending
@@ -167,7 +167,7 @@ async def test_a_stranger_with_the_id_of_a_message_is_not_taken_for_it(tmp_path:
         request = mesh.outgoing("wait l complete", task_id=task.id, context_id=task.context_id)
         async with node.cascade("second") as second:
             sending = asyncio.create_task(mesh.all_of(client, request))
-            while len(place.node.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
+            while len(place.node.opened.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             stranger = kit.sending("leave m complete")
             stranger["message"]["messageId"] = request.message.message_id
@@ -195,7 +195,7 @@ async def test_a_message_whose_cascade_was_cancelled_meanwhile_is_not_executed(
         again = {"task_id": task.id, "context_id": task.context_id}
         async with node.cascade("second") as second:
             sending = asyncio.create_task(mesh.send(client, "complete", **again))
-            while len(place.node.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
+            while len(place.node.opened.running_hops) < 2:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
         await second.cancel()
         await asyncio.wait([sending])
@@ -255,7 +255,7 @@ async def test_ids_that_are_none_open_no_hop(tmp_path: Path, ids: Any) -> None:
         answer = await mesh.call(place.url, params)
         is_refused = isinstance(ids, dict) and "to" in ids
         assert answer.get("error", {}).get("code") == (-32602 if is_refused else None)
-        assert not place.node.running_hops
+        assert not place.node.opened.running_hops
 
 
 async def test_ids_for_another_agent_open_no_hop(tmp_path: Path) -> None:
@@ -264,12 +264,14 @@ async def test_ids_for_another_agent_open_no_hop(tmp_path: Path) -> None:
         place = await town.build("a")
         params = kit.sending("complete")
         async with node.cascade("one") as cascade:
-            with node.running_hops[cascade._begun().edge].delegate("http://elsewhere") as handing:
+            with node.opened.running_hops[cascade._begun().edge].delegate(
+                "http://elsewhere"
+            ) as handing:
                 ids = {"cascade": handing.header, "to": "http://elsewhere"}
                 params["message"]["metadata"] = {CASCADE_EXTENSION: ids}
                 assert "result" in await mesh.call(place.url, params)
                 handing.not_sent()
-        assert not place.node.engine.detector.knows(handing.edge_id)
+        assert not place.node.opened.engine.detector.knows(handing.edge_id)
         message = mesh.with_metadata({CASCADE_EXTENSION: ids})
         assert (
             take_ids(message, None) is None
@@ -380,7 +382,8 @@ async def test_receipts_are_taken_while_the_server_drains(tmp_path: Path) -> Non
             assert isinstance(settled, Settled), str(settled)
             assert [note.status for note in settled.receipt.notes if note.parent] == ["refused"]
             b.agent.release("l")
-            while any(hop.edges for hop in a.node.engine.detector.hop_records.values()):  # noqa: ASYNC110 - nobody tells
+            hops = a.node.opened.engine.known.hop_records
+            while any(hop.edges for hop in hops.values()):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)  # the node is closed when the work here has ended
             a.agent.release("k")
             settled = await one.settled(5)
@@ -404,7 +407,7 @@ async def test_who_waits_for_receipts_does_not_hold_up_a_server_that_is_told_to_
                     await mesh.send(client, "hand b leave_k_complete complete")
                 await other.agent.waits("k")
                 await place.handler.idle()
-                while not place.node.exchange.waiting_polls:  # noqa: ASYNC110 - nobody tells
+                while not place.node.opened.exchange.waiting_polls:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0)
                 ending.by_signal()
                 await asyncio.wait_for(ending.ended(), 10)
@@ -477,11 +480,11 @@ async def test_a_flood_of_messages_that_others_have_refused_is_not_remembered() 
 
     answers: list[str] = []
     async with mesh.script() as node:
-        node.exchange._noted._callers[""] = Allowance(1, 0.0, node.clock)
+        node.opened.exchange._noted._callers[""] = Allowance(1, 0.0, node.opened.clock)
         for _ in range(3):
             header = (b"cascade", mesh.edge(node).encode())
             scope = {"type": "http", "path": "/", "method": "POST", "headers": [header]}
             await CascadeFront(node, no)(scope, no, taken)  # type: ignore[arg-type]  # it reads nothing
-        assert len(node.engine.detector.over_receipts) == 1
+        assert len(node.opened.engine.known.over_receipts) == 1
         assert all(answer.endswith(";s=not-now") for answer in answers)
         assert len(answers) == 3

@@ -163,13 +163,13 @@ async def test_a_second_interface_does_not_make_an_address_one_that_is_asked(
 
             card.additional_interfaces = [AgentInterface(url=f"{victim}/x", transport="HTTP+JSON")]
         asked: list[str] = []
-        call = node.exchange.transport_used.call
+        call = node.opened.exchange.transport_used.call
 
         async def listen(to: str, path: str, body: bytes) -> bytes:
             asked.append(to)
             return await call(to, path, body)
 
-        node.exchange.transport_used.call = listen  # type: ignore[method-assign]  # for the test
+        node.opened.exchange.transport_used.call = listen  # type: ignore[method-assign]  # for the test
         async with await quiesce_client(node, card, config=mesh.blocking()) as client:
             async with node.cascade("one") as cascade:
                 with pytest.raises(Exception, match="500"):

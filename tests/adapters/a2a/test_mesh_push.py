@@ -115,6 +115,8 @@ async def test_a_push_that_is_tried_again_has_the_same_edge(tmp_path: Path) -> N
             await place.handler.idle()
         edges = [headers["cascade"] for headers in hook.headers]
         assert len(set(edges)) == len(edges) == hook.requests - 2
+        tries = {(headers["x-quiesce-push"], headers["cascade"]) for headers in hook.tries}
+        assert len(tries) == len(edges)
         settled = await cascade.settled(mesh.SOON, require="participants")
         assert isinstance(settled, Unknown), str(settled)
 

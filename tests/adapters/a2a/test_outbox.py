@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -83,6 +85,26 @@ async def test_a_cancelled_wait_for_another_process_leaves_nothing(tmp_path: Pat
     third = SqliteOutbox(tmp_path / "outbox.db", lock_seconds=0)
     await third.open()
     await third.close()
+
+
+async def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The worker of a process pool outlives a process that is killed: the next process has the outbox all the same."""
+    outbox = SqliteOutbox(tmp_path / "outbox.db", lock_seconds=0)
+    await outbox.open()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        theirs.send(b"forked")
+        theirs.recv(1)
+        os._exit(0)
+    theirs.close()
+    with ours:
+        assert ours.recv(6) == b"forked"
+        await outbox.close()
+        await outbox.open()
+    await outbox.close()
+    assert os.waitpid(child, 0) == (child, 0)  # noqa: ASYNC222 - it exits at once
 
 
 async def test_who_closes_it_too_waits_for_the_close(tmp_path: Path) -> None:

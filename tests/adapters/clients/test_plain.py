@@ -6,10 +6,12 @@ Not collected by itself: tests/integration/test_clients.py runs it with the newe
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from quiesce.mesh import Settled, Unknown
+from quiesce.testing import escapes
 from tests.adapters.clients import kit
 from tests.unit.mesh.clients.peering import peer, sender
 
@@ -67,6 +69,19 @@ async def test_no_other_server_is_sent_an_edge(send: kit.Send) -> None:
     assert other.edges == [None, None]
     assert isinstance(found, Settled), str(found)
     assert found.receipt.hops == 2
+
+
+@every_way
+async def test_a_request_to_another_server_is_listed_by_escapes(send: kit.Send) -> None:
+    """Once: a peer that was forgotten in `peers=` is found by it, because no verdict knows of it."""
+    with peer() as b:
+        async with escapes() as found:
+            assert await send(f"{b.url}/run") == 200
+        (listed,) = [one for one in found if one.fate != "covered"]
+    assert (listed.fate, listed.route, listed.name) == ("possible", "request", f"POST {b.url}")
+    assert Path(listed.where.partition(":")[0]).name == "kit.py"
+    assert "peers=" in listed.instead
+    found.raise_if_any()
 
 
 @every_way

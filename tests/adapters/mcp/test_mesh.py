@@ -362,7 +362,7 @@ async def test_work_goes_on_when_the_connection_has_ended(
             await there.send(id=7, method=ASK, params=told.question(wait=25))
             await there.ask(ASK, 8, **told.question())
         assert len(node.frontier().in_flight) == 1
-        assert await until(lambda: not node.exchange._waiting)
+        assert await until(lambda: not node.opened.exchange._waiting)
         await node.aclose()
 
 

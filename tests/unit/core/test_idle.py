@@ -14,6 +14,7 @@ import trio
 
 from quiesce import Scope, UsageError, detached
 from tests.foreign_private import timers_of
+from tests.loops import count_waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Generator
@@ -257,6 +258,7 @@ async def test_a_cancelled_waiter_leaves_nothing() -> None:
     """A waiter that gave up is forgotten by the scope."""
     async with Scope("idle") as scope, beside() as outside:
         hold = scope.hold("request", "long")
+        before = count_waiters(scope)
         for _ in range(10):
             with anyio.move_on_after(0):
                 await scope.idle()
@@ -265,7 +267,9 @@ async def test_a_cancelled_waiter_leaves_nothing() -> None:
         for job in jobs:
             job.cancel()
         await outside.idle()
-        assert not scope._idle_waiters
+        del jobs, job
+        await let_others_run()  # the loop keeps the last cancellation for one turn
+        assert count_waiters(scope) <= before
         hold.release()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,6 +14,10 @@ from quiesce import ArgumentError, DuplicateKey, JobCancelled, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+
+class Key:
+    """A key of which it can be seen that nothing keeps it."""
 
 
 async def fail() -> None:
@@ -97,16 +102,22 @@ async def test_the_key_of_an_ended_job_is_gone(end: str, service: bool) -> None:
     """However a job ended, its key is unknown afterwards, and free for the next."""
     scope = await Scope.open("keys")
     fn = {"completed": anyio.lowlevel.checkpoint, "failed": fail, "cancelled": anyio.sleep_forever}
+    key = Key()
+    kept = weakref.ref(key)
     for _ in range(3):
-        job = scope.spawn(fn[end], key="k", service=service)
+        job = scope.spawn(fn[end], key=key, service=service)
         if end == "cancelled":
-            scope.cancel("k")
-        with suppress(LookupError, JobCancelled):
+            scope.cancel(key)
+        try:
             await job
+        except (LookupError, JobCancelled) as error:
+            error.with_traceback(None)  # the report has the error, and its frames had the job
         assert job.outcome is not None
         assert job.outcome.status == end
-        assert scope.cancel("k") is False
-    assert not scope._keys
+        assert scope.cancel(key) is False
+    del key, job
+    gc.collect()
+    assert kept() is None, "the scope still has the key"
     await scope.aclose()
 
 

@@ -17,7 +17,7 @@ from quiesce import (
     current_scope,
     detached,
 )
-from tests.loops import let_others_run
+from tests.loops import count_waiters, let_others_run
 
 SHORT_SECONDS = 0.05
 
@@ -200,10 +200,12 @@ async def test_closing_has_begun_for_a_child_of_a_draining_scope() -> None:
 async def test_a_cancelled_wait_for_the_closing_leaves_nothing() -> None:
     """Who gives up waiting is forgotten."""
     async with Scope("tree") as scope:
+        before = count_waiters(scope)
         for _ in range(10):
             with anyio.move_on_after(0):
                 await scope.closing()
-        assert not scope._closing_gate._waiters
+        await let_others_run()  # the loop keeps the last cancellation for one turn
+        assert count_waiters(scope) <= before
 
 
 # The end of a block.

@@ -342,11 +342,11 @@ async def test_a_node_that_cannot_write_is_not_ready() -> None:
     app = Quiesce(plain, node=node, hold_signal=False)
     async with living(app):
         assert (await ask(app, "/quiesce/ready")).status == 200
-        own, full = node.journal_keeping, NoRoom(node)
+        own, full = node.opened.keeping, NoRoom(node)
         assert full.is_refusing
         probe = await ask(app, "/quiesce/ready")
         assert (probe.status, probe.body) == (503, b"node 'b' cannot write its journal\n")
-        node.journal_keeping = own
+        node.opened.keeping = own
 
 
 @pytest.mark.backends("asyncio")

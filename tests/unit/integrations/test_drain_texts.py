@@ -174,7 +174,7 @@ async def test_the_beginning_counts_receipts_that_are_to_be_posted(
             for number in (1, 2):
                 await of_cascade(served, world, number).run()
             go_on.set()
-            await until(lambda: node.engine.unposted == 2)
+            await until(lambda: node.opened.engine.unposted == 2)
             await served.drain()
     told = err.readouterr().err
     assert "draining, grace 0 s: nothing in flight, 2 receipts to be posted\n" in told

@@ -234,7 +234,7 @@ def _records() -> list[Record]:
 
 def _record_again(record: Record) -> bool:
     line = record_format.record_line(record)
-    return record_format.record_line(_JOURNAL._record(2, line)) == line
+    return record_format.record_line(_JOURNAL.read_line(2, line)) == line
 
 
 _BUSY = [
@@ -289,7 +289,7 @@ TARGETS: dict[str, Target] = {
         body_changed,
     ),
     "journal line": Target(
-        lambda data: _JOURNAL._record(2, data + b"\n"),
+        lambda data: _JOURNAL.read_line(2, data + b"\n"),
         JournalBroken,
         _record_again,
         tuple(record_format.record_line(record)[:-1] for record in _records()),

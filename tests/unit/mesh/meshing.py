@@ -66,9 +66,9 @@ class NoRoom:
 
     def __init__(self, node: Node) -> None:
         """Replace the keeping of a node's journal by this one."""
-        self._own = node.journal_keeping
+        self._own = node.opened.keeping
         self.error = OSError(errno.ENOSPC, "No space left on device")
-        node.journal_keeping = self  # type: ignore[assignment]  # as far as it is used
+        node.opened.keeping = self  # type: ignore[assignment]  # as far as it is used
 
     def retry(self) -> bool:
         """Fail."""
@@ -180,7 +180,7 @@ class World:
         except (CascadeCancelled, HandlerError):
             pass
         finally:
-            answer = node.answer(part.hop)
+            answer = node.opened.answer(part.hop)
         return answer
 
     def secrets(self) -> list[str]:
@@ -209,7 +209,7 @@ async def leaves(hop: Hop) -> None:
 
 def questions(node: Node) -> int:
     """Count the questions of other nodes that wait at a node for an answer."""
-    waiters = chain.from_iterable(node.exchange.waiting_polls.values())
+    waiters = chain.from_iterable(node.opened.exchange.waiting_polls.values())
     return len({id(waiter) for waiter in waiters})
 
 
@@ -290,10 +290,10 @@ async def is_held_by(start: Callable[[Hop, anyio.Event], object]) -> None:
         await turns(20)
         (hop,) = hops
         assert hop.state == "open"
-        assert len(world.nodes["b"].running_hops) == 1
+        assert len(world.nodes["b"].opened.running_hops) == 1
         early = await cascade.settled(within=0)
         assert isinstance(early, Unknown)
         gate.set()
         assert (await cascade.settled(5, require="participants")).ok
         assert hop.state == "closed"
-        assert not world.nodes["b"].running_hops
+        assert not world.nodes["b"].opened.running_hops

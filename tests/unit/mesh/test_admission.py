@@ -65,7 +65,7 @@ async def test_strangers_do_not_use_up_what_others_may_ask(
         node, other = await world.add("a"), await world.add("b")
         for number in range(3):
             await other.serve_call(RECEIPTS, asks(200), f"10.0.0.{number}")
-        assert len(other.engine.detector.over_receipts) == 150
+        assert len(other.opened.engine.known.over_receipts) == 150
         async with node.cascade("c") as cascade:
             with here().delegate("http://b"):
                 pass  # it never arrives
@@ -82,12 +82,12 @@ async def test_strangers_at_many_addresses_do_not_starve_a_peer(
     async with World(tmp_path) as world:
         other = await world.add("b")
         async with other.cascade("c"):
-            (known,) = other.running_hops
+            (known,) = other.opened.running_hops
             body = codec.call_body(NodeCall("", (), ((known, False),)))
             await other.serve_call(RECEIPTS, body, "192.0.2.1")
             for number in range(20):
                 await other.serve_call(RECEIPTS, asks(20), f"10.0.0.{number}")
-            assert len(other.engine.detector.over_receipts) == 100
+            assert len(other.opened.engine.known.over_receipts) == 100
             reply = json.loads(await other.serve_call(RECEIPTS, asks(5), "192.0.2.1"))
             assert len(reply["answers"]) == 5
 
@@ -159,12 +159,12 @@ async def test_a_flood_that_the_app_turns_away_leaves_nothing(
             await made.run()
             assert made.status == status
             assert ("s=closed" if number < 50 else "s=not-now;d=ask") in (made.told or "")
-        detector = other.engine.detector
-        assert len(detector.over_receipts) + len(detector.hop_records) == 50
+        detector = other.opened.engine.detector
+        assert len(detector.known.over_receipts) + len(detector.known.hop_records) == 50
         await other.drain(1)
         await other.open()
-        detector = other.engine.detector
-        assert len(detector.over_receipts) + len(detector.hop_records) == 50
+        detector = other.opened.engine.detector
+        assert len(detector.known.over_receipts) + len(detector.known.hop_records) == 50
 
 
 @in_virtual_time
@@ -277,7 +277,7 @@ async def test_a_message_that_was_refused_for_now_is_taken_when_it_comes_again(
                 assert (made.status, made.header(b"retry-after")) == (503, "1")
                 assert b"hops_max" in made.body
                 gate.set()
-                await until(lambda: not other.running_hops)
+                await until(lambda: not other.opened.running_hops)
                 made = Exchange(app, "POST", "/", headers=[line])
                 await made.run()
                 assert (made.status, calls) == (200, [200])
@@ -305,7 +305,7 @@ async def test_a_message_that_was_refused_for_now_does_not_run_after_a_verdict(
                 handing.answered(await world.deliver("b", handing.header, handler))
         await cascade.cancel()
         assert isinstance(await cascade.settled(5), Settled)
-        assert not other.running_hops  # there is room
+        assert not other.opened.running_hops  # there is room
         with pytest.raises(EdgeRefused):
             other.handle(handing.header)
         assert not ran
@@ -336,7 +336,7 @@ async def test_an_error_without_a_word_is_in_doubt(tmp_path: Path) -> None:
         found = await cascade.settled(5, require="participants")
         assert isinstance(found, Settled)
         assert found.receipt.hops == 2
-        assert not other.running_hops
+        assert not other.opened.running_hops
 
 
 @pytest.mark.parametrize("how", ["error", "timeout", "answer"])

@@ -170,7 +170,7 @@ async def test_a_request_without_one_is_the_apps_alone() -> None:
 
         await pair.other.asgi(socket)({"type": "websocket", "path": RECEIPTS}, None, None)
         assert seen == ["websocket"]
-        assert not pair.other.running_hops
+        assert not pair.other.opened.running_hops
 
 
 async def test_an_app_is_not_given_the_header_to_pass_on() -> None:
@@ -219,7 +219,7 @@ async def test_an_app_that_has_more_to_do_answers_before() -> None:
             assert made.body == b"fine"
             assert made.told is not None
             assert made.told.endswith(";s=working")
-            assert len(pair.other.running_hops) == 1
+            assert len(pair.other.opened.running_hops) == 1
             gate.set()
 
         _, found = await pair.ask(app, then)
@@ -260,14 +260,14 @@ async def test_an_app_that_answers_while_its_node_is_drained() -> None:
     gate = anyio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await until(lambda: pair.other.scope_of_hops.state == "draining")
+        await until(lambda: pair.other.opened.scope_of_hops.state == "draining")
         await answers(scope, receive, send)
         await gate.wait()
 
     async with two() as pair:
 
         async def then(made: Exchange) -> None:
-            await until(lambda: pair.other.running_hops)
+            await until(lambda: pair.other.opened.running_hops)
             job = pair.world.servers.spawn(pair.other.drain)
             await until(lambda: len(made.sent) == 2)
             assert not job.done()
@@ -328,7 +328,7 @@ async def test_the_receipt_of_a_cancelled_request_is_posted(sends: bool) -> None
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(pair.other.asgi(app), "POST", "/", headers=[header])
                 job = server.spawn(made.run)
-                await until(lambda: pair.other.running_hops)
+                await until(lambda: pair.other.opened.running_hops)
                 await turns(5)
                 job.cancel()
                 await until(job.done)
@@ -349,8 +349,8 @@ async def test_a_hop_that_is_cancelled_says_so() -> None:
     async with two() as pair:
 
         async def then(made: Exchange) -> None:
-            await until(lambda: pair.other.running_hops)
-            (edge,) = pair.other.running_hops
+            await until(lambda: pair.other.opened.running_hops)
+            (edge,) = pair.other.opened.running_hops
             body = codec.call_body(NodeCall("", (), ((edge, True),)))
             await pair.world.lines.call("http://b", RECEIPTS, body)
             await until(lambda: len(made.sent) == 2)
@@ -491,6 +491,6 @@ async def test_a_scope_that_takes_nothing_any_more_has_its_messages_refused() ->
                     await job
                 handing.answered(made.told)
         assert (made.status, made.header(b"retry-after")) == (503, "1")
-        assert not pair.other.running_hops
+        assert not pair.other.opened.running_hops
         found = await cascade.settled(5, require="participants")
         assert [note.status for note in found.receipt.notes] == ["done", "refused"]

@@ -79,7 +79,7 @@ async def test_an_app_in_front_says_that_a_receipt_is_to_be_asked_for(tmp_path: 
             pass
 
         await inner(scope, receive, drop)
-        while other.running_hops:
+        while other.opened.running_hops:
             await anyio.lowlevel.checkpoint()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"another"})
@@ -146,11 +146,11 @@ async def test_a_call_that_is_half_sent_keeps_no_server_from_its_end(
         app = CascadeFront(node, answers) if is_front else node.asgi(answers)
         made = HalfSent(app, "POST", path, parts=[b'{"v"'])
         if ends == "told before":
-            node.exchange.told_to_end(1000.0)
+            node.opened.exchange.told_to_end(1000.0)
         asking = world.servers.spawn(made.run)
         await until(lambda: not made.parts)
         if ends == "told to end":
-            node.exchange.told_to_end(1000.0)
+            node.opened.exchange.told_to_end(1000.0)
         elif ends == "closed":
             await node.aclose(0)
         with anyio.fail_after(100):

@@ -231,7 +231,7 @@ async def test_waiting_questions_are_answered_after_the_signal(
             await until(lambda: life.told)
             async with node.cascade("c") as _kept:
                 here().spawn(gate.wait)
-                (edge,) = node.running_hops
+                (edge,) = node.opened.running_hops
             body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
             question = Exchange(served, "POST", RECEIPTS, parts=[body])
             asking = server.spawn(question.run)
@@ -296,7 +296,7 @@ async def test_uvicorn_does_not_end_by_the_signal_if_work_was_lost(
             has_switch = number == signal.SIGTERM
             assert uvicorn.should_exit is has_switch
             assert uvicorn.seen == ([] if has_switch else [number])
-            await until(node.exchange.is_told_to_end)
+            await until(node.opened.exchange.is_told_to_end)
             life.ask("shutdown")
             await job
         assert uvicorn.seen == ([] if has_switch and is_lost else [number])
@@ -360,7 +360,7 @@ async def test_after_the_signal_connections_are_not_used_again(*, is_front: bool
             return [one.header(b"connection") for one in (message, plain, question)]
 
         assert await connections() == [None] * 3
-        node.exchange.told_to_end(60.0)
+        node.opened.exchange.told_to_end(60.0)
         assert await connections() == ["close"] * 3
         assert await connections(http_version="1.0") == ["close"] * 3
         assert await connections(http_version="2") == [None] * 3
@@ -375,13 +375,13 @@ async def test_a_question_about_work_elsewhere_is_answered_at_the_signal() -> No
         for gate in gates:
             async with node.cascade("c") as cascade:
                 here().spawn(gate.wait)
-            edges.append(list(node.running_hops)[-1])
+            edges.append(list(node.opened.running_hops)[-1])
             cascades.append(cascade)
         async with node.cascade("waits") as _kept:
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
-            elsewhere = list(node.running_hops)[-1]
-        await until(lambda: elsewhere not in node.running_hops)
+            elsewhere = list(node.opened.running_hops)[-1]
+        await until(lambda: elsewhere not in node.opened.running_hops)
 
         def asked(*edges: bytes) -> Any:
             body = codec.call_body(NodeCall("", (), tuple((edge, False) for edge in edges), 50.0))
@@ -389,10 +389,10 @@ async def test_a_question_about_work_elsewhere_is_answered_at_the_signal() -> No
 
         both, other = asked(*edges), asked(elsewhere)
         await until(lambda: questions(node) == 2)
-        node.exchange.told_to_end(60.0)
+        node.opened.exchange.told_to_end(60.0)
         await until(other.done)
         gates[0].set()
-        await until(lambda: edges[0] not in node.running_hops)
+        await until(lambda: edges[0] not in node.opened.running_hops)
         await turns(5)
         assert not both.done()
         gates[1].set()
@@ -407,9 +407,9 @@ async def test_a_question_after_the_signal_does_not_wait_for_other_agents() -> N
         async with node.cascade("waits") as _kept:
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
-            (edge,) = node.running_hops
-        await until(lambda: not node.running_hops)
-        node.exchange.told_to_end(math.inf)
+            (edge,) = node.opened.running_hops
+        await until(lambda: not node.opened.running_hops)
+        node.opened.exchange.told_to_end(math.inf)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
         await until(asking.done)
@@ -426,8 +426,8 @@ async def test_after_the_signal_the_end_of_the_work_here_answers_a_question() ->
             with here().delegate("http://nowhere") as handing:
                 handing.in_doubt()
             here().spawn(gate.wait)
-            (edge,) = node.running_hops
-        node.exchange.told_to_end(math.inf)
+            (edge,) = node.opened.running_hops
+        node.opened.exchange.told_to_end(math.inf)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
         await until(lambda: questions(node) == 1)

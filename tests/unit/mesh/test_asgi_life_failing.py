@@ -142,7 +142,7 @@ async def test_a_daemon_thread_that_the_exit_will_cut_is_in_the_report(
                 gate.set()
                 thread.join()
             signal.raise_signal(signal.SIGTERM)
-            calls = node.exchange
+            calls = node.opened.exchange
             await until(lambda: calls.is_told_to_end() or calls.is_ending)
             life.ask("shutdown")
             await job
@@ -196,7 +196,7 @@ async def test_a_background_task_that_the_server_cancels_on_its_way_down_is_lost
                     handing.answered(call.told)
             if when == "after the signal":
                 signal.raise_signal(signal.SIGTERM)
-                calls = node.exchange
+                calls = node.opened.exchange
                 await until(lambda: calls.is_told_to_end() or calls.is_ending)
             request.cancel()
             await until(request.done)

@@ -37,9 +37,9 @@ async def begun(world: World, names: str) -> Cascade:
 
     async with world.nodes["a"].cascade("c") as cascade:
         await go(here(), names)
-        root, detector = here().record.edge, world.nodes["a"].engine.detector
+        root, detector = here().record.edge, world.nodes["a"].opened.engine.detector
     wanted = {f"http://{name}" for name in names}
-    await until(lambda: wanted <= {to for _, to in detector.follows(root)})
+    await until(lambda: wanted <= {to for _, to in detector.known.follows(root)})
     return cascade
 
 
@@ -53,7 +53,7 @@ async def test_a_cancel_passes_agents_that_are_dead(names: str, tmp_path: Path) 
         last, dead = world.nodes[names[-1]], {f"http://{name}" for name in names[:-1]}
         world.lines.cut |= {*dead, "http://a"}  # nor do they tell the first one anything
         await cascade.cancel()
-        await until(lambda: not last.running_hops)
+        await until(lambda: not last.opened.running_hops)
         early = await cascade.settled(0.5)
         assert isinstance(early, Unknown)
         assert not early.is_final
@@ -79,7 +79,7 @@ async def test_an_agent_that_is_not_a_peer_is_not_called_but_named(tmp_path: Pat
         early = await cascade.settled(0.5)
         assert isinstance(early, Unknown)
         assert "not told to end below it: http://c" in str(early)
-        assert len(last.running_hops) == 1
+        assert len(last.opened.running_hops) == 1
         assert not any(b"true" in body for to, _, body in world.lines.calls if to == "http://c")
         found = await cascade.settled(10)
         assert isinstance(found, Unknown)
@@ -94,13 +94,13 @@ async def test_edges_below_are_disclosed_only_to_callers_that_know_the_edge(tmp_
             await world.add(name)
         await begun(world, "bc")
         node = world.nodes["b"]
-        (record,) = world.nodes["a"].engine.detector.hop_records.values()
+        (record,) = world.nodes["a"].opened.engine.known.hop_records.values()
         ((edge, sent),) = record.edges.items()
-        below = node.engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
+        below = node.opened.engine.called(NodeCall("", (), ((edge, False),)), 0.0).below
         assert below == tuple((edge, *one) for one in sent.below)
         strange = bytes.fromhex(edge_mark(edge) * 2)
         for call in (NodeCall("", (), ()), NodeCall("", (), ((strange, True),))):
-            reply = codec.parse_reply(codec.reply_body(node.engine.called(call, 0.0)))
+            reply = codec.parse_reply(codec.reply_body(node.opened.engine.called(call, 0.0)))
             assert reply.below == ()
 
 
@@ -110,10 +110,10 @@ def test_an_agent_cannot_report_on_the_edges_of_another() -> None:
     hop = engine.begin(ROOT, CASCADE, 0.0)
     engine.send(hop, ONE, "one", 0.0)
     engine.sent(ONE, "is taken", 0.0)
-    engine.detector.learn(ONE, "other", ((TWO, "http://x"),))
-    assert [*engine.detector.follows(ONE)] == []
-    engine.detector.learn(ONE, "one", ((TWO, "http://x"),))
-    assert [*engine.detector.follows(ONE)] == [(TWO, "http://x")]
+    engine.known.learn(ONE, "other", ((TWO, "http://x"),))
+    assert [*engine.known.follows(ONE)] == []
+    engine.known.learn(ONE, "one", ((TWO, "http://x"),))
+    assert [*engine.known.follows(ONE)] == [(TWO, "http://x")]
 
 
 def test_a_cancel_is_delivered_once_to_each_node_that_answers() -> None:

@@ -136,8 +136,8 @@ async def test_a_verdict_is_returned_to_all_callers_and_again_later() -> None:
         assert len(found) == 3
         assert all(isinstance(one, Settled) for one in found)
         assert await cascade.settled(0) == found[0]
-        assert cascade.id not in map(str, node.known_cascades)
-        assert not node.known_cascades
+        assert cascade.id not in map(str, node.opened.known_cascades)
+        assert not node.opened.known_cascades
 
 
 @pytest.mark.parametrize("how", ["drain", "aclose"])
@@ -221,14 +221,14 @@ async def test_cancelled_after_the_block(times: int, tmp_path: Path) -> None:
         for name in "abcd":
             await world.add(name)
         cascade = await begun(world, "bcd")
-        assert len(world.nodes["d"].running_hops) == 1
+        assert len(world.nodes["d"].opened.running_hops) == 1
         for _ in range(times):
             await cascade.cancel()
         found = await cascade.settled(5)
         assert isinstance(found, Settled)
         assert found.receipt.cancelled == found.receipt.hops == 4
         for name in "abcd":
-            assert not world.nodes[name].running_hops
+            assert not world.nodes[name].opened.running_hops
         await cascade.cancel()
         assert await cascade.settled(0) == found
 
@@ -287,7 +287,7 @@ async def test_cancelled_with_an_agent_that_is_not_reached() -> None:
         found = await cascade.settled(10, require="participants")
         assert isinstance(found, Unknown)
         assert found.receipt.unknown == 1
-        assert len(world.nodes["b"].running_hops) == 1
+        assert len(world.nodes["b"].opened.running_hops) == 1
 
 
 async def test_an_agent_that_has_the_message_and_is_at_work_is_named_as_that() -> None:

@@ -122,7 +122,7 @@ async def test_the_loop_goes_on(
     before = journal.size
     async with anyio.create_task_group() as group:
         group.start_soon(others)
-        await Compaction(journal, detector).run()
+        await Compaction(journal, detector.known).run()
         group.cancel_scope.cancel()
     turns = [turn for turn, _ in slices]
     assert len(set(turns)) == len(turns) > 4
@@ -144,7 +144,7 @@ async def test_a_compaction_may_be_cancelled_at_any_wait(
         at += 1
         size = journal.size
         with anyio.CancelScope() as scope:
-            made = Compaction(journal, detector)
+            made = Compaction(journal, detector.known)
             assert journal.current_draft is not None
             _cancel_at(journal.current_draft, "take" if before == "put" else "put", scope, at)
             await made.run()
@@ -152,8 +152,8 @@ async def test_a_compaction_may_be_cancelled_at_any_wait(
         assert files(tmp_path) == WHOLE
         assert journal.current_draft is None
         assert is_done == (journal.size < size)
-        assert not detector.frozen_receipts
-        assert len(detector.over_receipts) == COUNT
+        assert not detector.known.frozen_receipts
+        assert len(detector.known.over_receipts) == COUNT
     assert at > 5  # the slices
     journal.write([Over(b"x" * 12)])
     assert known(journal) == {*EDGES, b"x" * 12}
@@ -194,7 +194,7 @@ async def test_records_that_come_during_a_sync_are_not_left_for_the_last_step(
 
     monkeypatch.setattr(Draft, "put", slow)
     monkeypatch.setattr(Draft, "replace", take_place)
-    await Compaction(journal, detector).run()
+    await Compaction(journal, detector.known).run()
     assert 6 < len(no_threads) < 15  # some of them for the slices
     assert len(last) == 2  # what came, and how many records there were
     assert known(journal) == {*EDGES, b"x" * 12}
@@ -268,8 +268,8 @@ async def test_a_journal_is_made_smaller_under_load(
             assert (await cascade.settled(1)).ok
         await until(lambda: node.journal in compacted and other.journal in compacted)
         again = await restarted(world, other, tmp_path)
-        detector = again.engine.detector
-        assert len(detector.over_receipts) + len(detector.hop_records) == 101
+        detector = again.opened.engine.detector
+        assert len(detector.known.over_receipts) + len(detector.known.hop_records) == 101
         found = await long.settled(5)
         assert isinstance(found, SettledWithLosses)
         assert found.receipt.lost == 1
@@ -355,11 +355,11 @@ async def test_none_is_begun_while_the_node_is_drained(
         async with anyio.create_task_group() as group:
             cascade = await node.cascade("c").__aenter__()
             group.start_soon(node.drain)
-            await until(lambda: node.exchange.is_ending)
-            assert node.journal_keeping is not None
-            monkeypatch.setattr(node.journal_keeping.tidying, "at", 1)
-            node.tidy_journal()
-            node.exchange.wake()
+            await until(lambda: node.opened.exchange.is_ending)
+            assert node.opened.keeping is not None
+            monkeypatch.setattr(node.opened.keeping.tidying, "at", 1)
+            node.opened.tidy_journal()
+            node.opened.exchange.wake()
             await cascade.__aexit__(None, None, None)
         assert not no_threads
 
@@ -369,7 +369,7 @@ async def test_none_is_begun_while_the_node_is_drained(
 
 async def test_what_is_being_written_is_known(journal: Journal, detector: Detector) -> None:
     """A copy of a message that comes meanwhile is not run; nor later, however it ends."""
-    made = Compaction(journal, detector)
+    made = Compaction(journal, detector.known)
     made.slice(10)
     assert all(detector.knows(edge) for edge in EDGES)
     detector.refuse(b"x" * 12)
@@ -386,28 +386,28 @@ async def test_none_is_begun_while_records_wait_for_room(
     full = Full(monkeypatch, tmp_path / "a.journal")
     async with World(tmp_path) as world:
         node = await world.add("a", on_journal_failure="serve")
-        keeping = node.journal_keeping
+        keeping = node.opened.keeping
         assert keeping is not None
         tidying = keeping.tidying
         async with node.cascade("c"):
             await until(lambda: 0 < tidying.at < inf)
             full.left = 0
-            engine, record = node.engine, here().record
-            engine.leave(record, b"x" * 12, "celery", "", node.clock(), "is opaque")
-            node.commit_records()
+            engine, record = node.opened.engine, here().record
+            engine.leave(record, b"x" * 12, "celery", "", node.opened.clock(), "is opaque")
+            node.opened.commit_records()
             tidying.at = 0  # it is due
-            node.exchange.wake()
+            node.opened.exchange.wake()
             await turns(50)
             await until(lambda: tidying.at < inf)  # one that began has ended
             full.left = None
-            assert node.retry_writing()
-            node.exchange.wake()
+            assert node.opened.retry_writing()
+            node.opened.exchange.wake()
             await until(lambda: 0 < tidying.at < inf)
             shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")
     with closing(Journal(tmp_path / "a.copy")) as journal:
         detector = Detector("a", lasting=True)
         detector.restore(journal.open())
-    (root,) = detector.roots()
+    (root,) = detector.known.roots()
     assert root.receipt is not None
     assert root.receipt.opaque == 1
 
@@ -416,10 +416,10 @@ async def test_what_ages_while_it_is_written_is_forgotten_in_time(
     journal: Journal, detector: Detector
 ) -> None:
     """The node forgets it at the second time from then, as the next process does with the same records."""
-    made = Compaction(journal, detector)
+    made = Compaction(journal, detector.known)
     made.slice(10)
     detector.refuse(b"x" * 12)
-    detector.age(0.0)
+    detector.known.age(0.0)
     journal.write([one.record for one in detector.take() if isinstance(one, Write)])
     detector.refuse(b"y" * 12)
     assert all(detector.knows(edge) for edge in EDGES)
@@ -427,10 +427,10 @@ async def test_what_ages_while_it_is_written_is_forgotten_in_time(
         pass
     made.end()
     assert all(detector.knows(edge) for edge in [*EDGES, b"x" * 12, b"y" * 12])
-    detector.age(0.0)
+    detector.known.age(0.0)
     assert not any(detector.knows(edge) for edge in [*EDGES, b"x" * 12])
     assert detector.knows(b"y" * 12)
-    detector.age(0.0)
+    detector.known.age(0.0)
     assert not detector.knows(b"y" * 12)
 
 
@@ -454,12 +454,12 @@ async def main():
         journal.write([one.record for one in node.take() if isinstance(one, Write)])
         print(number, flush=True)
         if number % 500 == 0:
-            node.age(0.0)
+            node.known.age(0.0)
         await asyncio.sleep(0)
 
 async def compact(journal, node):
     while True:
-        await compaction.Compaction(journal, node).run()
+        await compaction.Compaction(journal, node.known).run()
         print("smaller", flush=True)
 
 asyncio.run(main())

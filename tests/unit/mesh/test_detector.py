@@ -49,7 +49,7 @@ def test_what_is_written_comes_before_what_it_allows() -> None:
     """A hop begins, sends, and gives its receipt: each after its record, and after all others."""
     detector = new()
     assert detector.arrive(ONE, CASCADE, "", "http://parent") is RUN
-    hop = detector.hop(ONE)
+    hop = detector.known.hop(ONE)
     assert detector.ride(ONE) is WORKING
     assert kinds(detector.take()) == [Begun]
     detector.send(hop, TWO, "there")
@@ -69,7 +69,7 @@ def test_an_edge_is_run_once_ever() -> None:
     detector.arrive(ONE, CASCADE, "", "a")
     assert detector.arrive(ONE, CASCADE, "", "a") is WORKING
     detector.ride(ONE)
-    detector.end(detector.hop(ONE), "failed", why="so")
+    detector.end(detector.known.hop(ONE), "failed", why="so")
     answer = detector.arrive(ONE, CASCADE, "", "a")
     assert answer.receipt is not None
     assert (answer.receipt.status, answer.receipt.failed) == ("failed", 1)
@@ -83,11 +83,11 @@ def test_an_edge_whose_receipt_was_taken_is_not_denied(*, is_compacted: bool) ->
     detector = new()
     detector.arrive(ONE, CASCADE, "", "a")
     detector.ride(ONE)
-    detector.end(detector.hop(ONE), "failed")
+    detector.end(detector.known.hop(ONE), "failed")
     detector.taken(ONE)
     written = [effect.record for effect in detector.take() if isinstance(effect, Write)]
     again = new()
-    again.restore(list(detector.snapshot()) if is_compacted else written)
+    again.restore(list(detector.known.snapshot()) if is_compacted else written)
     for one in (detector, again):
         assert one.ask(ONE) is UNKNOWN
         assert one.refuse(ONE) is UNKNOWN
@@ -98,14 +98,14 @@ def test_a_receipt_rides_on_the_answer_or_is_posted_and_not_both() -> None:
     """One that is on the answer is there for whoever asks, in case the answer is lost."""
     detector = new()
     detector.arrive(ONE, CASCADE, "", "a")
-    detector.end(detector.hop(ONE), "done")
+    detector.end(detector.known.hop(ONE), "done")
     answer = detector.ride(ONE)
     assert answer.receipt is not None
     assert Post not in kinds(detector.take())
     assert detector.ask(ONE) == answer
     detector.arrive(TWO, CASCADE, "", "a")
     detector.ride(TWO)
-    detector.end(detector.hop(TWO), "done")
+    detector.end(detector.known.hop(TWO), "done")
     assert Post in kinds(detector.take())
 
 
@@ -114,8 +114,8 @@ def test_the_short_way_to_the_answer_is_the_long_one() -> None:
     short, long = new(), new()
     for detector in (short, long):
         detector.arrive(ONE, CASCADE, "0123456789ab", "a")
-    packed = short.finish(short.hop(ONE), 250_000)
-    long.end(long.hop(ONE), "done", seconds=0.25)
+    packed = short.finish(short.known.hop(ONE), 250_000)
+    long.end(long.known.hop(ONE), "done", seconds=0.25)
     answer = long.ride(ONE)
     assert packed is not None
     assert unpack(packed) == answer.receipt
@@ -134,7 +134,7 @@ def test_a_hop_that_ended_the_short_way_sends_nothing() -> None:
     """It is over, as any other is then."""
     detector = new()
     detector.arrive(ONE, CASCADE, "", "a")
-    hop = detector.hop(ONE)
+    hop = detector.known.hop(ONE)
     assert detector.finish(hop, 0)
     with pytest.raises(UsageError, match="no verdict would wait for"):
         detector.send(hop, TWO, "b")
@@ -152,7 +152,7 @@ def test_any_other_hop_takes_the_long_way(what: str) -> None:
         hop = detector.begin(ONE, CASCADE)
     else:
         detector.arrive(ONE, CASCADE, "", "a")
-        hop = detector.hop(ONE)
+        hop = detector.known.hop(ONE)
     match what:
         case "is answered":  # a copy was told that it is worked on: who has sent that waits
             assert detector.arrive(ONE, CASCADE, "", "a") is WORKING
@@ -184,7 +184,7 @@ def test_a_node_without_a_journal_cannot_say_never() -> None:
     assert detector.ask(ONE) is UNKNOWN
     assert detector.refuse(TWO) is NOT_NOW
     detector.arrive(ONE, CASCADE, "", "a")
-    detector.end(detector.hop(ONE), "done")
+    detector.end(detector.known.hop(ONE), "done")
     answer = detector.ride(ONE)
     assert answer.receipt is not None
     assert (answer.receipt.volatile, answer.receipt.is_whole) == (1, False)
@@ -262,16 +262,16 @@ def test_work_that_left_a_hop_is_counted_in_its_receipt(*, is_restored: bool) ->
     """Also after a restart between the end of the hop and its receipt."""
     detector = new()
     detector.arrive(ROOT, CASCADE, "", "http://up")
-    hop = detector.hop(ROOT)
+    hop = detector.known.hop(ROOT)
     detector.send(hop, ONE, "thread")
     detector.sent(ONE, "is untracked", "started at app.py:12")
     detector.send(hop, TWO, "http://b")
     detector.sent(TWO, "is taken")
     detector.end(hop, "done")
     if is_restored:
-        records, detector = detector.writes, new()
+        records, detector = detector.known.writes, new()
         detector.restore(records)
-        hop = detector.hop(ROOT)
+        hop = detector.known.hop(ROOT)
     detector.receive(TWO, Receipt("done"))
     assert hop.receipt is not None
     assert hop.receipt.untracked == 1
@@ -365,8 +365,8 @@ def test_after_a_restart_a_cancellation_goes_on(*, is_compacted: bool) -> None:
     detector.end(hop, "cancelled")
     written = [effect.record for effect in detector.take() if isinstance(effect, Write)]
     again = new()
-    again.restore(list(detector.snapshot()) if is_compacted else written)
-    assert again.hop(ROOT).is_cancelled
+    again.restore(list(detector.known.snapshot()) if is_compacted else written)
+    assert again.known.hop(ROOT).is_cancelled
     assert again.take() == [Watch(ONE, "there", in_doubt=True, cancel=True)]
 
 
@@ -403,16 +403,16 @@ def test_an_undelivered_verdict_is_delivered_after_a_restart() -> None:
     detector.send(hop, ONE, "there")
     detector.receive(ONE, Receipt("failed", 3, failed=2))
     restarted = new()
-    restarted.restore(detector.snapshot())  # its process died at its work
+    restarted.restore(detector.known.snapshot())  # its process died at its work
     first = restarted.take()[-1]
     assert isinstance(first, Settle)
     assert (first.receipt.hops, first.receipt.failed, first.receipt.lost) == (4, 2, 1)
     again = new()
-    again.restore(restarted.snapshot())
+    again.restore(restarted.known.snapshot())
     assert again.take() == [first]
     again.taken(ROOT)
     last = new()
-    last.restore(again.snapshot())
+    last.restore(again.known.snapshot())
     assert last.take() == []
 
 
@@ -424,6 +424,6 @@ def test_a_receipt_is_posted_if_an_answer_said_that_the_message_is_worked_on(how
     answer = detector.arrive(ONE, CASCADE, "", "http://a") if how == "copy" else detector.ask(ONE)
     assert answer.kind == "working"
     detector.take()
-    detector.end(detector.hop(ONE), "done")
+    detector.end(detector.known.hop(ONE), "done")
     detector.ride(ONE)
     assert any(isinstance(effect, Post) for effect in detector.take())

@@ -44,7 +44,7 @@ def test_a_receipt_goes_from_node_to_node() -> None:
     one.sent(ONE, "is taken", 0.0)
     other.ride(ONE, 0.0)
     one.end(hop, "done", 0.0)
-    other.end(other.detector.hop(ONE), "done", 1.0)
+    other.end(other.detector.known.hop(ONE), "done", 1.0)
     (call,) = other.due(1.0)
     assert call.to == "one"
     other.replied(call, one.called(call, 1.0), 1.0)

@@ -165,11 +165,11 @@ async def test_a_receipt_is_posted_until_it_is_taken(tmp_path: Path) -> None:
         world.lines.cut |= {"http://a", "http://b"}
         gate.set()
         assert isinstance(await cascade.settled(0.2), Unknown)
-        assert other.engine.unposted == 1
+        assert other.opened.engine.unposted == 1
         world.lines.cut.clear()
         assert isinstance(await cascade.settled(5), Settled)
         await turns(5)
-        assert other.engine.unposted == 0
+        assert other.opened.engine.unposted == 0
 
 
 async def test_while_it_is_drained_it_goes_on_to_call() -> None:
@@ -193,7 +193,7 @@ async def test_while_it_is_drained_it_goes_on_to_call() -> None:
             gate.set()
             report = await job
         assert report.ok
-        assert len(third.running_hops) == 1
+        assert len(third.opened.running_hops) == 1
         assert isinstance(await cascade.settled(0), Unknown)
 
 
@@ -220,7 +220,9 @@ async def test_a_question_of_a_sender_without_an_address_is_answered_at_once() -
     async with World() as world:
         other = await world.add("b")
         _, cascade, gates = await pulled(world, 20)
-        await until(lambda: questions(other) == 1 and len(other.exchange.waiting_polls) == 20)
+        await until(
+            lambda: questions(other) == 1 and len(other.opened.exchange.waiting_polls) == 20
+        )
         assert len(world.lines.calls) < 12
         for gate in gates:
             gate.set()
@@ -228,7 +230,7 @@ async def test_a_question_of_a_sender_without_an_address_is_answered_at_once() -
         found = await cascade.settled(5, require="participants")
         assert found.receipt.hops == 21
         await turns(10)
-        assert other.exchange.waiting_polls == {}
+        assert other.opened.exchange.waiting_polls == {}
         assert questions(other) == 0
 
 
@@ -250,9 +252,9 @@ async def test_each_edge_is_asked_for_however_many_there_are() -> None:
         assert 25 < len(world.lines.calls) - before < 35  # three questions in the time of one
         gate.set()
         await turns(5)
-        assert len(other.running_hops) == 1000
+        assert len(other.opened.running_hops) == 1000
         began = anyio.current_time()
-        while len(node.engine.detector.edge_records) > 1000:
+        while len(node.opened.engine.known.edge_records) > 1000:
             await lasting(0.5)
             assert anyio.current_time() - began < 12
         before = len(world.lines.calls)
@@ -282,7 +284,7 @@ async def test_while_more_are_handed_over_those_before_are_asked_for() -> None:
             for _ in range(300):
                 await world.hand("b", ends)
                 await lasting(0.1)
-            assert len(node.engine.detector.edge_records) < 60
+            assert len(node.opened.engine.known.edge_records) < 60
 
 
 @in_virtual_time
@@ -352,7 +354,7 @@ async def test_after_failures_posts_do_not_wait_if_the_node_is_heard_of() -> Non
         gate.set()
         await lasting(300)
         world.lines.cut.clear()
-        assert other.engine.unposted == 1
+        assert other.opened.engine.unposted == 1
         gate_again.set()
         began = anyio.current_time()
         found = await cascade.settled(100, require="participants")
@@ -368,7 +370,7 @@ async def test_questions_end_with_the_node_that_asks() -> None:
         await until(lambda: questions(other) == 1)
         await node.drain(1)
         assert questions(other) == 0
-        assert other.exchange.waiting_polls == {}
+        assert other.opened.exchange.waiting_polls == {}
 
 
 async def test_questions_end_with_the_node_that_is_asked() -> None:
@@ -378,7 +380,7 @@ async def test_questions_end_with_the_node_that_is_asked() -> None:
         async with other.cascade("c") as cascade:
             with here().delegate("http://nobody") as handing:
                 handing.in_doubt()
-            (edge,) = other.running_hops
+            (edge,) = other.opened.running_hops
         async with Scope("asking") as scope:
             job = scope.spawn(world.lines.call, "http://b", RECEIPTS, ask(edge, wait=50))
             await until(lambda: questions(other) == 1)
@@ -395,7 +397,7 @@ async def test_the_number_of_waiting_questions_is_limited(monkeypatch: pytest.Mo
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other.running_hops
+            (edge,) = other.opened.running_hops
         async with Scope("asking") as scope:
             for _ in range(2):
                 scope.spawn(world.lines.call, "http://b", RECEIPTS, ask(edge, wait=50))
@@ -414,7 +416,7 @@ async def test_a_question_waits_as_long_as_it_may() -> None:
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other.running_hops
+            (edge,) = other.opened.running_hops
         for wait, takes in ((0.0, 0.0), (7.0, 7.0), (1e9, 60.0)):
             began = anyio.current_time()
             reply = await world.lines.call("http://b", RECEIPTS, ask(edge, wait=wait))
@@ -428,7 +430,7 @@ async def test_a_question_with_a_receipt_or_with_news_is_not_kept_waiting() -> N
         other = await world.add("b")
         async with other.cascade("c"):
             here().spawn(anyio.sleep_forever)
-            (edge,) = other.running_hops
+            (edge,) = other.opened.running_hops
         receipts = ((b"y" * 12, Receipt("done")),)
         asks = ((edge, False),)
         for call in (
@@ -460,7 +462,7 @@ async def test_a_closed_or_broken_node_takes_no_calls(path: str, tmp_path: Path)
         with pytest.raises(PeerLost):
             await node.serve_call(path, b'{"v":0}')
         await node.drain(1)
-        for serve in (node.serve_call, node.exchange.serve):
+        for serve in (node.serve_call, node.opened.exchange.serve):
             with pytest.raises(PeerLost):
                 await serve(path, b'{"v":0}')
         with pytest.raises(PeerLost):

@@ -47,7 +47,7 @@ class Asked:
     async def drained(self) -> Job[Report]:
         """Start the drain, and end the first hop in it, which is told; then the second, while that answer is under way."""
         root, self.node = await self._world.add("a", url=None), await self._world.add("b")
-        calls = self.node.exchange
+        calls = self.node.opened.exchange
 
         async with root.cascade("c") as self.cascade:
             for gate in self._gates:
@@ -62,7 +62,7 @@ class Asked:
         self._gates[0].set()
         await until(lambda: self.lines.replies)
         self._gates[1].set()
-        await until(lambda: not self.node.running_hops)
+        await until(lambda: not self.node.opened.running_hops)
         await turns(20)
         return draining
 

@@ -78,7 +78,7 @@ async def test_a_sender_that_was_restarted_still_knows_that_a_message_was_taken(
             shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")  # it is killed here
         await node.aclose()
         # Another node has the address now: a replica, or one whose journal was moved away.
-        world.lines.leave("http://b", other.exchange.serve)
+        world.lines.leave("http://b", other.opened.exchange.serve)
         await world.add("b", journal=tmp_path / "other.journal")
         again = await world.add("a", journal=tmp_path / "a.copy")
         (cascade,) = again.recovered

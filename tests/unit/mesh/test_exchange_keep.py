@@ -58,7 +58,7 @@ async def test_what_was_said_to_never_run_does_not(
     """Whenever it comes; also if clocks differ as far as they may, and its sender keeps it for less."""
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=keep), await world.add("b")
-        other.engine.horizon.wall = lambda: world.wall + moved
+        other.opened.engine.horizon.wall = lambda: world.wall + moved
         late = Late(world)
         assert isinstance(await late.begin(node), Settled)
         for _ in range(60):
@@ -96,7 +96,7 @@ async def test_a_question_says_how_long_a_message_may_take(
     async with World(tmp_path) as world:
         other = await world.add("b")
         async with other.cascade("c"):
-            (known,) = other.running_hops
+            (known,) = other.opened.running_hops
             asks = ((EDGE, False), (known, False))
             body = codec.call_body(NodeCall("", (), asks, keep=keep))
             reply = json.loads(await other.serve_call("/quiesce/receipts", body))

@@ -42,10 +42,10 @@ async def test_a_question_waits_for_what_a_node_has_handed_to_itself() -> None:
             hop.spawn(gate.wait)
 
         async with node.cascade("c") as _kept:
-            (edge,) = node.running_hops
+            (edge,) = node.opened.running_hops
             await world.hand("a", handler)
-        await until(lambda: edge not in node.running_hops)
-        node.exchange.told_to_end(1000.0)
+        await until(lambda: edge not in node.opened.running_hops)
+        node.opened.exchange.told_to_end(1000.0)
         body = codec.call_body(NodeCall("", (), ((edge, False),), 50.0))
         asking = world.servers.spawn(node.serve_call, RECEIPTS, body)
         await until(lambda: questions(node) == 1)

@@ -84,7 +84,7 @@ async def test_a_receipt_whose_address_is_wrong_is_posted_when_it_is_right(
         assert busy.name == "b"
         assert busy.state == "waits"
         assert busy.what.startswith("to have its receipt taken: no mesh at http://a: ")
-        assert other.engine.unposted == 1
+        assert other.opened.engine.unposted == 1
         lines.wrong.clear()
         assert isinstance(await cascade.settled(31), Settled)
         assert len(said(caplog)) == 1
@@ -99,7 +99,7 @@ async def test_a_receipt_with_a_wrong_address_answers_questions(tmp_path: Path) 
         other, gate = await world.add("b", patience=PATIENCE), anyio.Event()
         cascade = await ended_unheard(world, node, lines, gate)
         assert isinstance(await cascade.settled(1000), Unknown)
-        assert other.engine.unposted == 0
+        assert other.opened.engine.unposted == 0
         assert isinstance(await cascade.settled(1100), Settled)
 
 
@@ -149,7 +149,7 @@ async def test_an_agent_that_is_at_its_address_at_last_is_asked(
         assert isinstance(await cascade.settled(14), Unknown)
         assert lines.tries == 1
         assert isinstance(await cascade.settled(200), Unknown)
-        (hop,) = world.nodes["b"].running_hops.values()
+        (hop,) = world.nodes["b"].opened.running_hops.values()
         hop.cancel_work()
         lines.wrong.clear()
         found = await cascade.settled(31)

@@ -170,7 +170,7 @@ async def test_a_hop_lasts_as_long_as_a_thread() -> None:
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
         await turns(20)
-        assert len(world.nodes["b"].running_hops) == 1
+        assert len(world.nodes["b"].opened.running_hops) == 1
         assert isinstance(await cascade.settled(within=0), Unknown)
         gate.set()
         assert (await cascade.settled(5, require="participants")).ok
@@ -350,7 +350,7 @@ async def test_a_hop_may_be_cancelled_from_outside() -> None:
                         scope.cancel()
                         await anyio.sleep_forever()
                 assert scope.cancelled_caught
-                handing.answered(node.answer(part.hop))
+                handing.answered(node.opened.answer(part.hop))
         found = await cascade.settled(5, require="participants")
         assert found.receipt.cancelled == 1
 
@@ -385,7 +385,7 @@ async def test_a_hop_is_cancelled_with_its_cascade_in_the_midst(swallows: bool) 
             hop = here()
             hop.spawn(hand)
             await turns(10)
-        assert len(world.nodes["b"].running_hops) == 1
+        assert len(world.nodes["b"].opened.running_hops) == 1
         await cascade.cancel()
         found = await cascade.settled(5, require="participants")
         assert sorted(ended) == ["handler", "job"]

@@ -227,7 +227,7 @@ async def test_the_answer_of_a_handler_that_is_cut_does_not_say_done(*, swallows
                 header = (b"cascade", handing.header.encode())
                 made = Exchange(node.asgi(app), "POST", "/", headers=[header])
                 world.servers.spawn(made.run)
-                await until(lambda: node.running_hops)
+                await until(lambda: node.opened.running_hops)
         report = await node.drain(0.05, cleanup=1)
         await until(lambda: made.sent)
         handing.answered(made.told)

@@ -41,13 +41,13 @@ async def test_what_an_agent_cuts_short_has_ended_before_its_receipt() -> None:
 
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
-        original = node.note_hop_ended
+        original = node.opened.note_hop_ended
 
         def ended(*args: Any) -> None:
             order.append("ended")
             original(*args)
 
-        vars(node)["note_hop_ended"] = ended
+        vars(node.opened)["note_hop_ended"] = ended
         report = await node.aclose(2)
         assert order == ["cleaned", "ended"]
         assert len(report.cancelled) == 1
@@ -63,7 +63,7 @@ async def test_an_agent_closed_by_hand_has_ended_its_work_before_the_receipt(how
     async with World() as world:
         root, node = await world.add("a"), await world.add("b")
         order: list[str] = []
-        original = node.note_hop_ended
+        original = node.opened.note_hop_ended
 
         def ended(*args: Any) -> None:
             order.append("ended")
@@ -80,10 +80,10 @@ async def test_an_agent_closed_by_hand_has_ended_its_work_before_the_receipt(how
             hop.spawn(slow)
             await turns(2)
 
-        vars(node)["note_hop_ended"] = ended
+        vars(node.opened)["note_hop_ended"] = ended
         async with root.cascade("c") as cascade:
             await world.hand("b", handler)
-        (hop,) = node.running_hops.values()
+        (hop,) = node.opened.running_hops.values()
         await (hop.aclose(1) if how == "aclose" else hop.drain(0.05))
         assert order == ["cleaned", "ended"]
         assert (await cascade.settled(5, require="participants")).receipt.cancelled == 1
@@ -105,7 +105,7 @@ async def test_a_handler_that_its_agent_cuts_short_is_cancelled() -> None:
 
         scope.spawn(serve)
         await turns(3)
-        (hop,) = node.running_hops.values()
+        (hop,) = node.opened.running_hops.values()
         await node.aclose(1)
         await scope.drain(1)
         assert [*map(str, raised)] == ["cascade c was cancelled, because its node is shutting down"]
@@ -162,7 +162,7 @@ class Taken:
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 self.parts.append(self.node.handle(handing.header))
-                handing.answered(self.node.answer(self.parts[0].hop))
+                handing.answered(self.node.opened.answer(self.parts[0].hop))
         return cascade
 
 
@@ -232,7 +232,7 @@ async def test_a_message_whose_part_was_dropped_is_lost_at_once(
         await lost(cascade)
         (line,) = caplog.records
         assert "is lost: its agent accepted the message, but never entered" in line.getMessage()
-        assert not taken.node.running_hops
+        assert not taken.node.opened.running_hops
 
 
 @pytest.mark.backends("asyncio")
@@ -319,9 +319,9 @@ async def test_work_that_fails_after_the_signal_is_in_the_report() -> None:
     async with World() as world:
         there = InDrain(world)
         await there.begin(raises_at_the_word)
-        there.node.exchange.told_to_end(60.0)
+        there.node.opened.exchange.told_to_end(60.0)
         there.gate.set()
-        await until(lambda: not there.node.running_hops)
+        await until(lambda: not there.node.opened.running_hops)
         assert [item.name for item in (await there.node.drain()).failed] == ["mail"]
 
 

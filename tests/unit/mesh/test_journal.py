@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -236,6 +237,27 @@ def test_a_journal_is_locked_by_one_process(journal: Journal) -> None:
     journal.close()
     other.open()
     other.close()
+
+
+def test_a_forked_child_does_not_keep_the_lock(journal: Journal) -> None:
+    """The worker of a process pool outlives a process that is killed: the next process has the journal all the same."""
+    journal.open()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        theirs.send(b"forked")
+        theirs.recv(1)
+        os._exit(0)
+    theirs.close()
+    with ours:
+        assert ours.recv(6) == b"forked"
+        with pytest.raises(JournalInUse):
+            Journal(journal.path).open()
+        journal.close()
+        journal.open()
+    journal.close()
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 PROGRAM = """

@@ -83,7 +83,7 @@ async def test_a_receipt_that_could_not_be_written_is_posted_when_there_is_room(
         full.left = 0
         gate.set()
         await turns(10)
-        assert other.is_refusing
+        assert other.opened.is_refusing
         full.left = None
         world.lines.cut.add("http://b")  # nobody calls it, which would have it try
         await lasting(2 * RETRY_SECONDS)
@@ -134,7 +134,7 @@ async def test_a_cascade_is_waited_for_again(
         assert isinstance(found, Unknown)
         assert not found.is_final
         full.left = None
-        node.check_accepts()
+        node.opened.check_accepts()
         gate.set()
         assert isinstance(await cascade.settled(5), Settled)
 
@@ -154,7 +154,7 @@ async def test_a_journal_that_is_younger_than_a_message_is_not_believed(tmp_path
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 await world.deliver("b", handing.header, handler)  # its answer is lost
-        world.lines.leave("http://b", other.exchange.serve)
+        world.lines.leave("http://b", other.opened.exchange.serve)
         world.wall += 5
         await world.add("b", journal=tmp_path / "new.journal")
         found = await cascade.settled(5)
@@ -195,7 +195,7 @@ async def test_an_old_copy_of_a_journal_is_noticed(
         async with node.cascade("d") as cascade:
             with here().delegate("http://b") as handing:
                 await world.deliver("b", handing.header, handler)  # its answer is lost
-        world.lines.leave("http://b", other.exchange.serve)
+        world.lines.leave("http://b", other.opened.exchange.serve)
         world.wall += 5
         caplog.clear()
         await world.add("b", journal=tmp_path / "backup")
@@ -212,12 +212,12 @@ async def test_an_unsigned_count_is_not_believed(seen: str, tmp_path: Path) -> N
     """A stranger cannot make a node forget what it knows."""
     async with World(tmp_path) as world:
         other = await world.add("b")
-        born = other.engine.detector.born
-        assert other.journal_keeping is not None
-        other.journal_keeping.check(
-            seen.replace("%s", other.journal_keeping.seen().partition(".")[0])
+        born = other.opened.engine.known.born
+        assert other.opened.keeping is not None
+        other.opened.keeping.check(
+            seen.replace("%s", other.opened.keeping.seen().partition(".")[0])
         )
-        assert other.engine.detector.born is born
+        assert other.opened.engine.known.born is born
 
 
 async def test_two_nodes_at_one_address_are_noticed(
@@ -287,14 +287,14 @@ async def test_short_lives_forget_as_a_long_one_does(tmp_path: Path) -> None:
                 )
                 async with node.handle(header) as hop:
                     pass
-                node.answer(hop)
+                node.opened.answer(hop)
             await node.drain(1)
             await node.open()
-            detector = node.engine.detector
+            detector = node.opened.engine.detector
             sizes.append(
-                len(detector.over_receipts)
-                + len(detector.long_over_receipts)
-                + len(detector.hop_records)
+                len(detector.known.over_receipts)
+                + len(detector.known.long_over_receipts)
+                + len(detector.known.hop_records)
             )
             await node.drain(1)
             world.wall += 86_400
@@ -303,8 +303,8 @@ async def test_short_lives_forget_as_a_long_one_does(tmp_path: Path) -> None:
 
 def records_in(node: Node) -> int:
     """Return how many records a node says that it has written."""
-    assert node.journal_keeping is not None
-    return int(node.journal_keeping.seen().split(".")[1], 16)
+    assert node.opened.keeping is not None
+    return int(node.opened.keeping.seen().split(".")[1], 16)
 
 
 async def test_a_journal_is_made_smaller_when_it_is_opened(
@@ -324,12 +324,12 @@ async def test_a_journal_is_made_smaller_when_it_is_opened(
         for _ in range(3):
             world.wall += 86_400
             await node.open()
-            assert node.journal_keeping is not None
+            assert node.opened.keeping is not None
             count = records_in(node)
             await node.drain(1)
         assert (tmp_path / "b.journal").stat().st_size < size / 4
         await node.open()
-        assert node.journal_keeping is not None
+        assert node.opened.keeping is not None
         assert records_in(node) >= count
 
 
@@ -344,7 +344,7 @@ async def test_a_copy_does_not_run_in_the_life_after(tmp_path: Path) -> None:
         )
         async with node.handle(header) as hop:
             pass
-        node.answer(hop)
+        node.opened.answer(hop)
         for _ in range(20):
             await node.drain(1)
             world.wall += 70
@@ -363,7 +363,7 @@ async def test_recovered_cascades_keep_their_names(tmp_path: Path) -> None:
         await node.aclose(1)
         again = await world.add("a", journal=tmp_path / "a.copy")
         assert [cascade.name for cascade in again.recovered] == ["c"]
-        assert any(getattr(one, "name", "") == "c" for one in again.engine.detector.snapshot())
+        assert any(getattr(one, "name", "") == "c" for one in again.opened.engine.known.snapshot())
 
 
 async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:
         async with node.cascade("c") as cascade:
             await world.hand("b", handler)
         shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
-        world.lines.leave("http://b", other.exchange.serve)
+        world.lines.leave("http://b", other.opened.exchange.serve)
         await world.add("b", journal=tmp_path / "b.copy")
         assert isinstance(await cascade.settled(5), SettledWithLosses)
         gate.set()

@@ -37,7 +37,7 @@ async def test_a_node_may_go_on_without_its_journal(
         health = other.health
         assert (health.state, health.takes_messages, health.ok) == ("behind", True, False)
         full.left = None
-        assert other.retry_writing()
+        assert other.opened.retry_writing()
         assert other.health.ok
         async with node.cascade("d") as cascade:
             await world.hand("b", nothing)
@@ -66,7 +66,7 @@ async def test_a_node_that_went_on_without_its_journal_says_unknown_after_a_rest
             with here().delegate("http://b") as second:
                 await world.deliver("b", second.header, handler)  # its answer is lost
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
         full.left = None
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure=mode)
@@ -89,7 +89,7 @@ async def test_a_node_whose_journal_is_complete_knows_all_after_a_restart(
             with here().delegate("http://b"):
                 pass  # in doubt
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
         await world.add("b", journal=tmp_path / "b.copy", on_journal_failure="serve")
         found = await cascade.settled(5)
@@ -122,7 +122,7 @@ async def test_what_a_machine_may_have_lost_is_unknown(
             with here().delegate("http://b"):
                 pass  # in doubt
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
-            world.lines.leave("http://b", other.exchange.serve)  # and answers nobody
+            world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
         (tmp_path / "boot").write_text(boot)
         await world.add("b", journal=tmp_path / "b.copy", durability=durability)

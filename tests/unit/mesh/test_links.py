@@ -13,6 +13,7 @@ import pytest
 from quiesce.errors import ArgumentError, PeerLost, UsageError
 from quiesce.mesh import CascadeFront, Node, Settled, Unknown, current_hop
 from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.detector import Detector
 from quiesce.mesh.runtime import admission
 from quiesce.mesh.transport.links import (
     REQUEST_KEY,
@@ -75,7 +76,7 @@ async def hand_over(link: Link, below: Node, work: Any = None) -> None:
         async with below.handle(handing.header) as there:
             if work is not None:
                 there.spawn(work)
-        link.answered(handing, {RESPONSE_KEY: below.answer(there)})
+        link.answered(handing, {RESPONSE_KEY: below.opened.answer(there)})
 
 
 def in_doubt(link: Link) -> None:
@@ -94,7 +95,7 @@ async def test_a_link_is_called_by_its_address_and_others_by_the_transport() -> 
     plain = Plain()
     async with Node("above", transport=plain) as node:
         link = Link(node, "acp", "coder", over(node))
-        links = node.exchange.links
+        links = node.opened.exchange.links
         body = b'{"v":0}'
         assert json.loads(await links.call("acp:coder", RECEIPTS, body))["v"] == 0
         await links.call("http://other", RECEIPTS, body)
@@ -177,7 +178,7 @@ async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(
         told = [refuse_message(below, codec.request_header(one)) or "" for one in handed_over]
         said = [one.rpartition(";s=")[2] for one in told]
         assert said == ["never", "never", "not-now", "not-now"]
-        assert [below.engine.detector.knows(one.edge) for one in handed_over] == [
+        assert [below.opened.engine.detector.knows(one.edge) for one in handed_over] == [
             True, True, False, False,
         ]  # fmt: skip
         assert refuse_message(below, codec.request_header(handed_over[0])) == told[0]
@@ -242,15 +243,17 @@ async def test_an_answer_that_is_none_is_no_answer(answer: object) -> None:
         link.close()
 
 
-async def test_a_link_keeps_only_the_edges_that_are_open() -> None:
-    """However many it has handed over."""
+async def test_a_link_keeps_only_the_edges_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many it has handed over: those that it keeps are given up when it is closed."""
+    given_up: list[bytes] = []
+    monkeypatch.setattr(Detector, "give_up", lambda _, edge, why: given_up.append(edge))
     async with Node("below") as below, Node("above") as above:
         link = Link(above, "acp", None, over(below))
         async with above.cascade("work"):
             for _ in range(1000):
                 await hand_over(link, below)
-            assert len(link._edges) <= 64
-        link.close()
+            link.close()
+            assert 0 < len(given_up) <= 64
 
 
 async def test_a_link_needs_a_node_that_is_open_and_a_name_of_its_own() -> None:
@@ -301,7 +304,7 @@ async def test_a_journal_that_cannot_be_written_does_not_keep_a_connection_from_
         monkeypatch.setattr(node.journal, "write", fail)
         link.close()
         assert "the disk is full" in caplog.text
-        assert node.is_refusing
+        assert node.opened.is_refusing
         caplog.clear()
 
 

@@ -111,7 +111,7 @@ async def test_a_block_that_fails_cancels_what_is_worked_on() -> None:
 
     with pytest.raises(LookupError):
         await fail()
-    assert not node.running_hops
+    assert not node.opened.running_hops
 
 
 async def test_a_scope_around_it_closes_it(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_a_drain_lets_hops_end_and_takes_no_others() -> None:
             begin = other.cascade("d")
             with pytest.raises(ScopeClosed):
                 await begin.__aenter__()
-            assert other.engine.detector.roots() == []
+            assert other.opened.engine.known.roots() == []
             assert not job.done()
             gate.set()
             report = await job
@@ -239,11 +239,11 @@ async def test_a_node_is_not_closed_before_its_receipts_are_posted(way: str, how
             with anyio.move_on_after(0.3):
                 await job
             assert not job.done()
-            assert not other.running_hops
-            assert other.engine.unposted == 1
+            assert not other.opened.running_hops
+            assert other.opened.engine.unposted == 1
             world.lines.cut.clear()
             await job
-        assert other.engine.unposted == 0
+        assert other.opened.engine.unposted == 0
         found = await cascade.settled(1, require="participants")
         assert isinstance(found, Settled)
         assert found.receipt.cancelled == 1
@@ -269,7 +269,7 @@ async def test_an_untaken_receipt_is_waited_for_while_work_may_clean_up(
         world.lines.cut.add("http://a")
         began = anyio.current_time()
         if way == "work ended in the grace":
-            for hop in list(other.running_hops.values()):
+            for hop in list(other.opened.running_hops.values()):
                 hop.cancel_work()
             report = await other.drain(60, cleanup=7)
         elif way == "work was cut":
@@ -299,7 +299,7 @@ async def test_a_drain_does_not_wait_for_the_next_retry_of_a_receipt(
         async with node.cascade("c"):
             await world.hand("b", leaves)
         world.lines.cut.add("http://a")
-        for hop in list(other.running_hops.values()):
+        for hop in list(other.opened.running_hops.values()):
             hop.cancel_work()
         with anyio.move_on_after(100):  # of virtual time
             await anyio.Event().wait()
@@ -429,7 +429,7 @@ async def test_a_sender_may_be_a_day_ahead_and_an_hour_behind(
     """Beyond that a message is refused: its copies could come after it was forgotten."""
     async with World(tmp_path) as world:
         node, other = await world.add("a"), await world.add("b")
-        other.engine.horizon.wall = lambda: world.wall + moved
+        other.opened.engine.horizon.wall = lambda: world.wall + moved
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
         found = await cascade.settled(1)
@@ -458,7 +458,7 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
 
     async with World(tmp_path) as world:
         node, other = await world.add("a", keep_seconds=100), await world.add("b", keep_seconds=100)
-        other.engine.horizon.wall = lambda: world.wall - 299  # late, as far as it may be
+        other.opened.engine.horizon.wall = lambda: world.wall - 299  # late, as far as it may be
         async with node.cascade("c") as cascade:
             with here().delegate("http://b") as handing:
                 handing.answered(await world.deliver("b", handing.header, handler))
@@ -470,8 +470,8 @@ async def test_a_message_is_remembered_for_as_long_as_it_may_come(tmp_path: Path
                 other.handle(handing.header)
         assert len(ran) == 1
         await lasting(3000)
-        assert not other.engine.detector.over_receipts
-        assert not other.engine.detector.long_over_receipts
+        assert not other.opened.engine.known.over_receipts
+        assert not other.opened.engine.known.long_over_receipts
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ async def test_too_many_at_once_are_refused(tmp_path: Path) -> None:
         async with node.cascade("c") as cascade:
             for _ in range(5):
                 await world.hand("b", leaves)
-        assert len(other.running_hops) == 2
+        assert len(other.opened.running_hops) == 2
         await cascade.cancel()
         found = await cascade.settled(5)
         assert isinstance(found, Settled)
@@ -495,5 +495,5 @@ async def test_what_is_not_of_the_protocol_begins_nothing() -> None:
         for text in ("", "00", "x" * 5000, b"\xff"):
             with pytest.raises(RemoteProtocolError):
                 node.handle(text)
-        assert not node.running_hops
-        assert not node.engine.detector.over_receipts
+        assert not node.opened.running_hops
+        assert not node.opened.engine.known.over_receipts

@@ -37,7 +37,11 @@ async def begun(world: World) -> Cascade:
     async with world.nodes["a"].cascade("trip") as cascade:
         await world.hand("b", mid)
         await world.hand("d", leaves)
-    await until(lambda: not world.nodes["a"].running_hops and not world.nodes["b"].running_hops)
+    await until(
+        lambda: (
+            not world.nodes["a"].opened.running_hops and not world.nodes["b"].opened.running_hops
+        )
+    )
     return cascade
 
 
@@ -203,7 +207,7 @@ async def test_watching_ends_when_it_has_settled() -> None:
 
         async with node.cascade("c") as cascade:
             await world.hand("b", handler)
-        await until(lambda: not node.running_hops)
+        await until(lambda: not node.opened.running_hops)
         seen: list[int] = []
         async with aclosing(cascade.watch(every=0.02)) as watching:
             async for frontier in watching:
@@ -258,7 +262,7 @@ async def test_a_caller_that_does_not_know_an_edge_learns_nothing() -> None:
             pass
         body = codec.dumps({"v": 0, "edges": ["00" * 12]})
         assert json.loads(await world.lines.call("http://b", PROBE, body)) == {"v": 0, "busy": []}
-        assert not node.engine.detector.knows(bytes(12))
+        assert not node.opened.engine.detector.knows(bytes(12))
 
 
 async def test_a_question_reaches_each_node_below_once() -> None:
@@ -266,7 +270,7 @@ async def test_a_question_reaches_each_node_below_once() -> None:
     async with World() as world:
         await begun(world)
         node = world.nodes["b"]
-        (edge,) = node.engine.detector.hop_records
+        (edge,) = node.opened.engine.known.hop_records
         world.lines.calls.clear()
         body = codec.dumps({"v": 0, "edges": [edge.hex()] * 900})
         found: Any = json.loads(await world.lines.call("http://b", PROBE, body))
@@ -287,7 +291,7 @@ async def test_a_question_takes_no_longer_than_ten_seconds() -> None:
     async with World() as world:
         world.lines = Silent()
         await begun(world)
-        (edge,) = world.nodes["b"].engine.detector.hop_records
+        (edge,) = world.nodes["b"].opened.engine.known.hop_records
         body = codec.dumps({"v": 0, "edges": [edge.hex()], "within": 1e9})
         began = anyio.current_time()
         await world.lines.call("http://b", PROBE, body)
@@ -317,7 +321,7 @@ async def test_a_receipt_that_rode_and_cannot_be_posted_does_not_spoil_the_answe
                 world.lines.call = nowhere  # type: ignore[method-assign]  # every line is cut
                 gate.set()
                 assert "closed" in await job
-                await until(lambda: other.engine.trouble(handing.edge_id))
+                await until(lambda: other.opened.engine.trouble(handing.edge_id))
                 body = codec.dumps({"v": 0, "edges": [handing.edge_id.hex()], "within": 0.1})
                 told = json.loads(await other.serve_call(PROBE, body))
         assert [entry[3] for entry in told["busy"]] == ["waits"]

@@ -35,11 +35,11 @@ async def test_a_hop_whose_receipt_was_asked_for_is_forgotten_in_time(tmp_path: 
                 await world.hand("b", work)
         gate.set()
         assert isinstance(await cascade.settled(60), Settled)
-        detector = other.engine.detector
+        detector = other.opened.engine.detector
         for _ in range(40):
             await lasting(3600)
-        assert len(detector.hop_records) == 0
-        assert not [one for one in detector.snapshot() if hasattr(one, "edge")]
+        assert len(detector.known.hop_records) == 0
+        assert not [one for one in detector.known.snapshot() if hasattr(one, "edge")]
 
 
 @in_virtual_time
@@ -58,7 +58,7 @@ async def test_a_receipt_that_was_never_taken_is_forgotten_in_time(tmp_path: Pat
         gate.set()
         for _ in range(40):
             await lasting(3600)
-        assert len(other.engine.detector.hop_records) == 0
+        assert len(other.opened.engine.known.hop_records) == 0
 
 
 @in_virtual_time
@@ -70,8 +70,8 @@ async def test_what_rode_on_an_answer_is_after_a_restart_forgotten_in_time(tmp_p
             for _ in range(10):
                 await world.hand("b", nothing)
         assert isinstance(await cascade.settled(60), Settled)
-        assert len(other.engine.detector.hop_records) == 0
+        assert len(other.opened.engine.known.hop_records) == 0
         again = await restarted(world, other, tmp_path)
         for _ in range(40):
             await lasting(3600)
-        assert len(again.engine.detector.hop_records) == 0
+        assert len(again.opened.engine.known.hop_records) == 0

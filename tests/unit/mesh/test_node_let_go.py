@@ -46,7 +46,7 @@ async def test_dropped_cascades_are_not_kept_for_ever(tmp_path: Path) -> None:
         for _ in range(20):
             async with node.cascade("c"):
                 pass
-        assert len(node.known_cascades) < 20
+        assert len(node.opened.known_cascades) < 20
 
 
 async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ async def test_a_cascade_that_was_dropped_before_its_end_is_let_go_of_then(tmp_p
         async with node.cascade("c"):
             await world.hand("b", work)
         gc.collect()
-        assert not node.known_cascades
-        assert node.engine.detector.roots()
+        assert not node.opened.known_cascades
+        assert node.opened.engine.known.roots()
         gate.set()
-        await until(lambda: not node.engine.detector.roots())
+        await until(lambda: not node.opened.engine.known.roots())
 
 
 async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ async def test_a_cascade_that_is_dropped_after_its_end_is_let_go_of(tmp_path: Pa
             await world.hand("b", nothing)
         while "settled" not in repr(cascade):
             await anyio.lowlevel.checkpoint()
-        assert node.engine.detector.roots()
+        assert node.opened.engine.known.roots()
         del cascade
         gc.collect()
-        await until(lambda: not node.engine.detector.roots())
+        await until(lambda: not node.opened.engine.known.roots())
         await node.aclose()
         await node.open()
         assert node.recovered == ()
@@ -118,7 +118,7 @@ async def test_a_cascade_dropped_after_a_restart_does_not_end_the_recovered_one(
         del cascade
         gc.collect()
         await turns(5)
-        assert node.engine.detector.roots()
+        assert node.opened.engine.known.roots()
         assert (await again.settled(1)).ok
 
 

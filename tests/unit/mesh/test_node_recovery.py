@@ -37,7 +37,7 @@ async def restarted(world: World, node: Node, folder: Path) -> Node:
     copy = folder / f"{name}.copy"
     shutil.copyfile(path, copy)
     assert node.url is not None
-    world.lines.leave(node.url, node.exchange.serve)
+    world.lines.leave(node.url, node.opened.exchange.serve)
     return await world.add(name, journal=copy)
 
 
@@ -184,9 +184,9 @@ async def test_a_receipt_that_was_not_posted_is_posted_after_a_restart(tmp_path:
         world.lines.cut.add("http://a")
         gate.set()
         await turns(20)
-        assert other.engine.unposted == 1
+        assert other.opened.engine.unposted == 1
         again = await restarted(world, other, tmp_path)
-        assert again.engine.unposted == 1
+        assert again.opened.engine.unposted == 1
         world.lines.cut.clear()
         found = await cascade.settled(5)
         assert isinstance(found, Settled)
@@ -199,7 +199,7 @@ async def test_a_node_without_a_journal_says_unknown_after_a_restart() -> None:
         async with node.cascade("c") as cascade:
             await world.hand("b", leaves)
         assert other.url is not None
-        world.lines.leave(other.url, other.exchange.serve)
+        world.lines.leave(other.url, other.opened.exchange.serve)
         await world.add("b")
         found = await cascade.settled(5, require="participants")
         assert isinstance(found, Unknown)
@@ -237,7 +237,7 @@ async def test_a_cascade_is_recovered(is_over: bool, tmp_path: Path) -> None:  #
         found = await recovered.settled(5)
         assert isinstance(found, Settled if is_over else SettledWithLosses)
         assert found.receipt.hops == 2
-        assert again.engine.detector.roots() == []
+        assert again.opened.engine.known.roots() == []
 
 
 async def test_a_recovered_cascade_can_be_cancelled(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ async def test_what_cannot_be_written_is_not_done(
         assert room < 8, "the disk was never full: more room than writes"
         assert ran.count("b") <= written.count('["begun"')
         assert ran.count("c") <= written.count('["sent"')
-        assert node.is_refusing
+        assert node.opened.is_refusing
         with pytest.raises(JournalBroken):
             node.cascade("d")
         with pytest.raises(PeerLost):
@@ -393,7 +393,7 @@ async def test_a_node_that_cannot_write_ends_the_waits_for_verdicts(
             assert isinstance(await job, Unknown)
         assert "it cannot write" in caplog.text
         assert "No space left" in caplog.text or "no space left" in caplog.text
-        assert node.running_hops == {}
+        assert node.opened.running_hops == {}
         full.left = None
         await node.drain(1)
         await node.open()
@@ -434,8 +434,8 @@ async def test_an_end_that_was_not_written_is_not_disclosed(
                 async with part:
                     pass
                 await turns(5)
-                assert other.is_refusing
-                answer = other.answer(part.hop)
+                assert other.opened.is_refusing
+                answer = other.opened.answer(part.hop)
                 assert answer == f"00-{handing.mark};s=working"
                 handing.answered(answer)
         found = await cascade.settled(5)
@@ -460,9 +460,9 @@ async def test_an_end_that_was_not_written_is_not_posted(
         full.left = 0
         gate.set()
         await turns(10)
-        assert other.is_refusing
-        assert other.engine.unposted == 1
-        other.exchange.wake()  # whatever else is due
+        assert other.opened.is_refusing
+        assert other.opened.engine.unposted == 1
+        other.opened.exchange.wake()  # whatever else is due
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert not any(to == "http://a" for to, _, _ in world.lines.calls)

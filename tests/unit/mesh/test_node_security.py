@@ -61,12 +61,12 @@ async def test_an_address_that_is_not_allowed_is_never_called(home: str) -> None
         header = codec.request_header(handed(1, home))
         told = await world.deliver("b", header, leaves)
         assert told.endswith(";s=working;d=ask")
-        for hop in list(node.running_hops.values()):
+        for hop in list(node.opened.running_hops.values()):
             hop.cancel_work()
-        await until(lambda: not node.running_hops)
+        await until(lambda: not node.opened.running_hops)
         await lasting(0.2)
         assert world.lines.calls == []
-        assert node.engine.unposted == 0
+        assert node.opened.engine.unposted == 0
 
 
 async def test_the_sender_then_asks(tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ async def test_a_forged_receipt_changes_nothing() -> None:
         node, _ = await world.add("a"), await world.add("b")
         async with node.cascade("c") as cascade:
             await world.hand("b", leaves)
-        before = node.engine.detector
+        before = node.opened.engine.detector
         for start in range(0, 5000, 500):
             forged = [(n.to_bytes(12, "big"), DONE) for n in range(start, start + 500)]
             assert len((await post(world, *forged))["taken"]) == 500
         assert isinstance(await cascade.settled(0), Unknown)
-        assert len(before.edge_records) == 1
-        assert not before.over_receipts
-        assert len(before.hop_records) == 1
+        assert len(before.known.edge_records) == 1
+        assert not before.known.over_receipts
+        assert len(before.known.hop_records) == 1
 
 
 async def test_a_receipt_that_comes_again_counts_once(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ async def test_what_strangers_can_have_noted_is_bounded(
                     assert "s=n" in refused.value.header
 
         await flood(0)
-        assert len(node.engine.detector.over_receipts) == 50
+        assert len(node.opened.engine.known.over_receipts) == 50
         size = (tmp_path / "a.journal").stat().st_size
         await flood(1000)
-        assert len(node.engine.detector.over_receipts) == 50
+        assert len(node.opened.engine.known.over_receipts) == 50
         assert (tmp_path / "a.journal").stat().st_size == size
         # One who has a right to it asks again, and is answered in the end; what runs, at once.
         async with node.cascade("c"):
-            (root,) = node.running_hops
+            (root,) = node.opened.running_hops
             body = codec.call_body(NodeCall("", (), ((b"z" * 12, False), (root, False))))
             reply = json.loads(await world.lines.call("http://a", RECEIPTS, body))
             assert [answer for _, answer in reply["answers"]] == ["working"]
@@ -179,7 +179,7 @@ async def test_a_refusal_that_is_not_noted_says_not_now(
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
         assert found.is_final
-        assert not other.engine.detector.over_receipts
+        assert not other.opened.engine.known.over_receipts
         await busy.cancel()
 
 
@@ -278,10 +278,10 @@ async def test_a_node_that_is_asked_by_another_than_its_sender_says_nothing(tmp_
         known = told[3:15]
         body = b'{"v":0,"asks":[["%s",true]]}' % (known.encode() * 2)
         await world.lines.call("http://b", RECEIPTS, body.replace(b"http://a", b""))
-        assert len(node.running_hops) == 1
+        assert len(node.opened.running_hops) == 1
         check_untouched(node)
 
 
 def check_untouched(node: Node) -> None:
     """See that nothing was told to end."""
-    assert not any(hop.is_cancelled for hop in node.running_hops.values())
+    assert not any(hop.is_cancelled for hop in node.opened.running_hops.values())

@@ -26,13 +26,13 @@ async def test_a_drain_that_has_nothing_to_post_lists_no_receipts() -> None:
         async with node.cascade("c"):
             await world.hand("b", leaves)
         job = scope.spawn(other.drain, 1000)
-        await until(lambda: other.exchange.is_ending)
+        await until(lambda: other.opened.exchange.is_ending)
         (work,) = other.frontier().in_flight
         assert work.kind != "receipts"
         world.lines.cut.add("http://a")
-        for hop in list(other.running_hops.values()):
+        for hop in list(other.opened.running_hops.values()):
             hop.cancel_work()
-        await until(lambda: other.engine.unposted)
+        await until(lambda: other.opened.engine.unposted)
         (work,) = other.frontier().in_flight
         assert (work.kind, work.details["count"]) == ("receipts", 1)
         world.lines.cut.clear()
@@ -60,7 +60,7 @@ async def test_a_hop_shows_its_request_and_the_place_of_its_endpoint() -> None:
                 handing.answered(made.told)
         place = f"{__file__}:{app.__code__.co_firstlineno}"
         for event in (answered, gate):
-            (hop,) = other.running_hops.values()
+            (hop,) = other.opened.running_hops.values()
             (line,) = [one for one in str(other.frontier()).splitlines() if hop.mark in one]
             assert f"─ hop {hop.mark} · " in line
             assert f" · started {place} · request=POST /pick" in line

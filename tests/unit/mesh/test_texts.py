@@ -9,9 +9,9 @@ import pytest
 from quiesce.core.harmless_text import harmless
 from quiesce.errors import RemoteProtocolError
 from quiesce.mesh.protocol import codec
-from quiesce.mesh.protocol.detector import Detector
 from quiesce.mesh.protocol.facts import Answer
 from quiesce.mesh.protocol.horizon import Horizon
+from quiesce.mesh.protocol.knowledge import Knowledge
 from quiesce.mesh.protocol.receipt import Note, Receipt, edge_mark
 from quiesce.mesh.protocol.scheduler import NodeCall
 from quiesce.mesh.runtime.progress import Busy, MeshFrontier, answer_body, parse_answer
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_receipt_is_named(receipt: object, told: str) -> No
 )
 def test_a_message_at_a_wrong_time_is_refused_with_what_to_do(seconds: int, told: str) -> None:
     """Its sender reads it."""
-    horizon = Horizon(Detector("b", lasting=True), 100.0, lambda: 1000.0)
+    horizon = Horizon(Knowledge("b"), 100.0, lambda: 1000.0)
     handed = codec.Handed(bytes(16), EDGE, "", 1000 + seconds, None)
     why = horizon.objection(handed)
     assert why is not None

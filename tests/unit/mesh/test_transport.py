@@ -40,6 +40,7 @@ def test_what_is_no_node_says_so_by_its_status(status: int) -> None:
     assert isinstance(error, NoMesh)
     text = f"no mesh at http://b: it answered {status}. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app)"
     assert str(error).startswith(text)
+    assert "name it in opaque= instead of peers=" in str(error)  # an agent that takes no part
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 408, 413, 429, 500, 502, 503, 504])

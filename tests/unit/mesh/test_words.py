@@ -102,7 +102,7 @@ async def test_a_handler_is_named_by_its_request_and_its_endpoint(app: Any, wher
                 made = Exchange(other.asgi(app), "POST", "/book", headers=[header])
                 with detached():
                     job = server.spawn(made.run)
-                await until(lambda: other.running_hops)
+                await until(lambda: other.opened.running_hops)
                 await turns(5)
         (entry,) = other.frontier().in_flight
         assert (entry.kind, entry.name, entry.where) == ("handler", "POST /book", where)
@@ -208,7 +208,7 @@ async def _woken(node: Node, bell: asyncio.Event, done: asyncio.Event) -> None:
             bell.set()
         await turns(5)
         held = [
-            one for hop in node.running_hops.values() for one in hop.holds.values()
+            one for hop in node.opened.running_hops.values() for one in hop.holds.values()
             if isinstance(one, Followed)
         ]  # fmt: skip
         assert held

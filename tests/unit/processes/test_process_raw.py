@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -11,11 +12,17 @@ import pytest
 
 from quiesce import ArgumentError, LineTooLong, Scope, start_process
 from quiesce.core.backends import running_backend
-from quiesce.processes import output_pipe, raw_stdio
+from quiesce.processes import exit_watch, output_pipe, raw_stdio
 from quiesce.testing import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quiesce.core.backends import Backend
 
 pytestmark = pytest.mark.real_time
 GRACE = 0.2
+UNREAD_BYTES_MAX = 256 * 1024  # as the docstring of `RawOutput` has it
 
 
 async def test_bytes_are_given_as_they_come_and_standard_error_is_text() -> None:
@@ -47,16 +54,29 @@ async def test_lines_of_every_size_come_whole() -> None:
             await process.raw.line()
 
 
-async def test_a_process_whose_bytes_nobody_takes_waits() -> None:
+async def test_a_process_whose_bytes_nobody_takes_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unread has a bound; what comes later is still there for who reads."""
+    paused: list[str] = []
+    real = exit_watch.watch_readable
+
+    def watch(backend: Backend, fd: int, call: Callable[[], None]) -> Callable[[], None]:
+        unwatch = real(backend, fd, call)
+
+        def pause() -> None:
+            unwatch()
+            paused.append(call.__qualname__)
+
+        return pause
+
+    monkeypatch.setattr(exit_watch, "watch_readable", watch)
     async with Scope("a"):
         script = "import sys; sys.stdout.write('x' * 2_000_000)"
         process = await start_process(["python3", "-c", script], stdout="bytes")
-        while process.raw._unwatch is not None:
+        while not paused:
             await anyio.lowlevel.checkpoint()
-        assert len(process.raw._buffer) < raw_stdio._UNREAD_BYTES_MAX + output_pipe.CHUNK_BYTES
         assert process.returncode is None
-        count = 0
+        count = len(await process.raw.receive(2_000_000))  # all that was read, in one step
+        assert UNREAD_BYTES_MAX <= count < UNREAD_BYTES_MAX + output_pipe.CHUNK_BYTES
         while count < 2_000_000:
             count += len(await process.raw.receive())
         with pytest.raises(anyio.EndOfStream):

@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import weakref
 from contextlib import aclosing
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -132,22 +132,27 @@ def test_a_worker_of_trio_that_tells_its_result_is_idle() -> None:
     go_on.set()
 
 
-def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thread of trio's that was given work it is seen what it is: perhaps nothing."""
+@pytest.mark.parametrize("looks", [1, 500])
+def test_a_worker_of_trio_is_let_begin(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """On a busy machine it begins after hundreds of looks; then it is seen what its work is: perhaps nothing."""
     go_on, told = threading.Event(), threading.Event()
+    pauses: list[float] = []
 
-    def pause(_: float) -> None:
-        go_on.set()
-        told.wait()
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == looks:
+            go_on.set()
+            told.wait()
 
     before = running_threads.present_threads().keys()
     with monkeypatch.context() as patched:
         delay_trio_jobs(patched, go_on.wait)
-        patched.setattr(time, "sleep", pause)
+        patched.setattr(running_threads, "time", SimpleNamespace(sleep=pause))
         trio.lowlevel.start_thread_soon(os.getpid, lambda _: told.set())
         new = running_threads.present_threads().keys() - before
     go_on.set()
     assert not new
+    assert len(pauses) == looks
 
 
 @pytest.mark.backends("asyncio")

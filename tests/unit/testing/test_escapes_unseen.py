@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import http.client
 import multiprocessing
 import os
 import queue
@@ -355,6 +356,17 @@ async def test_a_connection_is_listed(tmp_path: Path) -> None:
         assert await found_at(connect) == [("possible", "connection")]
         node = Node("n", transport=Memory(), peers=[f"http://127.0.0.1:{address[1]}"])
         assert await found_at(connect, node=node) == [("untracked", "raw socket")]
+        client = http.client.HTTPConnection(*address)
+
+        def request() -> None:
+            client.request("POST", "/jobs?key=secret")
+            client.close()
+
+        async with escapes() as listed:
+            request()
+        assert places(listed) == [("possible", "request")]  # and the connection is a part of it
+        assert [one.name for one in listed] == [f"POST http://127.0.0.1:{address[1]}"]
+        assert await found_at(request, node=node) == [("untracked", "plain http.client")]
     path = str(tmp_path / "jobs")
     found = await found_at(lambda: sqlite3.connect(path).close())
     assert found == [("possible", "sqlite3.connect")]

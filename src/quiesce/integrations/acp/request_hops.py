@@ -148,7 +148,7 @@ class MeshRequests(Requests):
         hop = self._hops.pop(number, None)
         if hop is not None:
             try:
-                self._edge_answers[number] = self._mesh.answer(hop)
+                self._edge_answers[number] = self._mesh.opened.answer(hop)
             except Exception:  # noqa: BLE001 - the journal may fail; the sender will ask
                 logger.exception(
                     "the answer for %s could not be made; its sender will ask again", hop.name

@@ -67,7 +67,7 @@ class Parts:
     def broken(self) -> str | None:
         """Why a node rejects all messages, if one does."""
         for node in self.nodes:
-            if node.own_scope is not None and node.write_error is not None:
+            if node.own_scope is not None and node.opened.write_error is not None:
                 return f"node {node.name!r} cannot write its journal"
         return None
 
@@ -78,7 +78,7 @@ class Parts:
         """
         parts = [count() for count in self._counts]
         told = {scope for part in parts for scope in part.stands_for}
-        hops = [hop for node in self.nodes for hop in node.running_hops.values()]
+        hops = [hop for node in self.nodes for hop in node.opened.running_hops.values()]
         found = {"hop": sum(hop not in told for hop in hops)}
         for part in parts:
             for word, n in part.counts.items():
@@ -90,7 +90,7 @@ class Parts:
     @property
     def unposted(self) -> int:
         """How many receipts the nodes have still to post to other agents."""
-        return sum(node.engine.unposted for node in self.nodes)
+        return sum(node.opened.engine.unposted for node in self.nodes)
 
     async def drain(self, root: Scope, grace: float, cleanup: float) -> None:
         """Drain all of them at the same time, and keep their reports."""

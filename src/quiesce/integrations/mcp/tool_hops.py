@@ -104,7 +104,7 @@ async def _run_hop(
     if outer is not None and node.get_open_scope().parent is None:
         with suppress(ScopeClosed):
             hop.held_by(outer)  # or a drain of that would not see it
-    with node.exchange.links.handlers.handling(hop):
+    with node.opened.exchange.links.handlers.handling(hop):
         return await _run_part(node, part, handle)
 
 
@@ -163,7 +163,7 @@ def _take_edge(node: Node, header: str) -> Part:
 def _answer(node: Node, hop: Any) -> str | None:
     """Return what the answer has to say; asked for also if no client is there to be answered."""
     try:
-        return node.answer(hop)
+        return node.opened.answer(hop)
     except Exception:  # noqa: BLE001 - of the journal; the sender asks
         logger.exception("there is no answer for %s", hop.name)
         return None

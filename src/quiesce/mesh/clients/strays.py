@@ -31,14 +31,16 @@ plain_request: ContextVar[list[bool]] = ContextVar("quiesce_plain_request", defa
 
 def notice_stray(node: Node) -> None:
     """Record that a node's client sends outside of any hop, unless that is declared or the node has not served a hop."""
-    if not node.is_serving or is_detached.get() or plain_request.get():
+    if not (node.was_opened and node.opened.is_serving):
+        return
+    if is_detached.get() or plain_request.get():
         return
     _, place = where()
     strays = node.stray_sendings
     if (ROUTE, place) in strays or len(strays) >= _STRAYS_MAX:
         return
     strays[ROUTE, place] = (ROUTE, place, "is untracked")
-    for hop in list(node.running_hops.values()):
+    for hop in list(node.opened.running_hops.values()):
         hop.untracked(ROUTE, place)
     logger.warning(
         "a client of node %r sends outside of any hop, at %s. No cascade waits for that message, so the verdicts of all "

@@ -37,7 +37,6 @@ from quiesce.mesh.protocol.facts import (
     Closed,
     EdgeClosed,
     Ended,
-    Gone,
     Over,
     Post,
     Sent,
@@ -70,7 +69,7 @@ from quiesce.mesh.protocol.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from quiesce.mesh.protocol.facts import Act, Effect, Record
     from quiesce.mesh.protocol.receipt import Status
@@ -82,8 +81,8 @@ _RUNNING, _OVER = HopState.RUNNING, HopState.OVER
 _OVER_AT_ONCE = HOP_LIFE.step(_RUNNING, _OVER)  # once for all: every request takes this step
 
 
-class Detector(Knowledge):
-    """All hops of one node, and the edges that were sent from them."""
+class Detector:
+    """The states of all hops of one node, and of the edges that were sent from them."""
 
     def __init__(self, name: str, *, lasting: bool) -> None:
         """Start with nothing known.
@@ -92,7 +91,7 @@ class Detector(Knowledge):
             name: the node's name, for people.
             lasting: whether written records survive a restart.
         """
-        super().__init__(name)
+        self.known: Knowledge = Knowledge(name)
         self._alone = Alone(name)
         self._lasting = lasting
         self.is_volatile: bool = False  # whether its journal cannot be written now
@@ -101,8 +100,8 @@ class Detector(Knowledge):
 
     def take(self) -> list[Effect]:
         """Return the effects to carry out, in this order."""
-        effects = [*map(Write, self.writes), *self.acts]
-        self.writes.clear()
+        effects = [*map(Write, self.known.writes), *self.acts]
+        self.known.writes.clear()
         self.acts.clear()
         return effects
 
@@ -113,8 +112,8 @@ class Detector(Knowledge):
     ) -> HopRecord:
         """Begin a cascade, at a time of day; the edge is the root's, and is never sent."""
         begun = Begun(edge, cascade, "", None, is_root=True, name=name, at=at)
-        self.writes.append(begun)
-        hop = self.hop_records[edge] = HopRecord(begun)
+        self.known.writes.append(begun)
+        hop = self.known.hop_records[edge] = HopRecord(begun)
         return hop
 
     def arrive(self, edge: bytes, cascade: bytes, parent: str, reply: str | None) -> Answer:
@@ -122,39 +121,26 @@ class Detector(Knowledge):
 
         This makes no effects.
         """
-        hops = self.hop_records
-        is_new = edge not in hops and edge not in self.over_receipts
-        if is_new and edge not in self.long_over_receipts and edge not in self.frozen_receipts:
+        known = self.known
+        hops = known.hop_records
+        is_new = edge not in hops and edge not in known.over_receipts
+        if is_new and edge not in known.long_over_receipts and edge not in known.frozen_receipts:
             begun = Begun(edge, cascade, parent, reply)
-            self.writes.append(begun)
+            known.writes.append(begun)
             hops[edge] = HopRecord(begun)
             return RUN
-        known = self._known(edge)
-        assert known is not None  # noqa: S101 - it is in one of them
-        if known is WORKING:
+        answer = self._answer_about(edge)
+        assert answer is not None  # noqa: S101 - it is in one of them
+        if answer is WORKING:
             hops[edge].is_answered = True  # the first copy's sender may have left
-        return known
+        return answer
 
     def refuse(self, edge: bytes) -> Answer:
         """Refuse an edge that has arrived, now and later, unless it already runs here."""
-        known = self._known(edge)
+        known = self._answer_about(edge)
         if known is None:
-            self._end(edge, None)
+            self.known.end_edge(edge, None)
         return known or self._never()
-
-    def withdraw(self, edge: bytes) -> None:
-        """Forget a new hop that did not run, because its record could not be written."""
-        self.hop_records.pop(edge, None)
-        self._stays.pop(edge, None)
-
-    def forget(self, edge: bytes) -> bool:
-        """Forget an edge that has just ended, if no node was told of it; return whether it was forgotten."""
-        if edge not in self.over_receipts:
-            return False
-        del self.over_receipts[edge]
-        self._stays.pop(edge, None)
-        self.writes.append(Gone(edge))
-        return True
 
     def _is_lasting(self) -> bool:
         return self._lasting and not self.is_volatile
@@ -162,11 +148,11 @@ class Detector(Knowledge):
     def _never(self) -> Answer:
         return NEVER if self._is_lasting() else NOT_NOW
 
-    def _known(self, edge: bytes) -> Answer | None:
-        hop = self.hop_records.get(edge)
+    def _answer_about(self, edge: bytes) -> Answer | None:
+        hop = self.known.hop_records.get(edge)
         if hop is not None:
             return WORKING if hop.receipt is None else Answer("closed", hop.receipt)
-        for over in (self.over_receipts, self.long_over_receipts, self.frozen_receipts):
+        for over in self.known.tables_of_receipts():
             if edge in over:
                 packed = over[edge]
                 if packed == RAN:
@@ -176,55 +162,21 @@ class Detector(Knowledge):
 
     def ask(self, edge: bytes, *, cancel: bool = False) -> Answer:
         """Answer a sender's query about an edge. If the edge never arrived, refuse it for good (3)."""
-        known = self._known(edge)
+        known = self._answer_about(edge)
         if known is None:
             if not self._is_lasting():
                 return UNKNOWN
-            self._end(edge, None)
+            self.known.end_edge(edge, None)
             return NEVER
         if known is WORKING:
-            self.hop_records[edge].is_answered = True  # the sender will not ask again soon
+            self.known.hop_records[edge].is_answered = True  # the sender will not ask again soon
             if cancel:
-                self.cancel(self.hop_records[edge])
+                self.cancel(self.known.hop_records[edge])
         return known
-
-    def hop(self, edge: bytes) -> HopRecord:
-        """Return the hop of an edge that runs here."""
-        return self.hop_records[edge]
-
-    def find(self, edge: bytes) -> HopRecord | None:
-        """Return the hop of an edge, if the hop has not ended or its receipt was not delivered; else None."""
-        hop = self.hop_records.get(edge)
-        return None if hop is None or hop.receipt is not None else hop
-
-    def find_root(self, edge: bytes) -> HopRecord | None:
-        """Return the root of a cascade that began here, if its verdict was not delivered; else None."""
-        return self.hop_records.get(edge)
-
-    def roots(self) -> list[HopRecord]:
-        """Return the cascades started by this node whose verdict has not been delivered yet."""
-        return [hop for hop in self.hop_records.values() if hop.is_root]
 
     def knows(self, edge: bytes) -> bool:
         """Return whether an edge has ever arrived or a sender has asked for it."""
-        return self._known(edge) is not None
-
-    def is_open(self, edge: bytes) -> bool:
-        """Return whether this node has sent an edge that is not closed yet."""
-        return edge in self.edge_records
-
-    def open_edges(self) -> list[tuple[bytes, str]]:
-        """Return the open edges that this node has sent, each with its receiver."""
-        return [(edge, found.to) for edge, found in self.edge_records.items()]
-
-    def count_handed_on(self) -> int:
-        """Return the number of open edges that this node has sent for cascades of other nodes."""
-        return sum(not found.hop.is_root for found in self.edge_records.values())
-
-    def receiver(self, edge: bytes) -> str | None:
-        """Return the receiver of an open edge that this node has sent; None if it is closed."""
-        found = self.edge_records.get(edge)
-        return None if found is None else found.to
+        return self._answer_about(edge) is not None
 
     def end(
         self, hop: HopRecord, status: Status, *, seconds: float | None = None, why: str = ""
@@ -236,16 +188,16 @@ class Detector(Knowledge):
         hop.status, hop.seconds, hop.why = status, seconds, why
         if hop.edges:
             hop.enter(HopState.WAITING)
-            self.writes.append(Ended(hop.edge, status, seconds, why))
+            self.known.writes.append(Ended(hop.edge, status, seconds, why))
         else:
             self._close(hop)
 
     def _close(self, hop: HopRecord) -> None:
         hop.enter(HopState.CLOSED)
         volatile = not self._is_lasting() and not hop.is_root  # a root never arrives again (6)
-        own = edge_note(hop.edge, hop.parent, self.name, hop.status, hop.seconds, hop.why)
+        own = edge_note(hop.edge, hop.parent, self.known.name, hop.status, hop.seconds, hop.why)
         receipt = hop.receipt = hop.tally.close(hop.status, own, volatile=volatile)
-        self.writes.append(Closed(hop.edge, pack(receipt)))
+        self.known.writes.append(Closed(hop.edge, pack(receipt)))
         self._tell(hop, receipt)
 
     def _tell(self, hop: HopRecord, receipt: Receipt) -> None:
@@ -259,11 +211,11 @@ class Detector(Knowledge):
 
         For a root: record that the verdict of the cascade was delivered.
         """
-        hop = self.hop_records.get(edge)
+        hop = self.known.hop_records.get(edge)
         if hop is not None and hop.state is HopState.CLOSED:
             hop.enter(_OVER)
-            del self.hop_records[edge]
-            self._end(edge, RAN)
+            del self.known.hop_records[edge]
+            self.known.end_edge(edge, RAN)
 
     def ride(self, edge: bytes) -> Answer:
         """Return the content of the answer to a message. A receipt that is made later will be posted.
@@ -271,15 +223,15 @@ class Detector(Knowledge):
         Call this for every edge that runs, even if the sender has left. If the hop already has its receipt, the
         answer carries the receipt and it is not posted. If the answer is lost, the sender asks for the receipt.
         """
-        hop = self.hop_records.get(edge)
+        hop = self.known.hop_records.get(edge)
         if hop is not None:
             hop.is_answered = True
             if hop.receipt is not None:
                 hop.enter(_OVER)
-                del self.hop_records[edge]
-                self.over_receipts[edge] = pack(hop.receipt)
+                del self.known.hop_records[edge]
+                self.known.over_receipts[edge] = pack(hop.receipt)
                 return Answer("closed", hop.receipt)
-        return self._known(edge) or self._never()
+        return self._answer_about(edge) or self._never()
 
     def finish(self, hop: HopRecord, microseconds: int, why: str = "") -> bytes | None:
         """Record that a hop is done whose answer will be sent now: the same as `end()` and then `ride()`.
@@ -300,18 +252,19 @@ class Detector(Knowledge):
         ):
             return None
         edge, hop.state = hop.edge, _OVER_AT_ONCE
-        packed = self.over_receipts[edge] = self._alone.packed(edge, hop.parent, microseconds, why)
-        del self.hop_records[edge]
-        self.writes.append(Over(edge, packed))
+        known, packed = self.known, self._alone.packed(edge, hop.parent, microseconds, why)
+        known.over_receipts[edge] = packed
+        del known.hop_records[edge]
+        known.writes.append(Over(edge, packed))
         return packed
 
     def _add_unknown(self, hop: HopRecord) -> None:
         """Add an unknown message to the receipt, because the journal may lack messages that the hop has sent."""
         why = "its agent may have sent messages that its journal does not have"
-        made = edge_note(hop.edge, hop.parent, self.name, "unknown", None, why)
+        made = edge_note(hop.edge, hop.parent, self.known.name, "unknown", None, why)
         receipt = not_run("unknown", made, volatile=False)
         hop.add(receipt)
-        self.writes.append(Tallied(hop.edge, receipt))
+        self.known.writes.append(Tallied(hop.edge, receipt))
 
     # The sending side.
 
@@ -324,12 +277,12 @@ class Detector(Knowledge):
         if hop.state is not HopState.RUNNING:
             message = "the hop has ended, so no verdict would wait for what it sends now: send before its work has ended"
             raise UsageError(message)
-        self.writes.append(Sent(hop.edge, edge, to, int(by)))
-        self.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
+        self.known.writes.append(Sent(hop.edge, edge, to, int(by)))
+        self.known.edge_records[edge] = hop.edges[edge] = EdgeRecord(hop, to, by)
 
     def sent(self, edge: bytes, how: Sending, why: str = "") -> None:
         """Record the outcome of a sending. No more bytes of the message are sent after this."""
-        found = self.edge_records.get(edge)
+        found = self.known.edge_records.get(edge)
         if found is None or found.state is not EdgeState.SENDING:
             return  # the receipt came before the answer
         if how in {"is taken", "is in doubt"}:
@@ -350,13 +303,13 @@ class Detector(Knowledge):
 
     def receive(self, edge: bytes, receipt: Receipt) -> None:
         """Record a receipt; ignore one for an edge that is not open here (4)."""
-        found = self.edge_records.get(edge)
+        found = self.known.edge_records.get(edge)
         if found is not None:
             self._closed(edge, found, receipt)
 
     def told(self, edge: bytes, answer: Answer) -> None:
         """Record the receiver's answer to a question about an edge."""
-        found = self.edge_records.get(edge)
+        found = self.known.edge_records.get(edge)
         if found is None:
             return
         if answer.receipt is not None:
@@ -380,35 +333,14 @@ class Detector(Knowledge):
             )
             self._close_edge(edge, found, "unknown", why)
 
-    def follows(self, edge: bytes) -> Iterator[tuple[bytes, str]]:
-        """Yield the known open edges that follow from an edge, each with its receiver."""
-        hop, sent = self.hop_records.get(edge), self.edge_records.get(edge)
-        if hop is not None:
-            for one, found in hop.edges.items():
-                yield one, found.to
-                yield from found.below
-        elif sent is not None:
-            yield from sent.below
-
-    def learn(self, edge: bytes, to: str, below: tuple[tuple[bytes, str], ...]) -> None:
-        """Record the receiver's statement about the edges that follow from an edge."""
-        found = self.edge_records.get(edge)
-        if found is not None and found.to == to:
-            found.below = below
-
     def _is_taken(self, edge: bytes, found: EdgeRecord) -> None:
         if not found.is_taken:
             found.is_taken = True
-            self.writes.append(Taken(edge))  # the next process must not believe `never` (7)
-
-    def begin_by(self, edge: bytes) -> float | None:
-        """Return the time until which an edge of this node may begin; None if the edge is closed."""
-        found = self.edge_records.get(edge)
-        return None if found is None else found.by
+            self.known.writes.append(Taken(edge))  # the next process must not believe `never` (7)
 
     def give_up(self, edge: bytes, why: str) -> None:
         """Record that the receiver of an edge has not answered for too long."""
-        found = self.edge_records.get(edge)
+        found = self.known.edge_records.get(edge)
         if found is not None:
             end = "; it may not have been told to end" if found.hop.is_cancelled else ""
             self._close_edge(edge, found, "unknown", why + end)
@@ -428,8 +360,8 @@ class Detector(Knowledge):
     def _closed(self, edge: bytes, found: EdgeRecord, receipt: Receipt) -> None:
         hop, watched = found.hop, found.state is EdgeState.OPEN
         found.enter(EdgeState.CLOSED)
-        del self.edge_records[edge], hop.edges[edge]
-        self.writes.append(EdgeClosed(edge, receipt))
+        del self.known.edge_records[edge], hop.edges[edge]
+        self.known.writes.append(EdgeClosed(edge, receipt))
         if watched:
             self.acts.append(Unwatch(edge))
         hop.add(receipt)
@@ -443,7 +375,7 @@ class Detector(Knowledge):
         if hop.is_cancelled or hop.receipt is not None:
             return
         hop.is_cancelled = True
-        self.writes.append(Cancelled(hop.edge))  # the next process goes on with it
+        self.known.writes.append(Cancelled(hop.edge))  # the next process goes on with it
         if hop.state is HopState.RUNNING:
             self.acts.append(Stop(hop.edge))
         for edge, found in hop.edges.items():
@@ -455,13 +387,13 @@ class Detector(Knowledge):
     @property
     def has_all(self) -> bool:
         """Whether the journal has everything that the earlier process has done."""
-        return self.born is None or self.born.boot in {"", self.boot}
+        return self.known.born is None or self.known.born.boot in {"", self.boot}
 
     def restore(self, records: Iterable[Record]) -> None:
         """Restore the records of an earlier process, which is known to be dead (5)."""
         for record in records:
-            self._replay(record)
-        for hop in list(self.hop_records.values()):
+            self.known.replay(record)
+        for hop in list(self.known.hop_records.values()):
             if hop.state is HopState.RUNNING:
                 if not self.has_all:
                     self._add_unknown(hop)
@@ -470,7 +402,7 @@ class Detector(Knowledge):
                 self._close(hop)
             elif hop.receipt is not None:
                 self._tell(hop, hop.receipt)
-        for edge, found in self.edge_records.items():
+        for edge, found in self.known.edge_records.items():
             if found.state is EdgeState.SENDING:
                 found.enter(EdgeState.OPEN)
             self.acts.append(Watch(edge, found.to, in_doubt=True, cancel=found.hop.is_cancelled))

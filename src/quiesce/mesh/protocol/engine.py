@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.protocol.facts import Answer, Record, Settle, Stop
+    from quiesce.mesh.protocol.knowledge import Knowledge
     from quiesce.mesh.protocol.receipt import Status
     from quiesce.mesh.protocol.states import HopRecord, Sending
 
@@ -48,7 +49,8 @@ class Engine:
     ) -> None:
         """Begin without knowledge. The node calls `restore` with its journal's records, then `open`."""
         self.detector: Detector = detector(name, lasting=lasting)
-        self.horizon: Horizon = horizon(self.detector, keep, wall)
+        self.known: Knowledge = self.detector.known
+        self.horizon: Horizon = horizon(self.known, keep, wall)
         # By address: the last statement of a node about its journal; and the addresses where several nodes answer.
         self._seen: dict[str, tuple[str, float]] = {}
         self._shared: set[str] = set()
@@ -66,8 +68,7 @@ class Engine:
 
     def take_writes(self) -> list[Record]:
         """Return the records to make durable before any other action."""
-        detector = self.detector
-        writes, detector.writes = detector.writes, []
+        writes, self.known.writes = self.known.writes, []
         return writes
 
     def take_news(self) -> list[Stop | Settle]:
@@ -226,7 +227,7 @@ class Engine:
                 self.detector.taken(edge)
         answers = tuple(one for one in reply.answers if one[0] in asked)
         for edge, answer in answers:
-            if self.detector.is_open(edge):
+            if self.known.is_open(edge):
                 self.detector.told(edge, answer)
             else:
                 self._passed(edge, answer)
@@ -241,9 +242,9 @@ class Engine:
         self.is_stirred = True
         self._courier.failed(call, now, why, said)
         ending = (edge for edge, is_to_end in call.asks if is_to_end)
-        below = (one for edge in ending for one in self.detector.follows(edge))
+        below = (one for edge in ending for one in self.known.follows(edge))
         for edge, to in islice(below, ITEMS_MAX):
-            if edge not in self._ended and self.may_call(to) and not self.detector.is_open(edge):
+            if edge not in self._ended and self.may_call(to) and not self.known.is_open(edge):
                 self._courier.watch(Watch(edge, to, cancel=True), now)
 
     def _passed(self, edge: bytes, answer: Answer) -> None:
@@ -261,13 +262,13 @@ class Engine:
             below.setdefault(edge, []).append((one, address))
         for edge, answer in reply.answers:
             if answer.kind == "working":
-                self.detector.learn(edge, to, tuple(below.get(edge, ())))
+                self.known.learn(edge, to, tuple(below.get(edge, ())))
 
     def passed(self, edge: bytes) -> tuple[set[str], set[str]]:
         """Return the agents below an edge that this node has told to end, and those that it has not."""
         told: set[str] = set()
         others: set[str] = set()
-        for one, to in self.detector.follows(edge):
+        for one, to in self.known.follows(edge):
             (told if one in self._ended else others).add(to)
         return told, others
 
@@ -287,16 +288,16 @@ class Engine:
     def called(self, call: NodeCall, now: float) -> NodeReply:
         """Answer a call of another node."""
         for edge, receipt in call.receipts:
-            self.contact(self.detector.receiver(edge), now)
+            self.contact(self.known.receiver(edge), now)
             self.detector.receive(edge, receipt)
         answers = tuple(
             (edge, self.detector.ask(edge, cancel=cancel)) for edge, cancel in call.asks
         )
         self.absorb_news(now)
-        born = self.detector.born
+        born = self.known.born
         age = None if born is None else max(0.0, self.horizon.wall() - born.at)
         open_edges = (
-            (edge, one, to) for edge, _ in answers for one, to in self.detector.follows(edge)
+            (edge, one, to) for edge, _ in answers for one, to in self.known.follows(edge)
         )
         taken, below = tuple(edge for edge, _ in call.receipts), islice(open_edges, ITEMS_MAX)
         reply = NodeReply(taken, answers, age, below=tuple(below))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quiesce.mesh.protocol.codec import Handed
-    from quiesce.mesh.protocol.detector import Detector
     from quiesce.mesh.protocol.facts import Answer
+    from quiesce.mesh.protocol.knowledge import Knowledge
     from quiesce.mesh.protocol.scheduler import NodeReply
     from quiesce.mesh.protocol.states import Sending
 
@@ -49,14 +49,14 @@ class Horizon:
     """The time rules of one node. It has no clock of its own.
 
     Args:
-        detector: the knowledge of the node.
+        known: the knowledge of the node.
         keep: how many seconds the node's messages may be under way.
         wall: returns the time of day, in seconds since 1970.
     """
 
-    def __init__(self, detector: Detector, keep: float, wall: Callable[[], float]) -> None:
+    def __init__(self, known: Knowledge, keep: float, wall: Callable[[], float]) -> None:
         """Make no promise yet; `open` does."""
-        self._detector = detector
+        self._known = known
         self.keep: float = keep
         self.wall: Callable[[], float] = wall
         self.promised: float = keep
@@ -69,12 +69,12 @@ class Horizon:
 
     def open(self, now: float) -> None:
         """Promise to remember edges, and continue the forgetting. Call this after the records were restored."""
-        detector, wall = self._detector, self.wall()
-        self.promised = max(detector.keep, self.keep)
-        detector.promise(self.promised)
-        if detector.aged_at is None:  # a new node, which has not forgotten anything yet
-            detector.age(wall)
-        since = max(0.0, wall - (detector.aged_at or wall))
+        known, wall = self._known, self.wall()
+        self.promised = max(known.keep, self.keep)
+        known.promise(self.promised)
+        if known.aged_at is None:  # a new node, which has not forgotten anything yet
+            known.age(wall)
+        since = max(0.0, wall - (known.aged_at or wall))
         self.age_at = now + max(0.0, self.period() - since)
 
     def period(self) -> float:
@@ -87,11 +87,11 @@ class Horizon:
         After the second time, all remembered edges have arrived in this process, so its own promise is enough.
         """
         if now >= self.age_at:
-            self._detector.age(self.wall())
+            self._known.age(self.wall())
             self._ages += 1
             if self._ages > 1:
                 self.promised = self.keep
-                self._detector.promise(self.promised)
+                self._known.promise(self.promised)
             self.age_at = now + self.period()
 
     # Arriving messages.
@@ -114,7 +114,7 @@ class Horizon:
     def arrived(self, handed: Handed) -> None:
         """Remember a message for longer than usual, if its copies may come later than usual (2)."""
         if handed.begin_by > self.wall() + self.keep + DRIFT_SECONDS:
-            self._detector.stay(handed.edge, handed.begin_by)
+            self._known.stay(handed.edge, handed.begin_by)
 
     def _is_early(self, handed: Handed) -> bool:
         return handed.begin_by > self.wall() + self.keep + DRIFT_SECONDS
@@ -132,7 +132,7 @@ class Horizon:
         return float(self.wall() + self.keep)
 
     def _is_old(self, edge: bytes) -> bool:
-        begin_by = self._detector.begin_by(edge)
+        begin_by = self._known.begin_by(edge)
         return begin_by is not None and int(begin_by) < self.wall()
 
     def outcome(self, edge: bytes, how: Sending, *, uses: int = 1) -> Sending:
@@ -169,7 +169,7 @@ class Horizon:
         return replace(reply, answers=answers)
 
     def _is_known(self, edge: bytes, age: float | None) -> bool:
-        begin_by = self._detector.begin_by(edge)
+        begin_by = self._known.begin_by(edge)
         if begin_by is None:
             return True  # the edge is closed, so the answer does not matter
         now = self.wall()

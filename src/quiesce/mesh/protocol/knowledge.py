@@ -49,16 +49,14 @@ class Knowledge:
         self.edge_records: dict[bytes, EdgeRecord] = {}
         self.over_receipts: dict[bytes, bytes | None] = {}  # receipts, packed
         self.long_over_receipts: dict[bytes, bytes | None] = {}
-        self.frozen_receipts: dict[
-            bytes, bytes | None
-        ] = {}  # the entries of `over_receipts` that a compaction reads
+        self.frozen_receipts: dict[bytes, bytes | None] = {}  # a compaction reads these
         self.keep: float = 0.0  # how many seconds arrived edges are remembered, as promised
         self.born: Born | None = None  # the journal, if there is one
         self.aged_at: float | None = None  # when `age` was called the last time, since 1970
         self._stays: dict[bytes, int] = {}  # edges that are remembered longer, until this time
         self.writes: list[Record] = []  # the engine takes the records when it writes them
 
-    def _end(self, edge: bytes, packed: bytes | None) -> None:
+    def end_edge(self, edge: bytes, packed: bytes | None) -> None:
         self.over_receipts[edge] = packed
         self.writes.append(Over(edge, packed))
 
@@ -89,20 +87,32 @@ class Knowledge:
             if hop.receipt is not None and not hop.is_root:  # its sender has ended, or asks in time
                 hop.enter(HopState.OVER)
                 del self.hop_records[edge]
-                self._end(edge, pack(hop.receipt))
+                self.end_edge(edge, pack(hop.receipt))
 
     def _rotate(self, at: float) -> None:
         self.aged_at = at
         forgotten = self.long_over_receipts
-        if self.frozen_receipts:  # of a compaction, whose draft is dropped now
-            self.frozen_receipts.update(self.over_receipts)
-            self.over_receipts, self.frozen_receipts = self.frozen_receipts, {}
+        self.unfreeze()  # the draft of a compaction is dropped now
         self.long_over_receipts, self.over_receipts = self.over_receipts, {}
         if self._stays:
             self._stays = {edge: by for edge, by in self._stays.items() if by + DRIFT_SECONDS >= at}
             self.over_receipts |= {
                 edge: forgotten[edge] for edge in self._stays if edge in forgotten
             }
+
+    def freeze(self) -> None:
+        """Leave the receipts of ended edges as they are, for a compaction that reads them."""
+        self.frozen_receipts, self.over_receipts = self.over_receipts, {}
+
+    def unfreeze(self) -> None:
+        """Let the frozen receipts change and age like the others, if there are any."""
+        if self.frozen_receipts:
+            self.frozen_receipts.update(self.over_receipts)
+            self.over_receipts, self.frozen_receipts = self.frozen_receipts, {}
+
+    def tables_of_receipts(self) -> tuple[dict[bytes, bytes | None], ...]:
+        """Return all tables with the receipts of ended edges."""
+        return (self.over_receipts, self.long_over_receipts, self.frozen_receipts)
 
     def head(self) -> list[Record]:
         """Return the records that are not about one edge, for the beginning of a file."""
@@ -133,8 +143,7 @@ class Knowledge:
         """Return the records that restore one arrived edge, without the edges that were sent from it."""
         hop = self.hop_records.get(edge)
         if hop is None:
-            tables = (self.over_receipts, self.long_over_receipts, self.frozen_receipts)
-            return [Over(edge, over[edge]) for over in tables if edge in over]
+            return [Over(edge, over[edge]) for over in self.tables_of_receipts() if edge in over]
         begun = Begun(
             hop.edge,
             hop.cascade,
@@ -155,9 +164,78 @@ class Knowledge:
             records.append(Ended(hop.edge, hop.status, hop.seconds, hop.why))
         return records
 
+    def withdraw(self, edge: bytes) -> None:
+        """Forget a new hop that did not run, because its record could not be written."""
+        self.hop_records.pop(edge, None)
+        self._stays.pop(edge, None)
+
+    def forget(self, edge: bytes) -> bool:
+        """Forget an edge that has just ended, if no node was told of it; return whether it was forgotten."""
+        if edge not in self.over_receipts:
+            return False
+        del self.over_receipts[edge]
+        self._stays.pop(edge, None)
+        self.writes.append(Gone(edge))
+        return True
+
+    def hop(self, edge: bytes) -> HopRecord:
+        """Return the hop of an edge that runs here."""
+        return self.hop_records[edge]
+
+    def find(self, edge: bytes) -> HopRecord | None:
+        """Return the hop of an edge, if the hop has not ended or its receipt was not delivered; else None."""
+        hop = self.hop_records.get(edge)
+        return None if hop is None or hop.receipt is not None else hop
+
+    def find_root(self, edge: bytes) -> HopRecord | None:
+        """Return the root of a cascade that began here, if its verdict was not delivered; else None."""
+        return self.hop_records.get(edge)
+
+    def roots(self) -> list[HopRecord]:
+        """Return the cascades started by this node whose verdict has not been delivered yet."""
+        return [hop for hop in self.hop_records.values() if hop.is_root]
+
+    def is_open(self, edge: bytes) -> bool:
+        """Return whether this node has sent an edge that is not closed yet."""
+        return edge in self.edge_records
+
+    def open_edges(self) -> list[tuple[bytes, str]]:
+        """Return the open edges that this node has sent, each with its receiver."""
+        return [(edge, found.to) for edge, found in self.edge_records.items()]
+
+    def count_handed_on(self) -> int:
+        """Return the number of open edges that this node has sent for cascades of other nodes."""
+        return sum(not found.hop.is_root for found in self.edge_records.values())
+
+    def receiver(self, edge: bytes) -> str | None:
+        """Return the receiver of an open edge that this node has sent; None if it is closed."""
+        found = self.edge_records.get(edge)
+        return None if found is None else found.to
+
+    def follows(self, edge: bytes) -> Iterator[tuple[bytes, str]]:
+        """Yield the known open edges that follow from an edge, each with its receiver."""
+        hop, sent = self.hop_records.get(edge), self.edge_records.get(edge)
+        if hop is not None:
+            for one, found in hop.edges.items():
+                yield one, found.to
+                yield from found.below
+        elif sent is not None:
+            yield from sent.below
+
+    def learn(self, edge: bytes, to: str, below: tuple[tuple[bytes, str], ...]) -> None:
+        """Record the receiver's statement about the edges that follow from an edge."""
+        found = self.edge_records.get(edge)
+        if found is not None and found.to == to:
+            found.below = below
+
+    def begin_by(self, edge: bytes) -> float | None:
+        """Return the time until which an edge of this node may begin; None if the edge is closed."""
+        found = self.edge_records.get(edge)
+        return None if found is None else found.by
+
     # After a restart.
 
-    def _replay(self, record: Record) -> None:
+    def replay(self, record: Record) -> None:
         """Restore one record. Set its state directly: the step was checked before it was written."""
         match record:
             case Begun():

@@ -75,7 +75,7 @@ def by_set(signal: Callable[[Any], None]) -> Callable[[Any], None]:
                 return
         _being_set.append(self)
         try:
-            _record_wake(self, get_frame().f_back)
+            record_wake(self, get_frame().f_back)
             signal(self)
         finally:
             _being_set.remove(self)
@@ -89,7 +89,7 @@ def by_notify(signal: Callable[[Any, int], None]) -> Callable[..., None]:
     def notifying(self: Any, n: int = 1) -> None:
         # The caller holds the condition's lock: no worker can start to wait.
         if id(self) in _of_workers:
-            _record_wake(self, get_frame().f_back)
+            record_wake(self, get_frame().f_back)
         elif current.get() is not None:
             early_sets.note(self, _kind, get_frame().f_back)
         signal(self, n)
@@ -97,7 +97,7 @@ def by_notify(signal: Callable[[Any, int], None]) -> Callable[..., None]:
     return notifying
 
 
-def _record_wake(event: Any, around: FrameType | None) -> None:
+def record_wake(event: Any, around: FrameType | None) -> None:
     """Record that the running code wakes a worker. If the code belongs to a hop, the worker works for that hop."""
     hop = hop_now()
     if hop is None:

@@ -182,7 +182,7 @@ def by_thread(start: Callable[..., Any]) -> Callable[..., Any]:
             line = declaration_of(target)
             place = f"{name} started at {frame_place(frame)}. If it lives as long as the process, declare it: {line}"
             hop.untracked("daemon thread", place, thing=self)
-            threads = hop.mesh_node.hop_threads
+            threads = hop.opened.hop_threads
             held: Hold = _Daemon(hop, name, frame, self, line)
             threads[self] = held
             ended: Callable[[], object] = partial(_daemon_ended, hop, threads, self)

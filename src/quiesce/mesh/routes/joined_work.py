@@ -39,35 +39,36 @@ class JoinedWork:
 
     def __init__(self) -> None:
         """Start without hops."""
-        self._of_handlers: dict[str, dict[Hop, None]] = {}
-        # Whether the handler has left tasks and the like, and not only items in queues.
-        self._hops: dict[Hop, tuple[str, bool]] = {}
+        self.by_handler: dict[str, dict[Hop, None]] = {}
+        """By the name of the handler, without numbers, its hops that go on."""
+        self.hops: dict[Hop, tuple[str, bool]] = {}
+        """The name of the handler, and whether it has left tasks and the like, and not only items in queues."""
 
     def handler_ends(self, hop: Hop, visit: Visit) -> None:
         """Record that a handler leaves work behind. If it leaves none, record what the hop assumes."""
         if len(hop.holds) <= 1:  # only the handler itself
-            if self._hops:
+            if self.hops:
                 self._assume_not_joined(hop, _without_numbers(visit.name))
-        elif hop not in self._hops:
+        elif hop not in self.hops:
             name = _without_numbers(visit.name)
-            self._hops[hop] = (name, any(map(_may_be_joined, hop.holds.values())))
-            self._of_handlers.setdefault(name, {})[hop] = None
+            self.hops[hop] = (name, any(map(_may_be_joined, hop.holds.values())))
+            self.by_handler.setdefault(name, {})[hop] = None
 
     def hop_ends(self, hop: Hop) -> None:
         """Forget the work that the handler of a hop has left. If that was only queue items, record what the hop assumes."""
-        found = self._hops.pop(hop, None)
+        found = self.hops.pop(hop, None)
         if found is None:
             return
         name, has_work = found
-        hops = self._of_handlers[name]
+        hops = self.by_handler[name]
         del hops[hop]
         if not hops:
-            del self._of_handlers[name]
+            del self.by_handler[name]
         elif not (has_work or hop.filled):
             self._assume_not_joined(hop, name)
 
     def _assume_not_joined(self, hop: Hop, name: str) -> None:
-        for other in islice(self._of_handlers.get(name, ()), _HOPS_MAX):
+        for other in islice(self.by_handler.get(name, ()), _HOPS_MAX):
             if other.cascade == hop.cascade:
                 continue
             found = next(filter(_may_be_joined, other.holds.values()), None)

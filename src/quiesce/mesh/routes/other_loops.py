@@ -44,7 +44,7 @@ _others: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
 """The replacements in the loops in which work of hops runs."""
 
 
-_late: WeakKeyDictionary[Any, dict[Callable[[], None], None]] = WeakKeyDictionary()
+late_releases: WeakKeyDictionary[Any, dict[Callable[[], None], None]] = WeakKeyDictionary()
 """By loop, the functions to call in one of its next turns, or when the loop stops, because it may never run again."""
 _STARTING = frozenset({"call_at", "call_later", "create_task"})
 # Turns to wait for if a loop does not show its callbacks; the same number as in a hop's own loop.
@@ -98,7 +98,7 @@ def by_run(run: Callable[[Any], None]) -> Callable[[Any], None]:
         try:
             run(self)
         finally:
-            for release in list(_late.pop(self, {})):
+            for release in list(late_releases.pop(self, {})):
                 release()
 
     return running
@@ -175,11 +175,11 @@ def _release_after(
     """Release a hop once a loop has no more callbacks of it; if the loop does not show them, after some turns."""
     left = AsyncioBackend(loop).about_to_run()
     if (turns > 0) if left is None else hop in left:
-        _late.setdefault(loop, {})[release] = None
+        late_releases.setdefault(loop, {})[release] = None
         again = partial(_release_after, loop, hop, release, turns - 1)
         loop.call_soon(again, context=Context())
     else:
-        _late.get(loop, {}).pop(release, None)
+        late_releases.get(loop, {}).pop(release, None)
         release()
 
 

@@ -34,7 +34,7 @@ def share(hop: Hop, handing: Handing) -> None:
         frame = starting_frame(get_frame(1))
         name = f"to {handing.to}, sent for several messages at once"
         held = [Followed(other, "message", name, frame) for other in others]
-        hop.mesh_node.shared_sendings[handing.edge_id] = held
+        hop.opened.shared_sendings[handing.edge_id] = held
 
 
 def edges_closed(shared: Shared, records: Iterable[Record]) -> None:

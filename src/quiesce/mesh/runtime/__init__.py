@@ -3,7 +3,7 @@
 In reading order:
 
 - `node`: one agent's part in the mesh.
-- `node_steps`: the steps of a node: pass an event to the engine, write its records, carry out its requests.
+- `open_node`: a node while it is open. Its steps pass an event to the engine, write its records, and carry out its requests.
 - `node_scope`: the scope of a node, which notifies the node when it is closed.
 - `hop`: the scope of the work on one message.
 - `hop_failures`: records the failures of a hop's jobs.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol import states
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.open_node import OpenNode
     from quiesce.mesh.runtime.progress import Busy, MeshFrontier
     from quiesce.mesh.runtime.settlement import Require, Settlement
 
@@ -47,6 +48,7 @@ class Cascade:
         """Describe the cascade; the block begins it."""
         self.name: str = name
         self._node = node
+        self._opening: OpenNode | None = None
         self._hop: Hop | None = None
         self._part: Part | None = None
         self._record: states.HopRecord | None = None
@@ -68,17 +70,19 @@ class Cascade:
                 f"cascade {self.name!r} was begun before, and can begin only once: make a new one"
             )
             raise UsageError(message)
-        hop = self._hop = self._node.begin_root(self)
-        self.resume_root(hop.record, self._node.clock())
+        opened = self._node.opened
+        hop = self._hop = opened.begin_root(self)
+        self.resume_root(opened, hop.record, opened.clock())
         self._part = Part(hop, "cascade", self.name, get_frame(1))
         self._part.enter()
         drivers.begins(self)
         return self
 
-    def resume_root(self, record: states.HopRecord, began: float | None) -> None:
+    def resume_root(self, opened: OpenNode, record: states.HopRecord, began: float | None) -> None:
+        self._opening = opened
         self._record = record
         self._began = began
-        self._gate = Latch(self._node.scope_of_hops.backend)
+        self._gate = Latch(self._opened.scope_of_hops.backend)
         if record.receipt is not None:
             self.settle_with(record.receipt)
 
@@ -97,6 +101,11 @@ class Cascade:
         assert self._part is not None  # noqa: S101 - entered
         await self._part.__aexit__(exc_type, exc, traceback)
 
+    @property
+    def _opened(self) -> OpenNode:
+        assert self._opening is not None  # noqa: S101 - begun
+        return self._opening
+
     def _begun(self) -> states.HopRecord:
         if self._record is None:
             message = f"cascade {self.name!r} has not begun: use `async with`"
@@ -105,14 +114,15 @@ class Cascade:
 
     def settle_with(self, receipt: Receipt) -> None:
         self._receipt = receipt
-        self._ended_at = self._node.clock()
+        self._ended_at = self._opened.clock()
         if self._gate is not None:
             self._gate.open()
 
     def __del__(self) -> None:
         """Notify the node, in its event loop, that no code can ask for the verdict. May run in any thread."""
-        if self._receipt is not None and self._record is not None and not self._is_told:
-            self._node.scope_of_hops.backend.post(self._node.note_dropped, self._record)
+        opened = self._opening
+        if self._receipt is not None and opened is not None and not self._is_told:
+            opened.scope_of_hops.backend.post(opened.note_dropped, self._record)
 
     def _took(self, until: float) -> float | None:
         return None if self._began is None else until - self._began
@@ -120,7 +130,7 @@ class Cascade:
     def wait_again(self) -> None:
         """Reset the gate, so that callers wait for the end again after the node could not write for a while."""
         if self._receipt is None and self._gate is not None and self._gate.is_open:
-            self._gate = Latch(self._node.scope_of_hops.backend)
+            self._gate = Latch(self._opened.scope_of_hops.backend)
 
     def abandon_wait(self) -> None:
         """Record that the node cannot learn the verdict, and wake the callers that wait for it."""
@@ -152,7 +162,7 @@ class Cascade:
         seconds = None if within is None else arguments.seconds("within", within)
         assert self._gate is not None  # noqa: S101 - begun
         if not self._gate.is_open:
-            self._node.scope_of_hops.check_here("wait in")
+            self._opened.scope_of_hops.check_here("wait in")
         inside = "" if self._gate.is_open else self._inside()
         if inside and seconds is None:
             message = f"cascade {self.name!r} has not ended, and would wait for itself. {inside}, or give within=..."
@@ -164,12 +174,12 @@ class Cascade:
         if look >= _LOOK_MIN and not self._gate.is_open:
             found = await self._look(record, self._gate, look)
         elif not self._gate.is_open:
-            found = (progress.own_work(self._node, record),)  # no time is left to ask other nodes
+            found = (progress.own_work(self._opened, record),)  # no time is left to ask other nodes
         receipt = self._receipt
         if receipt is None:
             return self._so_far(record, found, inside)
         self._is_told = True
-        self._node.note_told(record.edge)
+        self._node.opened.note_told(record.edge)
         took = self._took(self._ended_at)
         return settlement_of(
             receipt, name=self.name, cascade=record.cascade, seconds=took, require=require
@@ -195,8 +205,8 @@ class Cascade:
         found: list[Busy] = []
 
         async def look() -> None:
-            transport = self._node.exchange.transport_used
-            seen = await progress.ask_frontier(self.name, self._node, transport, record, seconds)
+            transport = self._opened.exchange.transport_used
+            seen = await progress.ask_frontier(self.name, self._opened, transport, record, seconds)
             found.extend(seen.entries)
 
         async with anyio.create_task_group() as group:
@@ -247,7 +257,7 @@ class Cascade:
             told.unknown + len(record.edges) + is_busy, told.volatile, told.untracked,
             told.undelivered, tuple(notes),
         )  # fmt: skip
-        took = self._took(self._node.clock())
+        took = self._took(self._opened.clock())
         return Unknown(self.name, record.cascade.hex(), receipt, took, missing=tuple(missing))
 
     async def frontier(self, within: float = 2.0) -> MeshFrontier:
@@ -257,8 +267,8 @@ class Cascade:
         """
         record = self._begun()
         seconds = arguments.seconds("within", within)
-        transport = self._node.exchange.transport_used
-        return await progress.ask_frontier(self.name, self._node, transport, record, seconds)
+        transport = self._opened.exchange.transport_used
+        return await progress.ask_frontier(self.name, self._opened, transport, record, seconds)
 
     async def watch(self, every: float = 1.0) -> AsyncGenerator[MeshFrontier, None]:
         """Yield a new `frontier()` every few seconds, until the cascade has settled.
@@ -286,14 +296,14 @@ class Cascade:
         *Raises*: `UsageError` if the node was closed and opened again since; use `Node.recovered` then.
         """
         record, node = self._begun(), self._node
-        node.check_accepts()
-        if record.receipt is None and node.engine.detector.find_root(record.edge) is not record:
+        node.opened.check_accepts()
+        if record.receipt is None and node.opened is not self._opening:
             message = (
                 f"cascade {self.name!r} was begun before node {node.name!r} was opened again: use the cascade "
                 "of that name in `node.recovered`"
             )
             raise UsageError(message)
-        node.cancel_hop(record)
+        node.opened.cancel_hop(record)
 
     def __repr__(self) -> str:
         """Return the cascade's name, and whether it has settled."""
@@ -331,12 +341,13 @@ def _at_work(mark: str, name: str, entry: Busy) -> str:
     return f"when {name} ends its work on message {mark}: it has the message, and is at work{since}: {entry.what}"
 
 
-def recovered(node: Node, roots: Iterable[states.HopRecord]) -> Iterator[Cascade]:
+def recovered(opened: OpenNode, roots: Iterable[states.HopRecord]) -> Iterator[Cascade]:
     """Yield the cascades that an earlier process has begun, with their earlier names."""
-    now, wall = node.clock(), node.wall()
+    now, wall = opened.clock(), opened.node.wall()
     for root in roots:
-        cascade = node.known_cascades[root.edge] = Cascade(node, root.name or "recovered")
+        name = root.name or "recovered"
+        cascade = opened.known_cascades[root.edge] = Cascade(opened.node, name)
         # An older journal has no time of the beginning. If the clock was set back, the time is useless.
         is_said = root.at is not None and root.at <= wall
-        cascade.resume_root(root, now - wall + (root.at or 0.0) if is_said else None)
+        cascade.resume_root(opened, root, now - wall + (root.at or 0.0) if is_said else None)
         yield cascade

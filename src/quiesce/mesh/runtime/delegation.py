@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quiesce.mesh.protocol.facts import Answer
-    from quiesce.mesh.protocol.states import HopRecord, Sending
-    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.protocol.states import Sending
+    from quiesce.mesh.runtime.open_node import OpenNode
 
 __all__ = ["Handing"]
 
@@ -31,26 +31,26 @@ RESULTS: dict[str, Sending] = {
 
 
 class Handing:
-    """One message that is being handed to another agent; made by `Hop.delegate()`.
+    """One message that is handed to another agent; made by `Hop.delegate()`.
+
+    `opened` is the node that sends the message, and `edge` the message's id, whose record is written.
 
     Inside the block, call `answered()` or `not_sent()`. If neither was called, the message is in doubt at the
     end of the block, and the node asks the receiver about it.
     """
 
-    __slots__ = ("_hop", "edge_id", "header_text", "is_resolved", "sender_node", "to", "use_count")
+    __slots__ = ("edge_id", "header_text", "is_resolved", "opened", "to", "use_count")
 
-    header_text: str
-    edge_id: bytes
-
-    def __init__(self, node: Node, hop: HopRecord, to: str) -> None:
-        """Record the message in the journal. The caller sends the message only after this."""
-        self.sender_node: Node = node
-        self._hop = hop
+    def __init__(self, opened: OpenNode, edge: bytes, to: str, header: str, uses: int = 0) -> None:
+        """Describe a message that may be sent now."""
+        self.opened: OpenNode = opened
+        self.edge_id: bytes = edge
+        self.header_text: str = header
         self.is_resolved: bool = False
         self.to: str = to
         """The agent that receives the message."""
-        self.use_count: int = 0
-        self.edge_id, self.header_text = node.send_edge(hop, to)
+        self.use_count: int = uses
+        """How often code has read the header, and so may have sent the message."""
 
     @property
     def header(self) -> str:
@@ -86,7 +86,7 @@ class Handing:
             if is_error:
                 self.note_error_status(status)
                 self.resolve_sending("is in doubt")
-            elif not self.sender_node.policy.allows(self.to):
+            elif not self.opened.node.policy.allows(self.to):
                 self.resolve_sending("is opaque")
             else:
                 self.told(WORKING, must_ask=True)
@@ -97,7 +97,7 @@ class Handing:
             logger.warning("the answer of %s to %s: %s", self.to, self.mark, error)
             self.resolve_sending("is in doubt")
         else:
-            peers_of(self.sender_node).learn(self.to)
+            peers_of(self.opened.node).learn(self.to)
             self.told(told.answer, must_ask=told.must_ask)
 
     def told(self, answer: Answer, *, must_ask: bool = False) -> None:
@@ -107,7 +107,7 @@ class Handing:
             how, uses = RESULTS[answer.kind], self.use_count
             if answer.kind == "not now" and must_ask:
                 how = "is in doubt"  # the receiver may have accepted a copy: ask it
-            self.sender_node.note_answer(
+            self.opened.note_answer(
                 self.edge_id, self.to, answer, how, must_ask=must_ask, uses=uses
             )
 
@@ -121,16 +121,16 @@ class Handing:
 
     def note_error_status(self, status: int) -> None:
         """Record the status of an error that does not say whether the message was taken."""
-        sent = self._hop.edges.get(self.edge_id)
+        sent = self.opened.engine.known.edge_records.get(self.edge_id)
         if sent is not None and status:
             sent.error_status = status
 
     def resolve_sending(self, how: Sending) -> None:
         if not self.is_resolved:
             self.is_resolved = True
-            if how == "is in doubt" and self.sender_node.policy.is_opaque(self.to):
+            if how == "is in doubt" and self.opened.node.policy.is_opaque(self.to):
                 how = "is opaque"  # the receiver has no node that could be asked
-            self.sender_node.resolve_edge(self.edge_id, self.to, how)
+            self.opened.resolve_edge(self.edge_id, self.to, how)
 
     def __enter__(self) -> Self:
         """Return this object."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.hop_parts import Origin, Part, Visit
     from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.open_node import OpenNode
 
 __all__ = ["Hop", "current_hop"]
 
@@ -91,16 +92,16 @@ class Hop(LightScope):
     """
 
     __slots__ = (
-        "_unbegun", "end_reason", "end_status", "left_sendings", "mark", "mesh_node", "origin", "packed", "record",
+        "_unbegun", "end_reason", "end_status", "left_sendings", "mark", "opened", "origin", "packed", "record",
         "rides", "work_state",
     )  # fmt: skip
 
     _kind = "hop"
     _unseen_turns = 3  # a callback takes one turn, the callback of a `gather` two; one to spare
 
-    def __init__(self, node: Node, record: states.HopRecord, name: str = "") -> None:
+    def __init__(self, opened: OpenNode, record: states.HopRecord, name: str = "") -> None:
         """Open the hop below the node's own scope."""
-        self.mesh_node: Node = node
+        self.opened: OpenNode = opened
         self.record: states.HopRecord = record
         self.end_status: Status = "done"
         self.end_reason: str = ""
@@ -108,7 +109,7 @@ class Hop(LightScope):
         self._unbegun: Hold | None = None
         # See untracked() and opaque(); and clients/strays.py.
         self.left_sendings: dict[object, tuple[str, str, Sending]] | None = (
-            dict(node.stray_sendings) if node.stray_sendings else None
+            dict(opened.node.stray_sendings) if opened.node.stray_sendings else None
         )
         self.rides: bool = False
         """Whether the answer to the message will be made soon, so that it can carry the receipt."""
@@ -118,11 +119,16 @@ class Hop(LightScope):
         """The name of the request and the place of its endpoint, if an app serves the hop."""
         self.mark: str = edge_mark(record.edge)
         """The name of the message in settlements and logs."""
-        LightScope.__init__(self, node.hop_model, name or f"hop {self.mark}", get_frame(2).f_code)
+        LightScope.__init__(self, opened.hop_model, name or f"hop {self.mark}", get_frame(2).f_code)
 
     @property
     def hop_served(self) -> Hop:
         return self
+
+    @property
+    def mesh_node(self) -> Node:
+        """The node that works on the message."""
+        return self.opened.node
 
     @property
     def where(self) -> str | None:
@@ -167,7 +173,8 @@ class Hop(LightScope):
         another thread or event loop than the node's.
         """
         self.check_here("send from")
-        handing = Handing(self.mesh_node, self.record, to)
+        edge, header = self.opened.send_edge(self.record, to)
+        handing = Handing(self.opened, edge, to, header)
         if takers:
             share(self, handing)
         return handing
@@ -294,14 +301,14 @@ class Hop(LightScope):
         if self.end_status == "done" and self.phase is not ScopeState.CLOSED:
             self.end_status, self.end_reason = "cancelled", why
             home = self._home_in_drain()
-            if home is not None and self.mesh_node.scope_of_hops.phase is not ScopeState.CLOSING:
+            if home is not None and self.opened.scope_of_hops.phase is not ScopeState.CLOSING:
                 home.cancelled_holds.append(self)  # a close reports it by itself
 
     def _home_in_drain(self) -> Scope | None:
         """Return the node's scope if it is being drained, or if the server was told to end; else None."""
-        home = self.mesh_node.own_scope
+        home = self.opened.scope
         is_open = home is None or home.phase is ScopeState.OPEN
-        return home if not is_open or self.mesh_node.exchange.is_told_to_end() else None
+        return home if not is_open or self.opened.exchange.is_told_to_end() else None
 
     def cancel_work(self) -> None:
         """Cancel all work of the hop. The hop ends when the work has, which may take any time (3)."""
@@ -370,7 +377,7 @@ class Hop(LightScope):
             if self.has_only_closers:
                 # Closers of a scope below call ring_closing when they end; for the node's, see on_closed.
                 self._enter(WorkState.LEFT)
-                self.mesh_node.exchange.look()
+                self.opened.exchange.look()
                 return
             failures.take_over(self)  # failures of tasks whose result no code can ask for any more
             if self.contexts:
@@ -454,15 +461,15 @@ class Hop(LightScope):
             self.end_status, self.end_reason = "cancelled", why
         if early_sets.of_hops:
             early_sets.tell_end(self)
-        mesh = self.mesh_node
+        opened, mesh = self.opened, self.mesh_node
         mesh.joined_work.hop_ends(self)
         if self.end_status == "done" and not self.record.is_root:
             mesh.bystanders.tell(self)
         if self.left_sendings:
             for route, place, how in dict.fromkeys(list(self.left_sendings.values())):
                 edge = mesh.random_bytes(12)
-                mesh.engine.leave(self.record, edge, route, place, mesh.clock(), how)
-        mesh.note_hop_ended(self, self.end_status, self.end_reason)
+                opened.engine.leave(self.record, edge, route, place, opened.clock(), how)
+        opened.note_hop_ended(self, self.end_status, self.end_reason)
 
 
 def _wake(waiter: Waiter) -> None:

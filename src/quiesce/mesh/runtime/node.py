@@ -6,59 +6,45 @@ nodes. Invariants:
 1. A step passes an event to the engine, writes the engine's records, and carries out its requests. It has no
    await, so a cancellation cannot come in between.
 2. The node acts on a record only after it has written the record. If it cannot write, it refuses all messages
-   until it can, unless it is configured to go on without a journal (`keeping.py`).
+   until it can, unless it is configured to go on without a journal (`journal_keeper.py`).
 3. All tasks that the node starts belong to its scope.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 from quiesce.core import arguments
-from quiesce.core.announce import say
-from quiesce.core.light_scope import Model
 from quiesce.core.python_private import get_frame
-from quiesce.core.server_drain import drain_of_server
-from quiesce.core.tree import ScopeState, logger
+from quiesce.core.tree import ScopeState
 from quiesce.errors import PeerLost, UsageError
 from quiesce.mesh.clients.instrumentation import Instrumentation
 from quiesce.mesh.protocol import codec
-from quiesce.mesh.protocol.engine import Engine
 from quiesce.mesh.protocol.horizon import KEEP_SECONDS
 from quiesce.mesh.protocol.scheduler import Patience
 from quiesce.mesh.routes.bystanders import Bystanders
 from quiesce.mesh.routes.joined_work import JoinedWork
-from quiesce.mesh.runtime.cascade import Cascade, recovered
-from quiesce.mesh.runtime.hop_failures import job_failed
+from quiesce.mesh.runtime.cascade import Cascade
 from quiesce.mesh.runtime.hop_parts import FirstPart, Part
-from quiesce.mesh.runtime.left_running import describe_left
-from quiesce.mesh.runtime.node_scope import Home
-from quiesce.mesh.runtime.node_steps import Steps
-from quiesce.mesh.runtime.peer_calls import PeerCalls
-from quiesce.mesh.runtime.unposted import not_ended
+from quiesce.mesh.runtime.open_node import OpenNode
 from quiesce.mesh.store.journal import DURABILITIES, Journal
-from quiesce.mesh.store.journal_keeper import MODES, Keeping
+from quiesce.mesh.store.journal_keeper import MODES, Health
 from quiesce.mesh.transport.address_policy import AddressPolicy, keep_time, own_address
 from quiesce.mesh.transport.node_transport import checked_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from threading import Thread
 
     from quiesce.core.frontier import Frontier
-    from quiesce.core.hold import Hold
     from quiesce.core.report import Report
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol.states import Sending
-    from quiesce.mesh.routes import shared_sends
     from quiesce.mesh.runtime.admission import Arrival
-    from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.node_scope import Home
     from quiesce.mesh.transport.node_transport import Transport
 
 __all__ = ["Node"]
@@ -66,7 +52,7 @@ __all__ = ["Node"]
 _OPEN = ScopeState.OPEN
 
 
-class Node(Steps):
+class Node:
     """One agent's part in the mesh.
 
     ```python
@@ -99,9 +85,6 @@ class Node(Steps):
         hops_max: How many messages may be processed at once; further messages are refused. None: any number.
     """
 
-    was_opened: bool
-    is_opening: bool
-
     def __init__(  # noqa: PLR0913 - all but one have a default
         self,
         name: str,
@@ -132,26 +115,20 @@ class Node(Steps):
         arguments.one_of("durability", durability, DURABILITIES)  # checked even without a journal
         self.patience: Patience = arguments.instance("patience", patience or Patience(), Patience)
         self.transport_given: Transport | None = checked_transport(transport)
-        self._keep = keep_time(keep_seconds)
-        self._mode = arguments.one_of("on_journal_failure", on_journal_failure, MODES)
-        self.journal_keeping: Keeping | None = None
+        self.keep_seconds: float = keep_time(keep_seconds)
+        self.on_journal_failure: str = arguments.one_of(
+            "on_journal_failure", on_journal_failure, MODES
+        )
         self.services_given: tuple[str, ...] = arguments.patterns("services", services)
-        self._hops_max = arguments.size("hops_max", hops_max) or sys.maxsize
+        self.hops_max: int = arguments.size("hops_max", hops_max) or sys.maxsize
         self.wall: Callable[[], float] = time.time
         self.random_bytes: Callable[[int], bytes] = os.urandom
-        self.own_scope: Home | None = None
-        self._closed_scope: Scope | None = None  # the scope of the last opening, with its report
-        self.is_opening = self.is_serving = self.was_opened = False
+        self._opening: OpenNode | None = None  # the last one
+        self.is_opening: bool = False
         self.is_telling_drain = True  # False for nodes that quiesce makes for internal use
         self.stray_sendings: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
-        self.shared_sendings: shared_sends.Shared = {}  # messages that are sent for several hops
         self.bystanders: Bystanders = Bystanders()
         self.joined_work: JoinedWork = JoinedWork()
-        self.hop_threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
-        self.running_hops: dict[bytes, Hop] = {}
-        self.known_cascades: WeakValueDictionary[bytes, Cascade] = (
-            WeakValueDictionary()
-        )  # others let go
         # Other nodes in whose hops this node's clients were used.
         self.strangers: WeakSet[Node] = WeakSet()
         self.recovered: tuple[Cascade, ...] = ()
@@ -171,85 +148,12 @@ class Node(Steps):
             raise UsageError(message)
         self.is_opening = True
         try:
-            await self._open()
+            opening = OpenNode(self)
+            await opening.open()
+            self._opening = opening
         finally:
             self.is_opening = False
         return self
-
-    async def _open(self) -> None:
-        engine = self.engine = Engine(
-            self.name,
-            lasting=self.journal is not None,
-            patience=self.patience,
-            jitter=random.random,
-            keep=self._keep,
-            wall=self.wall,
-        )
-        engine.may_call = self.policy.allows
-        self.running_hops, self.known_cascades, self.journal_keeping = (
-            {},
-            WeakValueDictionary(),
-            None,
-        )
-        self.hop_threads = {}
-        if self.journal is not None:
-            self.journal_keeping = Keeping(self.journal, engine, self._mode, self.random_bytes)
-            self.journal_keeping.open()
-        owner = drain_of_server.get()
-        scope: Home | None = None
-        try:
-            scope = await Home.open(f"node {self.name}")
-            adopts = scope.backend.name == "asyncio"  # on trio, nurseries own all tasks
-            self.scope_of_hops: Scope = scope.child("hops", adopt=adopts)
-            self.hop_model = Model(
-                self.scope_of_hops,
-                adopt=adopts,
-                services=[*self.services_given, *(() if owner is None else owner.services)],
-                on_error=job_failed,
-                leftovers="parent",  # the node takes over services, which go on
-            )
-            self.clock: Callable[[], float] = scope.backend.clock
-            engine.resume(self.clock())
-            self.recovered = tuple(recovered(self, engine.detector.roots()))
-            self.exchange = PeerCalls(self, engine, scope)
-            await scope.enter(self.exchange.opened())
-            self.commit_records()
-            if self.journal_keeping is not None:
-                self.journal_keeping.opened()
-        except BaseException:
-            self._let_go()
-            if scope is not None:
-                await scope.aclose()
-            raise
-        self.own_scope, self._closed_scope = scope, None
-        self.was_opened = True
-        scope.belong_to(self)
-        self.exchange.start()
-
-    def _let_go(self) -> None:
-        """Close the journal, and wake the tasks that wait for a verdict which will not come."""
-        if self.running_hops:
-            # The next owner of the journal would assume that this work is dead, so keep the journal locked.
-            logger.error(
-                "node %r was closed, but work of its hops still runs: %s",
-                self.name,
-                describe_left(self.running_hops.values()),
-            )
-        elif self.journal_keeping is not None:
-            self.journal_keeping.close()
-        self._abandon()
-
-    def _abandon(self) -> None:
-        for cascade in self.known_cascades.values():
-            cascade.abandon_wait()
-
-    def note_closed(self) -> None:
-        """Record, in the same step, that the node's scope is closed."""
-        self._closed_scope, self.own_scope = self.own_scope, None
-        left = not_ended(self.engine, has_journal=self.journal is not None)
-        if left and self.is_telling_drain:
-            say(logger, logging.INFO, f"node {self.name!r}: {left}")
-        self._let_go()
 
     async def drain(self, grace: float | None = 30.0, *, cleanup: float = 5.0) -> Report:
         """Refuse new messages, wait for the work to end, post the receipts, then close.
@@ -262,8 +166,7 @@ class Node(Steps):
 
         *Raises*: `UsageError` if the node was never opened.
         """
-        scope = self._closed_scope if self.own_scope is None else self.own_scope
-        return await (scope or self.get_open_scope()).drain(grace, cleanup=cleanup)
+        return await self._last_scope().drain(grace, cleanup=cleanup)
 
     async def aclose(self, cleanup: float = 5.0) -> Report:
         """Cancel all hops, and close. If the node is already closed, return the report of that close.
@@ -272,8 +175,7 @@ class Node(Steps):
 
         *Raises*: `UsageError` if the node was never opened.
         """
-        scope = self._closed_scope if self.own_scope is None else self.own_scope
-        return await (scope or self.get_open_scope()).aclose(cleanup)
+        return await self._last_scope().aclose(cleanup)
 
     async def __aenter__(self) -> Self:
         """Open the node."""
@@ -284,13 +186,44 @@ class Node(Steps):
         if self.own_scope is not None:
             await (self.drain() if exc is None else self.aclose())
 
+    @property
+    def opened(self) -> OpenNode:
+        """The node's current opening; after a close, the last one.
+
+        *Raises*: `UsageError` if the node was never opened.
+        """
+        if self._opening is None:
+            raise self.not_open()
+        return self._opening
+
+    @property
+    def own_scope(self) -> Home | None:
+        """The node's scope while the node is open."""
+        return None if self._opening is None else self._opening.scope
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether the node is open, or was open before."""
+        return self._opening is not None
+
+    @property
+    def health(self) -> Health:
+        """Whether the node can do its part now, and the problem if it cannot."""
+        return Health("closed") if self._opening is None else self._opening.health
+
+    def _last_scope(self) -> Scope:
+        """Return the node's scope; after a close, the closed one, which has the report."""
+        return self.opened.scope or self.opened.closed_scope or self.get_open_scope()
+
+    def not_open(self) -> UsageError:
+        """Return the error for a use of the node while it is not open."""
+        message = f"node {self.name!r} is not open: use `async with node`, or `await node.open()`"
+        return UsageError(message)
+
     def get_open_scope(self) -> Scope:
         scope = self.own_scope
         if scope is None:
-            message = (
-                f"node {self.name!r} is not open: use `async with node`, or `await node.open()`"
-            )
-            raise UsageError(message)
+            raise self.not_open()
         return scope
 
     def frontier(self) -> Frontier:
@@ -306,7 +239,7 @@ class Node(Steps):
         settlement = await cascade.settled()
         ```
         """
-        self.check_accepts()
+        self.opened.check_accepts()
         return Cascade(self, arguments.check_text("name", name))
 
     def handle(self, edge: codec.Handed | str | bytes) -> Part:
@@ -323,24 +256,21 @@ class Node(Steps):
         `RemoteProtocolError` if the header violates the protocol.
         """
         handed = edge if isinstance(edge, codec.Handed) else codec.parse_request_header(edge)
-        return FirstPart(self.accept_arrival(handed), "handler", "handler", get_frame(1))
+        return FirstPart(self.opened.accept_arrival(handed), "handler", "handler", get_frame(1))
 
     async def serve_call(self, path: str, body: bytes, caller: str = "") -> bytes:
         """Answer a call of another node, over any transport."""
         if self.own_scope is None:
             message = f"node {self.name!r} is not open: it has not started yet, or it was closed"
             raise PeerLost(message)
-        return await self.exchange.serve(path, body, caller)
+        return await self.opened.exchange.serve(path, body, caller)
 
     def __repr__(self) -> str:
         """Return the node's name, its state, and its number of hops."""
-        state = "new or closed" if self.own_scope is None else self.own_scope.state
-        return f"<Node {self.name!r} {state}, {len(self.running_hops)} hops>"
-
-    if TYPE_CHECKING:  # set when it is opened
-        engine: Engine
-        exchange: PeerCalls
-        hop_model: Model
+        scope = self.own_scope
+        state = "new or closed" if scope is None else scope.state
+        hops = 0 if self._opening is None else len(self._opening.running_hops)
+        return f"<Node {self.name!r} {state}, {hops} hops>"
 
     def asgi(self, app: Any, *, grace: float = 30.0, cleanup: float = 5.0) -> Any:
         """Wrap an ASGI app: requests that carry a message become hops of this node.

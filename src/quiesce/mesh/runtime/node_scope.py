@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quiesce.core.hold import Held
     from quiesce.core.report import ReportEntry
     from quiesce.core.tree import TreeNode as Tree
-    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.open_node import OpenNode
 
 __all__: list[str] = []
 
@@ -30,13 +30,13 @@ _CUT_SECONDS = 1.0  # before the drain: a server that cuts requests shuts down r
 class Home(Scope):
     """A node's own scope. A scope around it may also close it."""
 
-    __slots__ = ("_cut_before", "_unfollow", "node")
+    __slots__ = ("_cut_before", "_unfollow", "opened")
 
     is_ours = True  # the user's work is not here, but in the hops below
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.node: Node | None = None
+        self.opened: OpenNode | None = None
         self._unfollow: Callable[[], None] | None = None
         self._cut_before: deque[tuple[float, Held]] = deque(maxlen=_CUT_MAX)
 
@@ -44,15 +44,15 @@ class Home(Scope):
         super().open_under(parent, frame)
         self._unfollow = install_routes(self.backend)
 
-    def belong_to(self, node: Node) -> None:
-        """Bind this scope to a node: notify the node at the end, and until then notice work that leaves its hops."""
-        self.node = node
-        instrumentation.node_opened(node)
+    def belong_to(self, opened: OpenNode) -> None:
+        """Bind this scope to an open node: notify the node at the end, and until then notice work that leaves its hops."""
+        self.opened = opened
+        instrumentation.node_opened(opened.node)
 
     def note_cut(self, held: Held) -> None:
         """Record work of a hop that the server has cancelled: a loss if the node is drained, or soon will be."""
-        node = self.node
-        if self.phase is ScopeState.OPEN and node and not node.exchange.is_told_to_end():
+        opened = self.opened
+        if self.phase is ScopeState.OPEN and opened and not opened.exchange.is_told_to_end():
             self._cut_before.append((self.backend.clock(), held))
         else:
             self.cancelled_holds.append(held)
@@ -62,12 +62,12 @@ class Home(Scope):
             since = self.backend.clock() - _CUT_SECONDS
             self.cancelled_holds.extend(held for at, held in self._cut_before if at >= since)
         super().mark_draining(root, deep=deep)
-        if self.node is not None:
-            self.node.exchange.closing()
+        if self.opened is not None:
+            self.opened.exchange.closing()
 
     def list_left_running(self) -> list[ReportEntry]:
         """Return entries of daemon threads that still work for hops. No drain waits for them; the exit ends them."""
-        threads = {} if self.node is None else self.node.hop_threads
+        threads = {} if self.opened is None else self.opened.hop_threads
         now = self.backend.clock()
         return [
             report_entry(held, held.owner_node.name, now, stack=True)
@@ -80,6 +80,6 @@ class Home(Scope):
         if self._unfollow is not None:
             self._unfollow()
             self._unfollow = None
-        if self.node is not None:
-            instrumentation.node_closed(self.node)
-            self.node.note_closed()
+        if self.opened is not None:
+            instrumentation.node_closed(self.opened.node)
+            self.opened.note_closed()

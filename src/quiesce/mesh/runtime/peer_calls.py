@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from quiesce.mesh.protocol.engine import Engine
     from quiesce.mesh.protocol.facts import Record
     from quiesce.mesh.protocol.scheduler import NodeCall, NodeReply
-    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.open_node import OpenNode
     from quiesce.mesh.transport.node_transport import Transport
 
 __all__: list[str] = []
@@ -63,8 +63,9 @@ _TOLD_MAX = 1000
 class PeerCalls:
     """The calls from and to one node, while the node is open."""
 
-    def __init__(self, node: Node, engine: Engine, scope: Scope) -> None:
-        self._node = node
+    def __init__(self, opened: OpenNode, engine: Engine, scope: Scope) -> None:
+        self._opened = opened
+        self._node = node = opened.node
         self._engine = engine
         self._scope = scope
         self._clock = scope.backend.clock
@@ -106,7 +107,7 @@ class PeerCalls:
         self.service("exchange", self._make_calls)
         self.service("end of the polls", self._end_polls)
         if self._node.url is None:  # no node can post receipts here
-            for edge, to in self._engine.detector.open_edges():
+            for edge, to in self._engine.known.open_edges():
                 self.pull(edge, to)
         if self._scope.phase is not ScopeState.OPEN:
             self.closing()
@@ -130,7 +131,7 @@ class PeerCalls:
     def closing(self) -> None:
         """Hold the closing node open until its receipts are posted."""
         if self.flush_hold is None:
-            for hop in self._node.running_hops.values():
+            for hop in self._opened.running_hops.values():
                 hop.hold_unbegun()
             flush: Hold = Receipts(self._scope, self._engine, self.closing.__code__)
             self.flush_hold = flush
@@ -165,11 +166,11 @@ class PeerCalls:
         flush = self.flush_hold
         if flush is None or flush.released:
             return
-        if not all(hop.has_only_closers for hop in self._node.running_hops.values()):
+        if not all(hop.has_only_closers for hop in self._opened.running_hops.values()):
             return
         now, unposted = self._clock(), self._engine.unposted
         self._untold.forget(now)
-        if not (unposted or self._untold) or self._node.is_refusing:
+        if not (unposted or self._untold) or self._opened.is_refusing:
             flush.release()
             return
         if now < self._flush_from:
@@ -205,7 +206,7 @@ class PeerCalls:
                 self._sleeper.set_result(None)
 
     async def _make_calls(self) -> None:
-        node, engine = self._node, self._engine
+        node, engine = self._opened, self._engine
         while True:
             now = self._clock()
             if now >= self._end_at:
@@ -228,10 +229,10 @@ class PeerCalls:
 
     def _make_due(self, now: float) -> None:
         calls = self._engine.due(now)
-        self._node.try_to_commit()
+        self._opened.try_to_commit()
         for call in calls:
             self.service(f"call {call.to}", self._make_call, call)
-        self._node.tidy_journal()
+        self._opened.tidy_journal()
 
     async def _make_call(self, call: NodeCall) -> None:
         reply = await self._ask(call, _CALL_SECONDS)
@@ -241,7 +242,7 @@ class PeerCalls:
         else:
             self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
-        self._node.try_to_commit()
+        self._opened.try_to_commit()
 
     async def _ask(self, call: NodeCall, seconds: float) -> NodeReply | str:
         """Make a call, and return the reply. If it fails, return the lasting reason, or "" if the failure may pass."""
@@ -294,7 +295,7 @@ class PeerCalls:
 
     def pull(self, edge: bytes, to: str) -> None:
         """Ask for an edge until it is closed, so that this node learns the end at once."""
-        if not self._engine.detector.is_open(edge):
+        if not self._engine.known.is_open(edge):
             return
         pull = self._pulls.get(to)
         if pull is None:
@@ -303,7 +304,7 @@ class PeerCalls:
         pull.add(edge)
 
     async def _pull_from(self, pull: Pull) -> None:
-        engine, node = self._engine, self._node
+        engine, node = self._engine, self._opened
         try:
             while pull.edges:
                 with pull.asking() as asked:
@@ -316,7 +317,7 @@ class PeerCalls:
                         engine.contact(pull.to, now, is_node=True)
                         engine.heard(pull.to, reply, now)
                         node.try_to_commit()
-                await pull.rest(asked, engine.detector.is_open)
+                await pull.rest(asked, engine.known.is_open)
         finally:
             if self._pulls.get(pull.to) is pull:
                 del self._pulls[pull.to]
@@ -339,7 +340,7 @@ class PeerCalls:
         *Raises*: `RemoteProtocolError` if the call violates the protocol; `PeerLost` if the node accepts no calls now.
         """
         if path == PROBE:
-            return await progress.serve_frontier(self._node, self.transport_used, body)
+            return await progress.serve_frontier(self._opened, self.transport_used, body)
         if path != RECEIPTS:
             message = f"a node has only the paths {RECEIPTS} and {PROBE}"
             raise RemoteProtocolError(message)
@@ -354,15 +355,15 @@ class PeerCalls:
 
     def _answer(self, call: NodeCall, caller: str) -> NodeReply:
         try:
-            self._node.check_accepts()
+            self._opened.check_accepts()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
-        keeping = self._node.journal_keeping
+        keeping = self._opened.keeping
         if keeping is not None and call.seen:
             keeping.check(call.seen, caller)
         detector = self._engine.detector
         if any(detector.knows(edge) for edge, _ in call.asks) or any(
-            detector.is_open(edge) for edge, _ in call.receipts
+            detector.known.is_open(edge) for edge, _ in call.receipts
         ):
             self._noted.known(caller)
         asks = tuple(ask for ask in call.asks if self.may_note(ask[0], caller))
@@ -371,7 +372,7 @@ class PeerCalls:
             if answer.kind != "working":
                 self._untold.told(edge)
         try:
-            self._node.commit_records()
+            self._opened.commit_records()
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
         return reply if keeping is None else replace(reply, seen=keeping.seen())
@@ -423,7 +424,7 @@ class PeerCalls:
 
     def _is_at_work(self, edge: bytes) -> bool:
         """Return whether work in this process must end before an edge can be closed."""
-        hop = self._engine.detector.find(edge)
+        hop = self._engine.known.find(edge)
         if hop is None:
             return False
         sent = [one for one, open_edge in hop.edges.items() if open_edge.to == self._node.url]
@@ -431,7 +432,7 @@ class PeerCalls:
 
     def _comes_from_here(self, edge: bytes) -> bool:
         """Return whether an edge to this node itself is being processed here, or has a receipt under way."""
-        hop = self._engine.detector.find_root(edge)
+        hop = self._engine.known.find_root(edge)
         return hop is not None and (hop.receipt is not None or self._is_at_work(edge))
 
     def told_to_end(self, seconds: float) -> None:
@@ -449,7 +450,7 @@ class PeerCalls:
         kinds = (Closed, Ended) if self.is_told_to_end() else (Closed,)
         for record in records:
             if isinstance(record, Closed):
-                hop = self._engine.detector.find_root(record.edge)
+                hop = self._engine.known.find_root(record.edge)
                 self._untold.closed(hop, self._clock())
             if isinstance(record, kinds):
                 for waiter in self.waiting_polls.get(record.edge, ()):

@@ -22,7 +22,7 @@ from quiesce.mesh.transport.node_transport import PROBE
 if TYPE_CHECKING:
     from quiesce.core.frontier import FrontierEntry
     from quiesce.mesh.protocol.states import HopRecord
-    from quiesce.mesh.runtime.node import Node
+    from quiesce.mesh.runtime.open_node import OpenNode
     from quiesce.mesh.transport.node_transport import Transport
 
 __all__ = ["Busy", "MeshFrontier"]
@@ -79,7 +79,7 @@ class MeshFrontier:
 
 
 async def ask_frontier(
-    name: str, node: Node, transport: Transport, hop: HopRecord, within: float
+    name: str, node: OpenNode, transport: Transport, hop: HopRecord, within: float
 ) -> MeshFrontier:
     """Return the frontier of a cascade: ask all agents below its first hop."""
     if hop.receipt is not None:
@@ -87,7 +87,9 @@ async def ask_frontier(
     return MeshFrontier(name, tuple(await _gather(node, transport, hop, within)))
 
 
-async def _gather(node: Node, transport: Transport, hop: HopRecord, within: float) -> list[Busy]:
+async def _gather(
+    node: OpenNode, transport: Transport, hop: HopRecord, within: float
+) -> list[Busy]:
     found = [own_work(node, hop)]
     by_node: dict[str, list[bytes]] = {}
     for edge, sent in hop.edges.items():
@@ -112,7 +114,7 @@ async def _gather(node: Node, transport: Transport, hop: HopRecord, within: floa
     return found[:_ENTRIES_MAX]
 
 
-def _passed(node: Node, edge: bytes) -> str:
+def _passed(node: OpenNode, edge: bytes) -> str:
     """Return in words which agents below an unreachable node got the request to end, and which did not."""
     told, others = node.engine.passed(edge)
     text = f"; told to end below it: {_few(told)}" if told else ""
@@ -124,7 +126,7 @@ def _few(addresses: set[str]) -> str:
     return ", ".join(sorted(addresses)[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def own_work(node: Node, hop: HopRecord) -> Busy:
+def own_work(node: OpenNode, hop: HopRecord) -> Busy:
     """Return an entry for this node's own work on a hop."""
     scope = node.running_hops.get(hop.edge)
     if scope is None:
@@ -164,7 +166,7 @@ async def _ask(transport: Transport, to: str, edges: list[bytes], within: float)
         return parse_answer(await transport.call(to, PROBE, probe_body(edges, within)))
 
 
-async def serve_frontier(node: Node, transport: Transport, body: bytes) -> bytes:
+async def serve_frontier(node: OpenNode, transport: Transport, body: bytes) -> bytes:
     """Answer a question about busy agents, for a caller that knows the ids of the edges."""
     edges, within = parse_probe(body)
     try:
@@ -172,12 +174,10 @@ async def serve_frontier(node: Node, transport: Transport, body: bytes) -> bytes
     except QuiesceError as error:
         raise PeerLost(str(error)) from error
     busy: list[Busy] = []
-    hops = [hop for edge in edges if (hop := node.engine.detector.find(edge)) is not None]
+    hops = [hop for edge in edges if (hop := node.engine.known.find(edge)) is not None]
     for edge in edges:
         if why := node.engine.trouble(edge):  # the hop has ended, but its receipt was not delivered
-            ended = node.engine.detector.hop_records.get(
-                edge
-            )  # or its receipt was on an answer, too
+            ended = node.engine.known.hop_records.get(edge)  # or its receipt was on an answer, too
             parent = "" if ended is None else ended.parent
             why = f"to have its receipt taken: {why}"
             busy.append(Busy(edge_mark(edge), parent, node.name, "waits", None, why))

@@ -104,7 +104,7 @@ def not_ended(engine: Engine, *, has_journal: bool) -> str:
 
     Messages of cascades that began in this node do not count: its next process has them in `Node.recovered`.
     """
-    count = engine.detector.count_handed_on()
+    count = engine.known.count_handed_on()
     if not count:
         return ""
     is_one = count == 1

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from quiesce.mesh.protocol.detector import Detector
     from quiesce.mesh.protocol.facts import Record
+    from quiesce.mesh.protocol.knowledge import Knowledge
     from quiesce.mesh.store.journal import Journal
 
 __all__: list[str] = []
@@ -63,39 +64,38 @@ _ROUNDS_MAX = 5  # rounds of syncing until at most _REST_BYTES are left
 class Compaction:
     """The making of one smaller journal."""
 
-    def __init__(self, journal: Journal, detector: Detector) -> None:
+    def __init__(self, journal: Journal, known: Knowledge) -> None:
         """Begin, in this step. From now on the draft gets the records that the journal gets."""
         self._journal = journal
         self._draft = journal.draft(self.follow)
-        self._detector = detector
-        # Reversed, because removing the last entry of a dict takes constant time.
-        self._hops: dict[bytes, None] = dict.fromkeys(reversed(detector.hop_records))  # pending
-        self._edges: dict[
-            bytes, bytes
-        ] = {}  # pending edges of the hop being taken up, and that hop
+        self._known = known
+        # The pending hops; and the pending edges of the hop being taken up, each with that hop. Both are
+        # reversed, because removing the last entry of a dict takes constant time.
+        self._hops: dict[bytes, None] = dict.fromkeys(reversed(known.hop_records))
+        self._edges: dict[bytes, bytes] = {}
         self._sent: set[bytes] = set()  # open edges that the draft has
-        detector.frozen_receipts, detector.over_receipts = detector.over_receipts, {}
+        known.freeze()
         self._is_all = False
-        self._items = self._take_up([detector.long_over_receipts, detector.frozen_receipts])
+        self._items = self._take_up([known.long_over_receipts, known.frozen_receipts])
 
     # The contents of the draft (1, 2). No other step of the node may come between the steps of one edge.
 
     def _take_up(self, tables: list[dict[bytes, bytes | None]]) -> Iterator[list[Record]]:
-        detector = self._detector
-        if head := detector.head():
+        known = self._known
+        if head := known.head():
             yield head
         for is_long, table in zip((True, False), tables, strict=True):
             for edge, packed in table.items():
                 yield [Over(edge, packed, is_long)]
         while self._hops:
             hop, _ = self._hops.popitem()
-            found = detector.hop_records.get(hop)  # None if the hop is over by now
+            found = known.hop_records.get(hop)  # None if the hop is over by now
             self._edges = {} if found is None else dict.fromkeys(reversed(found.edges), hop)
-            yield detector.records_of(hop)
+            yield known.records_of(hop)
             while self._edges:
                 edge, _ = self._edges.popitem()
                 self._sent.add(edge)
-                yield detector.records_of_sent(edge, detector.edge_records[edge])
+                yield known.records_of_sent(edge, known.edge_records[edge])
         self._is_all = True
 
     def slice(self, count: int) -> bool:
@@ -185,10 +185,7 @@ class Compaction:
     def end(self) -> None:
         """End the compaction after success, failure or cancellation."""
         self._draft.drop()
-        detector = self._detector
-        if detector.frozen_receipts:  # otherwise the receipts have aged meanwhile
-            detector.frozen_receipts.update(detector.over_receipts)
-            detector.over_receipts, detector.frozen_receipts = detector.frozen_receipts, {}
+        self._known.unfreeze()
 
 
 async def _in_thread(put: Callable[[], None]) -> None:
@@ -198,16 +195,12 @@ async def _in_thread(put: Callable[[], None]) -> None:
     await anyio.to_thread.run_sync(put, limiter=limiter, abandon_on_cancel=True)
 
 
-def is_worth(journal: Journal, detector: Detector) -> bool:
+def is_worth(journal: Journal, known: Knowledge) -> bool:
     """Return whether a journal that was just opened is large and mostly obsolete."""
-    needed = (
-        len(detector.over_receipts)
-        + len(detector.long_over_receipts)
-        + 4 * len(detector.hop_records)
-    )
-    return journal.size > _COMPACT_FROM and journal.lines > 2 * (
-        needed + len(detector.edge_records)
-    )
+    if journal.size <= _COMPACT_FROM:
+        return False
+    receipts = len(known.over_receipts) + len(known.long_over_receipts)
+    return journal.lines > 2 * (receipts + 4 * len(known.hop_records) + len(known.edge_records))
 
 
 class Tidying:
@@ -242,7 +235,7 @@ class Tidying:
             self.at = 0.0  # due as soon as the waiting records are written
             return
         try:
-            await Compaction(journal, self._detector).run()
+            await Compaction(journal, self._detector.known).run()
         except Exception as error:  # noqa: BLE001 - after any failure the journal stays in use
             level = logging.DEBUG if self._has_failed else logging.ERROR  # a full disk stays full
             text = "node %r could not make its journal smaller, and tries again when the journal has grown"

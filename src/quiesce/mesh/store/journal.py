@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiesce.core import arguments
+from quiesce.core.lock_files import close_lock_file, open_lock_file
 from quiesce.errors import ArgumentError, JournalBroken, JournalInUse, QuiesceError, UsageError
 from quiesce.mesh.protocol.facts import Counted
 from quiesce.mesh.store.record_format import lines_of, record_line, record_of
@@ -147,15 +148,15 @@ class Journal:
                 " fcntl. Run the node without a journal here"
             )
             raise UsageError(message)
-        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_lock_file(f"{self.path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
+            close_lock_file(lock)
             message = f"another node has the journal {self.path}: give each node, in each process, a journal of its own"
             raise JournalInUse(message) from None
         except BaseException:
-            os.close(lock)
+            close_lock_file(lock)
             raise
         return lock
 
@@ -181,13 +182,17 @@ class Journal:
                 if not line.endswith(b"\n"):
                     os.ftruncate(self.file, self.size)  # (3)
                     return
-                record = self._record(number, line)
+                record = self.read_line(number, line)
                 self.lines = number
                 self.count = record.records if type(record) is Counted else self.count + 1
                 yield record
                 self.size += len(line)
 
-    def _record(self, number: int, line: bytes) -> Record:
+    def read_line(self, number: int, line: bytes) -> Record:
+        """Return the record in a line of the file. The number of the line is for the error.
+
+        *Raises*: `JournalBroken` if the line is damaged.
+        """
         try:
             return record_of(line)
         except (LookupError, RecursionError, TypeError, ValueError, QuiesceError) as error:
@@ -283,9 +288,10 @@ class Journal:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self.drop_draft()
-        for number in (self.file, self._lock):  # release the lock last
-            if number is not None:
-                os.close(number)
+        if self.file is not None:
+            os.close(self.file)
+        if self._lock is not None:  # release the lock last
+            close_lock_file(self._lock)
         self.file = self._lock = None
         self.spoiled_reason, self._is_torn = "", False
 

@@ -91,7 +91,7 @@ class Keeping:
         """Prepare; `open` opens the file."""
         self._journal = journal
         self._engine = engine
-        self._name = engine.detector.name
+        self._name = engine.known.name
         self._serves = mode == "serve"
         self._random = random
         self._behind: list[Record] = []  # (1)
@@ -131,7 +131,7 @@ class Keeping:
         detector.boot = _boot()
         self._boot = _NO_BOOT if self._serves else "" if self._journal.syncs else detector.boot
         self._journal.open_into(detector.restore)
-        born = detector.born
+        born = detector.known.born
         if born is not None and born.node != self._name:
             self._journal.close()
             message = (
@@ -143,18 +143,18 @@ class Keeping:
         if born is None or not detector.has_all:  # (3)
             self._begin_anew()
         elif born.boot != self._boot:
-            detector.bear(born.at, born.key, self._boot)
+            detector.known.bear(born.at, born.key, self._boot)
 
     def _begin_anew(self) -> None:
         wall, key = self._engine.horizon.wall(), self._random(16).hex()
-        self._engine.detector.bear(wall, key, self._boot)
+        self._engine.known.bear(wall, key, self._boot)
 
     def opened(self) -> None:
         """Make the journal smaller if that is worth it: a short-lived process may not get to it later."""
         self._is_opened = True
-        if self.error is None and is_worth(self._journal, self._engine.detector):
+        if self.error is None and is_worth(self._journal, self._engine.known):
             try:
-                Compaction(self._journal, self._engine.detector).run_at_once()
+                Compaction(self._journal, self._engine.known).run_at_once()
             except Exception:  # noqa: BLE001 - after any failure the journal stays in use
                 text = "node %r could not make its journal smaller, and tries again when the journal has grown"
                 logger.exception(text, self._name)
@@ -170,7 +170,7 @@ class Keeping:
 
     def _complete(self) -> None:
         """Write that the journal is complete and on the disk, because its node closes in order (3)."""
-        born = self._engine.detector.born
+        born = self._engine.known.born
         assert born is not None  # noqa: S101 - set when the journal was opened
         try:
             self._journal.write([replace(born, boot="")])
@@ -228,7 +228,7 @@ class Keeping:
 
     def withdraw(self, edge: bytes) -> None:
         """Forget a hop that must not begin, because its record could not be written."""
-        self._engine.detector.withdraw(edge)
+        self._engine.known.withdraw(edge)
         self._behind = [one for one in self._behind if getattr(one, "edge", None) != edge]
 
     # The count of records that other nodes repeat (4).
@@ -238,7 +238,7 @@ class Keeping:
         return self._signed(self._journal.count)
 
     def _signed(self, count: int) -> str:
-        born = self._engine.detector.born
+        born = self._engine.known.born
         assert born is not None  # noqa: S101 - since it was opened
         key = bytes.fromhex(born.key)
         own, signed = (

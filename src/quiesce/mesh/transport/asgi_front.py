@@ -84,14 +84,14 @@ class CascadeFront:
         node = self._node
         try:
             edge = codec.parse_request_header(header).edge
-            node.check_accepts()
-            hop = node.running_hops.get(edge)
+            node.opened.check_accepts()
+            hop = node.opened.running_hops.get(edge)
             if hop is not None:
-                return node.answer(hop).encode()
-            if node.engine.detector.knows(edge):
-                known = node.engine.detector.find(edge)
-                answer = node.engine.ride(edge, node.clock())
-                node.commit_records()
+                return node.opened.answer(hop).encode()
+            if node.opened.engine.detector.knows(edge):
+                known = node.opened.engine.known.find(edge)
+                answer = node.opened.engine.ride(edge, node.opened.clock())
+                node.opened.commit_records()
                 must_ask = known is not None and known.reply is None
                 return codec.response_header(edge, answer, must_ask=must_ask).encode()
         except QuiesceError:

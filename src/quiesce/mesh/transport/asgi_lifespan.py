@@ -161,7 +161,7 @@ class NodeLifespan:
 
         Return an empty report: the report of the server's requests includes the node.
         """
-        exchange = self._node.exchange
+        exchange = self._node.opened.exchange
         exchange.told_to_end(grace + cleanup)  # another node's open question is also a request
         if await exchange.links.handlers.cut(grace, cleanup):
             with anyio.move_on_after(min(cleanup, _ANSWER_SECONDS)):
@@ -171,7 +171,7 @@ class NodeLifespan:
     def _is_busy(self) -> bool:
         """Return whether the node has hops for which the drain waits."""
         home = self._home
-        return home is not None and home.close_plan is None and bool(self._node.running_hops)
+        return home is not None and home.close_plan is None and bool(self._node.opened.running_hops)
 
     def _on_signal(self) -> None:
         """Start the grace at the signal, because the server first waits for its open requests."""
@@ -181,8 +181,10 @@ class NodeLifespan:
         elif self._cut_at is None and node.own_scope is home and home is not None:
             self._is_told = True
             self._begin_drain("told to stop", home)
-            node.exchange.told_to_end(self._grace + self._cleanup)  # the node is closed by then
-            node.exchange.service("deadline", self._at_the_deadline, home)
+            node.opened.exchange.told_to_end(
+                self._grace + self._cleanup
+            )  # the node is closed by then
+            node.opened.exchange.service("deadline", self._at_the_deadline, home)
 
     async def _at_the_deadline(self, home: Scope) -> None:
         """Close the node at the end of the grace. That answers open questions, for which the server waits."""
@@ -216,7 +218,7 @@ class NodeLifespan:
 
     def _begin_drain(self, why: str, home: Scope) -> float:
         """Log that the node drains, and how to drain the rest of the server. Return the time when the grace ends."""
-        count, unposted = len(self._node.running_hops), self._node.engine.unposted
+        count, unposted = len(self._node.opened.running_hops), self._node.opened.engine.unposted
         hops = f"{count or 'no'} hop{'s' * (count != 1)} in flight"
         if unposted:
             hops += f", {unposted} receipt{'s' * (unposted != 1)} to be posted"
@@ -246,7 +248,7 @@ def hearing(node: Node, seconds: float = 30.0) -> Iterator[None]:
 
     def told() -> None:
         if node.own_scope is not None:
-            node.exchange.told_to_end(limit)
+            node.opened.exchange.told_to_end(limit)
 
     with heard(node.get_open_scope().backend.post, told, numbers):
         yield

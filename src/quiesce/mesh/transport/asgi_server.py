@@ -154,8 +154,8 @@ class Mesh:
             raise admission.never_opened(node, handed)
         outer = None if current.get() is None else current_scope()
         if outer is None or node.own_scope is None or _covers(outer, node.own_scope):
-            return node.accept_arrival(handed, caller=caller)
-        hop = node.accept_arrival(handed, _closing(outer), caller)
+            return node.opened.accept_arrival(handed, caller=caller)
+        hop = node.opened.accept_arrival(handed, _closing(outer), caller)
         hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
         return hop
 
@@ -218,7 +218,7 @@ class Mesh:
         if node.own_scope is None:
             message = f"node {node.name!r} is not open: it has not started yet, or it has closed"
             raise PeerLost(message)
-        calls = node.exchange
+        calls = node.opened.exchange
         return await calls.bodies.read(receive, is_ending=calls.is_told_to_end())
 
 
@@ -290,7 +290,7 @@ class _Exchange(Visit):
         """Record that the server has cancelled the request, unless a `Quiesce` is around it: that reports it."""
         hop = self._hop
         is_cut = isinstance(left, hop.backend.cancelled) and not (self._is_cut or hop.is_cancelled)
-        home = hop.mesh_node.own_scope
+        home = hop.opened.scope
         if is_cut and home is not None and not isinstance(self.outer, LightScope):
             home.note_cut(self)
 
@@ -313,10 +313,10 @@ class _Exchange(Visit):
     def header(self) -> bytes:
         """Return the value of the response header, and record that the message was answered."""
         self.is_answered = True
-        return self._hop.mesh_node.answer(self._hop).encode()
+        return self._hop.opened.answer(self._hop).encode()
 
     def _turn_away(self) -> bytes:
-        told = self._hop.mesh_node.answer_turned_away(self._hop, self._caller)
+        told = self._hop.opened.answer_turned_away(self._hop, self._caller)
         if told is None:
             return self.header()
         self.is_answered = True
@@ -343,7 +343,7 @@ class _Exchange(Visit):
         """Start a job that sends the kept messages, because the app has not returned within the turn."""
         if not self._kept or self._started:
             return
-        scope = self._hop.mesh_node.scope_of_hops
+        scope = self._hop.opened.scope_of_hops
         if scope.phase is not ScopeState.CLOSED:
             self._started = True
             # Not by `spawn`: while the scope is drained, `spawn` refuses jobs from a callback.
@@ -395,7 +395,7 @@ def leaving(node: Node, scope: Message, send: Send) -> Send:
     A server closes the idle connections that it has at the signal. On a connection that is made just then, it would wait
     for another request for as long as its keep-alive time.
     """
-    if node.own_scope is None or not node.exchange.is_told_to_end():
+    if node.own_scope is None or not node.opened.exchange.is_told_to_end():
         return send
     if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
         return send

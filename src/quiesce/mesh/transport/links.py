@@ -170,8 +170,8 @@ class Link:
         check_node(node)
         node.get_open_scope()
         self._node = node
-        self._engine = node.engine
-        self._links = node.exchange.links
+        self._engine = node.opened.engine
+        self._links = node.opened.exchange.links
         self._ask = ask
         self.takes_part: bool | None = None
         """Whether the agent takes part in the mesh; None as long as it has not shown that."""
@@ -186,7 +186,7 @@ class Link:
         self.address = f"{kind}:{secrets.token_hex(6) if address is None else address}"
         self._links.attach(self)
         if self._named:  # repeat the open questions of the earlier connection soon
-            node.exchange.contact(self.address, node.clock())
+            node.opened.exchange.contact(self.address, node.opened.clock())
 
     # Handing over.
 
@@ -224,7 +224,7 @@ class Link:
 
     def _keep(self, edge: bytes) -> None:
         if len(self._edges) >= self._prune_at:
-            is_open = self._engine.detector.is_open
+            is_open = self._engine.known.is_open
             self._edges = {one: None for one in self._edges if is_open(one)}
             self._prune_at = max(_KEEP_MIN, 2 * len(self._edges))
         self._edges[edge] = None
@@ -273,9 +273,9 @@ class Link:
         )
         for edge in edges:
             engine.detector.give_up(edge, why)
-        engine.absorb_news(node.clock())
+        engine.absorb_news(node.opened.clock())
         try:
-            node.commit_records()
+            node.opened.commit_records()
         except Exception:  # noqa: BLE001 - the journal failed: the node then rejects messages
             logger.exception(
                 "node %r could not write to its journal that a connection ended", node.name
@@ -327,7 +327,7 @@ def start_answer(
     *Raises*: `UsageError` if the node is not open.
     """
     node.get_open_scope()
-    job = node.exchange.service(name, fn, *args)
+    job = node.opened.exchange.service(name, fn, *args)
     assert job is not None  # noqa: S101 - the node is open
     return job
 
@@ -349,7 +349,7 @@ async def serve_link(node: Node, method: str, params: object) -> Any:
 def refuse_message(node: Node, header: str | bytes) -> str | None:
     """Refuse a message without reading it, and return the answer; None if the header is invalid."""
     try:
-        node.accept_arrival(
+        node.opened.accept_arrival(
             codec.parse_request_header(header),
             "its agent refused the request before it read the message",
         )

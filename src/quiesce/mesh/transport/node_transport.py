@@ -35,7 +35,8 @@ def no_mesh(to: str, how: str) -> str:
     """Return a message that says what is wrong with an address, and what to do."""
     return (
         f"no mesh at {to}: {how}. Is it served by Quiesce(app, node=…), quiesce_app(agent, node=…) or node.asgi(app), "
-        "is its url= right, and, if it is below a path, is it in peers=?"
+        "is its url= right, and, if it is below a path, is it in peers=? If it takes no part, name it in opaque= "
+        "instead of peers="
     )
 
 

@@ -103,8 +103,8 @@ class RefusedPosts:
         """
         node = self._node
         is_open = node.own_scope is not None
-        bodies = node.exchange.bodies if is_open else CallBodies()
-        is_ending = not is_open or node.exchange.is_told_to_end()
+        bodies = node.opened.exchange.bodies if is_open else CallBodies()
+        is_ending = not is_open or node.opened.exchange.is_told_to_end()
         try:
             return await bodies.read(receive, is_ending=is_ending)
         except PeerLost:

@@ -5,7 +5,8 @@
 - Wake-ups: code in a hop wakes a task or a thread that works for no hop, by a semaphore, a future, an event of trio,
   or a queue of another library. If the woken task or thread waits in a loop, it is a worker, and probably got work.
 - Calls that go around the functions that hops follow: `fork`, `_thread`, `SimpleQueue`.
-- Possible exits: connections, databases, files that are opened for appending. They are listed as `possible`.
+- Possible exits: requests to servers that the node does not know, connections, databases, files that are opened for
+  appending. They are listed as `possible`.
 
 The detectors run only for code in a hop. They ignore callers that the hop's node declares as housekeeping.
 """
@@ -24,10 +25,12 @@ from quiesce.core import callsites, libraries
 from quiesce.core.patches import Patch
 from quiesce.core.python_private import get_frame, thread_frames
 from quiesce.core.tree import current
+from quiesce.mesh.clients import aiohttp_client, http_client, httpcore_client
 from quiesce.mesh.clients.client_hooks import Hooks
-from quiesce.mesh.clients.sending import _PLUMBING
+from quiesce.mesh.clients.sending import _PLUMBING, is_http_below
 from quiesce.mesh.routes.bytecode_flow import is_in_loop
 from quiesce.mesh.routes.following import hop_now, is_declared
+from quiesce.mesh.runtime.peers import peers_of
 from quiesce.testing.escaping.escape_report import Escape
 from quiesce.testing.escaping.trails import Trails, watch
 from quiesce.testing.trio_private import reschedulers
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import FrameType, ModuleType
 
+    from quiesce.mesh.clients.sending import SendTarget
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.testing.escaping.escape_report import Fate
 
@@ -157,6 +161,23 @@ _WAIT = inspect.unwrap(
 ).__code__  # of the interpreter, whatever is around it
 
 
+# Requests of plain clients. Their connections are not listed as well: a connection is often made by a task of the client.
+
+
+def _by_request(begin: Callable[[Hop, SendTarget], Any]) -> Callable[[Hop, SendTarget], Any]:
+    def begin_request(hop: Hop, target: SendTarget) -> Any:
+        scheme, host, port = target.scheme, target.host, target.port
+        if peers_of(hop.mesh_node).find(scheme, host, port, target.path) is None:
+            server = f"{scheme}://{host}" if port is None else f"{scheme}://{host}:{port}"
+            note_place(hop, "possible", "request", f"{target.method} {server}", skip=_PLUMBING)
+        return begin(hop, target)
+
+    return begin_request
+
+
+_REQUESTING = (aiohttp_client, http_client, httpcore_client)
+
+
 # Calls that go around the functions that hops follow.
 
 
@@ -193,7 +214,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     elif event == "open":
         if isinstance(args[1], str) and "a" in args[1]:
             note_place(hop, "possible", "file that is appended to", str(args[0]))
-    else:
+    elif event != "socket.connect" or not is_http_below():
         route = "connection" if event == "socket.connect" else event
         note_place(hop, "possible", route, str(args[-1]), skip=_PLUMBING)
 
@@ -227,7 +248,10 @@ class Detectors:
         if not self._is_audited:
             sys.addaudithook(_audit)
             self._is_audited = True
-        self._patches = [Patch(threading.Condition, "notify", _by_notify)]
+        self._patches = [
+            Patch(threading.Condition, "notify", _by_notify),
+            *(Patch(module, "begin_request", _by_request) for module in _REQUESTING),
+        ]
         _hooks.fit(is_wanted=True)
         self.is_on = True
 

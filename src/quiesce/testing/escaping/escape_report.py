@@ -61,6 +61,11 @@ _INSTEAD: tuple[tuple[Fate, str, str], ...] = (
     ("unseen", "_thread", "threading.Thread"),
     ("unseen", "", f"an asyncio.Queue or queue.Queue; or {_WORKING}"),
     ("held", "", f"Node(services=[…]), if it is a loop and not work; or {_DETACHED}"),
+    (
+        "possible",
+        "request",
+        f"peers=[…] and node.instrument(), if an agent of the mesh is there; if another server goes on after its answer: {_OPAQUE}",
+    ),
     ("possible", "connection", f"if the other side goes on after its answer: {_OPAQUE}"),
     ("possible", "", f"if other code goes on with that later: {_WORKING}; or {_OPAQUE}"),
 )

@@ -219,10 +219,10 @@ async def test_the_advice_for_a_daemon_thread_never_names_the_handler(
             await world.hand("b", handler)
         found = await cascade.settled(5)
         assert isinstance(found, Unknown)
-        (hold,) = world.nodes["b"].hop_threads.values()
+        (hold,) = world.nodes["b"].opened.hop_threads.values()
         places += [*found.missing, str(hold.details)]
         keeper.over.set()
-        await until(lambda: not world.nodes["b"].hop_threads)
+        await until(lambda: not world.nodes["b"].opened.hop_threads)
     assert len(places) == 2
     for text in places:
         line = re.search(r"Node\(services=(\[.*\])\)", text)

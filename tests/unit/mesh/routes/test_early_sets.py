@@ -216,7 +216,7 @@ async def test_a_thread_that_comes_to_wait_before_the_event_is_set_holds_the_hop
                     hops.append(current_hop())
                     gate.wait(30)
 
-        wakes = events._record_wake
+        wakes = events.record_wake
 
         def wakes_slowly(event: Any, around: Any) -> None:
             wakes(event, around)
@@ -234,7 +234,7 @@ async def test_a_thread_that_comes_to_wait_before_the_event_is_set_holds_the_hop
             left.append(plain)
             wake.set()
             await until(begun.is_set)
-            monkeypatch.setattr(events, "_record_wake", wakes_slowly)
+            monkeypatch.setattr(events, "record_wake", wakes_slowly)
 
             def put() -> None:
                 left.append(gate)

@@ -79,7 +79,7 @@ class EndingHop:
 def is_remembered(case: Case) -> bool:
     """Return whether something is remembered of the hops of the agent."""
     remembered = case.world.nodes["b"].joined_work
-    return bool(remembered._hops or remembered._of_handlers)
+    return bool(remembered.hops or remembered.by_handler)
 
 
 @pytest.mark.parametrize("how", ["task", "timer"])

@@ -182,7 +182,7 @@ async def test_a_task_that_is_left_in_a_loop_that_does_not_run_holds_the_hop(
         thread.join()
 
     await see_it_held(tmp_path, lambda: None, put, taken=taken, end=again)
-    assert not other_loops._late.get(loop)
+    assert not other_loops.late_releases.get(loop)
     loop.close()
 
 

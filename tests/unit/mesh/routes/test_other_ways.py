@@ -408,7 +408,7 @@ async def verdict(
         finally:
             with detached():
                 end()
-            await until(lambda: not world.nodes["b"].running_hops)
+            await until(lambda: not world.nodes["b"].opened.running_hops)
 
 
 @pytest.mark.parametrize(

@@ -290,11 +290,11 @@ async def test_what_is_handed_over_through_a_callback_is_named(
     async def scenario(case: Case) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(libraries, "package_of", found)
+            patched.setattr(libraries, "is_housekeeping", libraries.is_housekeeping.__wrapped__)
             cascade = await case.cascade(lambda: soon(items.put, 1))
             await until(lambda: not items.empty())
-        verdict = await cascade.settled(5)
+            verdict = await cascade.settled(5)
         assert "item in multiprocessing.SimpleQueue" in str(verdict)
-        libraries._is_housekeeping.cache_clear()
 
     await run(tmp_path, scenario)
     items.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from tests.foreign_private import is_waited_for
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
 from tests.unit.mesh.routes.queueing import Case, run
@@ -238,6 +239,10 @@ class Threads:
         with self.condition:
             self.condition.notify_all()
 
+    def waited_for(self) -> list[object]:
+        """Return what the ways wait for."""
+        return [self.stop, self.condition, self.hints.not_empty]
+
 
 def ways(kind: type, *, looks: bool) -> list[str]:
     """Return the ways that look, or those that do not."""
@@ -287,18 +292,13 @@ async def test_a_thread_that_looks_when_the_time_is_up_is_named(
         thread = threading.Thread(target=fn)
         thread.start()
         try:
-            await until(lambda: bool(_waiters(threads)))
+            await until(lambda: any(map(is_waited_for, threads.waited_for())))
             see(await settle(case, nothing), fn, looks=looks)
         finally:
             threads.end()
             thread.join()
 
     await run(tmp_path, scenario)
-
-
-def _waiters(threads: Threads) -> list[object]:
-    conditions: list[Any] = [threads.stop._cond, threads.condition, threads.hints.not_empty]  # type: ignore[attr-defined]  # no other way tells
-    return [one for condition in conditions for one in condition._waiters]
 
 
 @pytest.mark.real_time

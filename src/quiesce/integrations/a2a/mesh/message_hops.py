@@ -139,7 +139,9 @@ class MeshTracker(Tracker):
             return self._work(hop, message)
         finally:
             part.leave(None)
-            node.answer(hop)  # the answer has no receipt header: the receipt is posted, or queried
+            node.opened.answer(
+                hop
+            )  # the answer has no receipt header: the receipt is posted, or queried
 
     def place(self, work: MessageWork) -> Scope:
         """Return the scope in which the SDK handles a message.

@@ -72,16 +72,14 @@ class PushEdges:
         """Restore the edge of a push that an earlier process has written."""
         try:
             handed = codec.parse_request_header(push.cascade)
-            self._node.check_accepts()
-            known = self._node.engine.detector.edge_records.get(handed.edge)
+            self._node.opened.check_accepts()
+            known = self._node.opened.engine.known.edge_records.get(handed.edge)
         except QuiesceError:
             known = None
         if known is None:  # the edge is resolved: the push is sent outside of the cascade
             push.cascade = ""
             return
-        handing = Handing.__new__(Handing)
-        handing.sender_node, handing.edge_id, handing.is_resolved = self._node, handed.edge, False
-        handing.to, handing.header_text, handing.use_count = known.to, push.cascade, 1
+        handing = Handing(self._node.opened, handed.edge, known.to, push.cascade, uses=1)
         push.edge = PushEdge(self, None, handing)
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quiesce.core import arguments
+from quiesce.core.lock_files import close_lock_file, open_lock_file
 from quiesce.errors import UsageError
 from quiesce.integrations.a2a.outlasting import outlast
 from quiesce.integrations.a2a.push.push_outbox import (
@@ -119,7 +120,7 @@ class SqliteOutbox:
     async def _take_lock(self) -> None:
         if fcntl is None:
             return
-        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_lock_file(f"{self.path}.lock")
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._lock_seconds
         try:
@@ -137,7 +138,7 @@ class SqliteOutbox:
                 else:
                     break
         except BaseException:
-            os.close(lock)
+            close_lock_file(lock)
             raise
         self._lock = lock
 
@@ -180,7 +181,7 @@ class SqliteOutbox:
                 connection.close()
         finally:
             if lock is not None:
-                os.close(lock)
+                close_lock_file(lock)
 
     async def _run_in_thread(self, work: Callable[..., T], *args: Any) -> T:
         thread = self._thread

@@ -1,38 +1,50 @@
-"""The steps of a node: pass an event to the engine, write the engine's records, carry out its requests.
+"""A node while it is open: its engine, journal, scopes and hops, and the steps of its protocol.
 
-A step has no await, so a cancellation cannot come in between. node.py lists the invariants.
+A step passes an event to the engine, writes the engine's records, and carries out its requests. It has no await, so a
+cancellation cannot come in between. node.py lists the invariants. Each opening of a node is an object of its own: work
+that outlives the close of its opening never changes a later one.
 """
 
 from __future__ import annotations
 
+import logging
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NoReturn
+from weakref import WeakValueDictionary
 
 from quiesce.core import arguments
+from quiesce.core.announce import say
+from quiesce.core.light_scope import Model
+from quiesce.core.server_drain import drain_of_server
 from quiesce.core.tree import ScopeState, logger
 from quiesce.errors import EdgeRefused, JournalBroken
 from quiesce.mesh.protocol import codec
+from quiesce.mesh.protocol.engine import Engine
 from quiesce.mesh.protocol.facts import NOT_NOW, RUN, WORKING, Settle
 from quiesce.mesh.protocol.receipt import edge_mark
 from quiesce.mesh.routes import shared_sends
+from quiesce.mesh.runtime.cascade import recovered
 from quiesce.mesh.runtime.hop import Hop
-from quiesce.mesh.store.journal_keeper import Health
+from quiesce.mesh.runtime.hop_failures import job_failed
+from quiesce.mesh.runtime.left_running import describe_left
+from quiesce.mesh.runtime.node_scope import Home
+from quiesce.mesh.runtime.peer_calls import PeerCalls
+from quiesce.mesh.runtime.unposted import not_ended
+from quiesce.mesh.store.journal_keeper import Health, Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from weakref import WeakValueDictionary
+    from threading import Thread
 
+    from quiesce.core.hold import Hold
     from quiesce.core.scope import Scope
     from quiesce.mesh.protocol import states
-    from quiesce.mesh.protocol.engine import Engine
     from quiesce.mesh.protocol.facts import Answer, Stop
     from quiesce.mesh.protocol.receipt import Status
     from quiesce.mesh.protocol.states import Sending
     from quiesce.mesh.runtime.cascade import Cascade
-    from quiesce.mesh.runtime.node_scope import Home
-    from quiesce.mesh.runtime.peer_calls import PeerCalls
-    from quiesce.mesh.store.journal_keeper import Keeping
-    from quiesce.mesh.transport.address_policy import AddressPolicy
+    from quiesce.mesh.runtime.node import Node
 
 __all__: list[str] = []
 
@@ -41,72 +53,148 @@ _COPY = "it is a copy of a message that this agent took before. The first one co
 _REFUSED = "it is a copy of a message that this agent refused for good, and never worked on: send a new message"
 
 
-class Steps:
-    """The steps of a node; a base of `Node`."""
+class OpenNode:
+    """One opening of a node, from `Node.open()` to the close."""
 
-    if TYPE_CHECKING:
-        name: str
-        url: str | None
-        journal_keeping: Keeping | None
-        own_scope: Home | None
-        running_hops: dict[bytes, Hop]
-        _hops_max: int
-        shared_sendings: shared_sends.Shared
-        is_serving: bool
-        known_cascades: WeakValueDictionary[bytes, Cascade]
-        policy: AddressPolicy
-        random_bytes: Callable[[int], bytes]
-        engine: Engine
-        exchange: PeerCalls
-        scope_of_hops: Scope
-        clock: Callable[[], float]
+    scope: Home | None
+    """The scope of the node; None before the node is open and after it is closed."""
+    closed_scope: Home | None
+    """The scope of the node after the close, with the report."""
+    scope_of_hops: Scope
+    hop_model: Model
+    clock: Callable[[], float]
+    exchange: PeerCalls
 
-        def get_open_scope(self) -> Scope: ...
-        def _abandon(self) -> None: ...
+    def __init__(self, node: Node) -> None:
+        """Make the engine; `open` fills it from the journal."""
+        self.node = node
+        self.name: str = node.name
+        self.scope = self.closed_scope = None
+        self.engine: Engine = Engine(
+            node.name,
+            lasting=node.journal is not None,
+            patience=node.patience,
+            jitter=random.random,
+            keep=node.keep_seconds,
+            wall=node.wall,
+        )
+        self.engine.may_call = node.policy.allows
+        self.keeping: Keeping | None = None
+        if node.journal is not None:
+            mode, random_bytes = node.on_journal_failure, node.random_bytes
+            self.keeping = Keeping(node.journal, self.engine, mode, random_bytes)
+        self.running_hops: dict[bytes, Hop] = {}
+        self.known_cascades: WeakValueDictionary[bytes, Cascade] = (
+            WeakValueDictionary()
+        )  # others let go
+        self.shared_sendings: shared_sends.Shared = {}  # messages that are sent for several hops
+        self.hop_threads: dict[Thread, Hold] = {}  # daemon threads of hops, until they end
+        self.is_serving: bool = False
+
+    # Opening and closing.
+
+    async def open(self) -> None:
+        """Read the journal, open the scopes, and continue from the journal's state."""
+        node, engine = self.node, self.engine
+        if self.keeping is not None:
+            self.keeping.open()
+        owner = drain_of_server.get()
+        scope: Home | None = None
+        try:
+            scope = await Home.open(f"node {self.name}")
+            adopts = scope.backend.name == "asyncio"  # on trio, nurseries own all tasks
+            self.scope_of_hops = scope.child("hops", adopt=adopts)
+            self.hop_model = Model(
+                self.scope_of_hops,
+                adopt=adopts,
+                services=[*node.services_given, *(() if owner is None else owner.services)],
+                on_error=job_failed,
+                leftovers="parent",  # the node takes over services, which go on
+            )
+            self.clock = scope.backend.clock
+            engine.resume(self.clock())
+            node.recovered = tuple(recovered(self, engine.known.roots()))
+            self.exchange = PeerCalls(self, engine, scope)
+            await scope.enter(self.exchange.opened())
+            self.commit_records()
+            if self.keeping is not None:
+                self.keeping.opened()
+        except BaseException:
+            self._let_go()
+            if scope is not None:
+                await scope.aclose()
+            raise
+        self.scope = scope
+        scope.belong_to(self)
+        self.exchange.start()
+
+    def _let_go(self) -> None:
+        """Close the journal, and wake the tasks that wait for a verdict which will not come."""
+        if self.running_hops:
+            # The next owner of the journal would assume that this work is dead, so keep the journal locked.
+            logger.error(
+                "node %r was closed, but work of its hops still runs: %s",
+                self.name,
+                describe_left(self.running_hops.values()),
+            )
+        elif self.keeping is not None:
+            self.keeping.close()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for cascade in self.known_cascades.values():
+            cascade.abandon_wait()
+
+    def note_closed(self) -> None:
+        """Record, in the same step, that the node's scope is closed."""
+        self.closed_scope, self.scope = self.scope, None
+        left = not_ended(self.engine, has_journal=self.node.journal is not None)
+        if left and self.node.is_telling_drain:
+            say(logger, logging.INFO, f"node {self.name!r}: {left}")
+        self._let_go()
+
+    # Steps.
 
     def check_accepts(self) -> None:
-        self.get_open_scope()
+        if self.scope is None:
+            raise self.node.not_open()
         if self.is_refusing and not self.retry_writing():
             self._refuse()
 
     @property
     def is_refusing(self) -> bool:
-        return self.journal_keeping is not None and self.journal_keeping.is_refusing
+        return self.keeping is not None and self.keeping.is_refusing
 
     @property
     def write_error(self) -> BaseException | None:
-        return (
-            self.journal_keeping.error
-            if self.journal_keeping is not None and self.is_refusing
-            else None
-        )
+        return self.keeping.error if self.keeping is not None and self.is_refusing else None
 
     @property
     def is_behind(self) -> bool:
-        return self.journal_keeping is not None and self.journal_keeping.error is not None
+        return self.keeping is not None and self.keeping.error is not None
 
     def _refuse(self) -> NoReturn:
-        assert self.journal_keeping is not None  # noqa: S101 - it has a journal that cannot be written
-        raise self.journal_keeping.broken() from self.journal_keeping.error
+        assert self.keeping is not None  # noqa: S101 - it has a journal that cannot be written
+        raise self.keeping.broken() from self.keeping.error
 
     def retry_writing(self) -> bool:
         """Try again to write the records that could not be written; on success, act on them."""
-        assert self.journal_keeping is not None  # noqa: S101 - as above
-        if self.journal_keeping.retry():
+        assert self.keeping is not None  # noqa: S101 - as above
+        if self.keeping.retry():
             for cascade in self.known_cascades.values():
                 cascade.wait_again()
             self.commit_records()
             self.exchange.wake()
-        return self.journal_keeping.error is None
+        return self.keeping.error is None
 
     @property
     def health(self) -> Health:
         """Return whether the node can do its part now, and the problem if it cannot."""
-        if self.own_scope is None:
+        if self.scope is None:
             return Health("closed")
-        if self.journal_keeping is not None and self.is_behind:
+        if self.keeping is not None and self.is_behind:
             state: Literal["refusing", "behind"] = "refusing" if self.is_refusing else "behind"
-            return Health(state, self.journal_keeping.why())
+            return Health(state, self.keeping.why())
         return Health("ready" if self.scope_of_hops.phase is _OPEN else "draining")
 
     def try_to_commit(self) -> None:
@@ -117,10 +205,10 @@ class Steps:
     def commit_records(self) -> None:
         """Write the engine's records, then carry out its requests (1, 2)."""
         engine, exchange = self.engine, self.exchange
-        writes = engine.detector.writes
+        writes = engine.known.writes
         if writes:
-            engine.detector.writes = []
-            keeping = self.journal_keeping
+            engine.known.writes = []
+            keeping = self.keeping
             if keeping is not None:
                 if not keeping.write(writes):
                     self._abandon()
@@ -152,10 +240,10 @@ class Steps:
     def begin_root(self, cascade: Cascade) -> Hop:
         self.check_accepts()
         self.scope_of_hops.check_may_start()
-        edge, name = self.random_bytes(12), cascade.name
-        record = self.engine.begin(edge, self.random_bytes(16), self.clock(), name)
+        edge, name = self.node.random_bytes(12), cascade.name
+        record = self.engine.begin(edge, self.node.random_bytes(16), self.clock(), name)
         self._commit_begun(edge)
-        hop = self.running_hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")  # type: ignore[arg-type]  # a Node
+        hop = self.running_hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")
         self.known_cascades[record.edge] = cascade
         return hop
 
@@ -163,24 +251,24 @@ class Steps:
         try:
             self.commit_records()
         except JournalBroken:
-            assert self.journal_keeping is not None  # noqa: S101 - it raised that
-            self.journal_keeping.withdraw(edge)  # a later copy may be accepted
+            assert self.keeping is not None  # noqa: S101 - it raised that
+            self.keeping.withdraw(edge)  # a later copy may be accepted
             raise
 
     def accept_arrival(
         self, handed: codec.Handed, why_not: str | None = None, caller: str = ""
     ) -> Hop:
-        keeping = self.journal_keeping
-        if self.own_scope is None or (keeping is not None and keeping.error is not None):
+        keeping = self.keeping
+        if self.scope is None or (keeping is not None and keeping.error is not None):
             self.check_accepts()
         edge, engine = handed.edge, self.engine
         why = why_not or engine.horizon.objection(handed)
         if why is None and self.scope_of_hops.phase is not _OPEN:
             why = "its agent is being shut down: send a new message later, or to another agent"
-        if len(self.running_hops) >= self._hops_max and not engine.detector.knows(edge):
+        if len(self.running_hops) >= self.node.hops_max and not engine.detector.knows(edge):
             raise self._busy(handed)
         if why is None:
-            answer = engine.arrive(handed, self.policy.reply_to(handed.home))
+            answer = engine.arrive(handed, self.node.policy.reply_to(handed.home))
         elif self.exchange.may_note(edge, caller):
             answer = engine.refuse(handed, self.clock())
         else:
@@ -191,13 +279,13 @@ class Steps:
             raise self._refusal(handed, answer, why, is_draining=is_draining)
         self._commit_begun(edge)
         self.is_serving = True
-        hop = self.running_hops[edge] = Hop(self, engine.detector.hop_records[edge])  # type: ignore[arg-type]  # a Node
+        hop = self.running_hops[edge] = Hop(self, engine.known.hop_records[edge])
         return hop
 
     def _refusal(
         self, handed: codec.Handed, answer: Answer, why: str | None, *, is_draining: bool
     ) -> EdgeRefused:
-        known = self.engine.detector.find(handed.edge)
+        known = self.engine.known.find(handed.edge)
         must_ask = known is not None and known.reply is None
         header = codec.response_header(handed.edge, answer, must_ask=must_ask)
         is_refused = answer.kind in {"never", "not now"}  # or a copy of an accepted message
@@ -208,10 +296,10 @@ class Steps:
 
     def _busy(self, handed: codec.Handed) -> EdgeRefused:
         """Return a temporary refusal. The node keeps nothing of the message, so it may accept a copy later."""
-        must_ask = self.journal_keeping is not None  # else it could not answer later
+        must_ask = self.keeping is not None  # else it could not answer later
         header = codec.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
         text = (
-            f"message {edge_mark(handed.edge)} is not worked on: {self._hops_max} messages are already being"
+            f"message {edge_mark(handed.edge)} is not worked on: {self.node.hops_max} messages are already being"
             " processed, and hops_max allows no more: send it again later"
         )
         return EdgeRefused(text, header, is_busy=True)
@@ -237,7 +325,7 @@ class Steps:
         edge = hop.record.edge
         if hop.packed is None or self.is_behind or self.exchange.may_keep(caller):
             return None
-        if not self.engine.detector.forget(edge):
+        if not self.engine.known.forget(edge):
             return None
         self.try_to_commit()
         return codec.response_header(edge, NOT_NOW, must_ask=True)
@@ -246,11 +334,11 @@ class Steps:
         """Record that a hop has ended, in the step in which it ends."""
         record = hop.record
         self.running_hops.pop(record.edge, None)
-        if self.own_scope is None:
+        if self.scope is None:
             return  # the verdict has no recipient any more; a journal keeps the state
         now = self.clock()
         microseconds = int((now - hop.began_at) * 1e6 + 0.5)
-        keeping = self.journal_keeping
+        keeping = self.keeping
         try:
             is_kept = keeping is None or keeping.error is None
             if hop.rides and status == "done" and is_kept:
@@ -268,7 +356,7 @@ class Steps:
 
     def send_edge(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:
         self.check_accepts()
-        edge, now = self.random_bytes(12), self.clock()
+        edge, now = self.node.random_bytes(12), self.clock()
         begin_by = self.engine.send(hop, edge, arguments.check_text("to", to), now)
         try:
             self.commit_records()
@@ -276,38 +364,38 @@ class Steps:
             self.engine.sent(edge, "is not sent", now)
             self.try_to_commit()
             raise
-        handed = codec.Handed(hop.cascade, edge, edge_mark(hop.edge), begin_by, self.url)
+        handed = codec.Handed(hop.cascade, edge, edge_mark(hop.edge), begin_by, self.node.url)
         return edge, codec.request_header(handed)
 
     def resolve_edge(self, edge: bytes, to: str, how: Sending) -> None:
-        if self.own_scope is None:
+        if self.scope is None:
             return
         self.engine.sent(edge, how, self.clock())
-        if how == "is in doubt" and self.url is None:
+        if how == "is in doubt" and self.node.url is None:
             self.exchange.pull(edge, to)
         self.try_to_commit()
 
     def note_answer(
         self, edge: bytes, to: str, answer: Answer, how: Sending, *, must_ask: bool, uses: int
     ) -> None:
-        if self.own_scope is None:
+        if self.scope is None:
             return
         now = self.clock()
         self.engine.answered(edge, answer, how, now, uses=uses)
         self.exchange.contact(to, now)
-        if answer.kind == "working" and (must_ask or self.url is None):
+        if answer.kind == "working" and (must_ask or self.node.url is None):
             self.exchange.pull(edge, to)
         self.try_to_commit()
 
     def note_told(self, edge: bytes) -> None:
         """Record that a cascade's verdict was delivered. If this cannot be written, it is delivered again later."""
         self.known_cascades.pop(edge, None)
-        if self.own_scope is not None:
+        if self.scope is not None:
             self.engine.told(edge, self.clock())
             self.try_to_commit()
 
     def note_dropped(self, root: states.HopRecord) -> None:
-        if self.engine.detector.find_root(root.edge) is root:  # not a root of a later opening
+        if self.engine.known.find_root(root.edge) is root:  # not a root of a later opening
             self.note_told(root.edge)
 
     def cancel_hop(self, hop: states.HopRecord) -> None:
@@ -317,6 +405,6 @@ class Steps:
 
     def tidy_journal(self) -> None:
         """Start to compact the journal if it has grown, but not while the node closes, which would wait for it."""
-        keeping = self.journal_keeping
+        keeping = self.keeping
         if keeping is not None and not self.exchange.is_ending and keeping.tidying.is_due():
             self.exchange.service("compaction", keeping.tidying.run)
