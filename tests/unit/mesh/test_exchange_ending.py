@@ -123,7 +123,7 @@ async def test_a_caller_that_has_gone_does_not_keep_a_closing_node_busy(
             await call.run()
             assert "s=working" in (call.told or "")
         closing = server.spawn(node.drain, 100.0)
-        await until(lambda: node.exchange.is_ending)
+        await until(lambda: node.opened.exchange.is_ending)
         first.set()
         with anyio.move_on_after(3):
             await closing

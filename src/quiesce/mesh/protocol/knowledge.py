@@ -198,6 +198,11 @@ class Knowledge:
         """Return whether this node has sent an edge that is not closed yet."""
         return edge in self.edge_records
 
+    def is_taken(self, edge: bytes) -> bool:
+        """Return whether an edge is open, and its receiver has said that it has the message."""
+        found = self.edge_records.get(edge)
+        return found is not None and found.is_taken
+
     def open_edges(self) -> list[tuple[bytes, str]]:
         """Return the open edges that this node has sent, each with its receiver."""
         return [(edge, found.to) for edge, found in self.edge_records.items()]

@@ -220,10 +220,8 @@ class PeerCalls:
             if is_behind:  # calls that depend on unwritten records wait for the next try
                 later = now + RETRY_SECONDS
                 self._awake_at = later if node.is_refusing else min(self._awake_at, later)
-            if self._awake_at <= now:
-                continue
             self._sleeper = self._scope.backend.waiter()
-            with anyio.move_on_after(self._awake_at - now):
+            with anyio.move_on_after(max(0.0, self._awake_at - now)):  # lets others run, always
                 await self._sleeper
             self._sleeper = None
 
@@ -240,8 +238,13 @@ class PeerCalls:
         if isinstance(reply, str):
             self._engine.failed(call, now, reply, self._errors.get(call.to, ""))
         else:
+            known = self._engine.known
+            doubted = [edge for edge, _ in call.asks if not known.is_taken(edge)]
             self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
+            for edge in doubted:
+                if known.is_taken(edge):  # its answer was lost, and may have said that no receipt will be posted
+                    self.pull(edge, call.to)
         self._opened.try_to_commit()
 
     async def _ask(self, call: NodeCall, seconds: float) -> NodeReply | str:
