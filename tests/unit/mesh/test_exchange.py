@@ -492,24 +492,3 @@ async def test_a_memory_is_shared_by_its_nodes_only() -> None:
                 handing.in_doubt()
         found = await cascade.settled(5)
         assert found.receipt.unknown == 1
-
-
-async def test_the_end_of_work_whose_answer_was_lost_is_learned_at_once() -> None:
-    """The answer would have said that the receiver posts no receipt, because it does not know the sender as a peer."""
-    patience = Patience(retry_first=0.01, ask_in_doubt=0.02, ask_every=5000, give_up=9000)
-    gate = anyio.Event()
-
-    async def works(hop: Hop) -> None:
-        hop.spawn(gate.wait)
-
-    async with World() as world:
-        node = await world.add("a", patience=patience)
-        await world.add("b", peers=[])
-        async with node.cascade("c") as cascade:
-            with here().delegate("http://b") as handing:
-                await world.deliver("b", handing.header, works)
-        found = await cascade.settled(0.5)
-        assert isinstance(found, Unknown)
-        gate.set()
-        settled = await cascade.settled(60, require="participants")
-    assert isinstance(settled, Settled)

@@ -1,4 +1,4 @@
-"""What a review has found: `never` is also said of what has run, and was forgotten."""
+"""What a review has found: `never` is also said of what has run and was forgotten; and answers that are lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from quiesce.mesh import Unknown
+from quiesce.mesh import Patience, Settled, Unknown
 from tests.stress import lasting
 from tests.unit.mesh.meshing import World, here
 
@@ -86,3 +86,25 @@ async def test_a_sender_that_was_restarted_still_knows_that_a_message_was_taken(
         assert at_work
         assert isinstance(found, Unknown), found
         gate.set()
+
+
+@in_virtual_time
+async def test_the_end_of_work_whose_answer_was_lost_is_learned_at_once() -> None:
+    """The answer would have said that the receiver posts no receipt, because it does not know the sender as a peer."""
+    patience = Patience(retry_first=0.01, ask_in_doubt=0.02, ask_every=5000, give_up=9000)
+    gate = anyio.Event()
+
+    async def works(hop: Hop) -> None:
+        hop.spawn(gate.wait)
+
+    async with World() as world:
+        node = await world.add("a", patience=patience)
+        await world.add("b", peers=[])
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                await world.deliver("b", handing.header, works)
+        found = await cascade.settled(0.5)
+        assert isinstance(found, Unknown)
+        gate.set()
+        settled = await cascade.settled(60, require="participants")
+    assert isinstance(settled, Settled)
