@@ -89,6 +89,7 @@ def diligent() -> Iterator[None]:
 @pytest.mark.usefixtures("diligent")
 @pytest.mark.skipif(not loops.PROC, reason="it looks into /proc")
 @pytest.mark.real_time
+@pytest.mark.sampled(1)
 async def test_nothing_grows_with_the_number_of_processes() -> None:
     """Files, threads, children, objects and memory are after a thousand as they were after a hundred."""
     async with Scope("whole"):
