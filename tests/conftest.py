@@ -25,7 +25,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS_BETWEEN_FREEZES = 20
-SAMPLED_LOOPS = 2  # of the three event loops on which a test runs
 finished = itertools.count(1)
 # With this variable, each run tries other examples, as a sampled run does; otherwise the examples are always the same.
 EXPLORES = bool(os.environ.get("QUIESCE_EXPLORE"))
@@ -110,14 +109,13 @@ def pytest_runtest_logfinish() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each async test on every backend; in a sampled run, on two of the three."""
+    """Run each async test on every backend; `sampling.leave_out` says on which in a sampled run."""
     if inspect.iscoroutinefunction(metafunc.function):
         marker = metafunc.definition.get_closest_marker("backends")
         names = marker.args if marker is not None else loops.BACKENDS
-        if "backend" not in metafunc.fixturenames:
-            metafunc.fixturenames.append("backend")
-        name = metafunc.definition.nodeid
-        metafunc.parametrize("backend", sampling.at_most(SAMPLED_LOOPS, names, name))
+        if sampling.LOOP not in metafunc.fixturenames:
+            metafunc.fixturenames.append(sampling.LOOP)
+        metafunc.parametrize(sampling.LOOP, names)
 
 
 @pytest.hookimpl(tryfirst=True)

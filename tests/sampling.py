@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pytest
 
 T = TypeVar("T")
+LOOP = "backend"  # the argument that names the event loop of a test
+USUAL_LOOP = "asyncio"  # on which time is virtual
 
 
 class Sample:
@@ -59,25 +61,49 @@ def fewer(number: int, sampled: int) -> int:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """If this run is sampled, remove the cases that the marker `sampled` lets it leave out.
+    """If this run is sampled, remove the cases that it need not try.
 
     `sampled(number, *names)` keeps at most this many cases for each combination of the named arguments.
+    Every other test has each of its cases on one event loop, asyncio if possible, and one on another loop.
     """
-    groups: dict[Any, list[pytest.Item]] = defaultdict(list)
+    marked: dict[Any, list[pytest.Item]] = defaultdict(list)
+    on_loops: dict[Any, list[pytest.Item]] = defaultdict(list)
+    left_out: list[pytest.Item] = []
     for item in items if is_sampled() else ():
         marker = item.get_closest_marker("sampled")
+        test, _, _ = item.nodeid.partition("[")
+        arguments: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if marker is not None:
             number, *names = marker.args
-            test, _, _ = item.nodeid.partition("[")
-            arguments: Any = item.callspec.params if names else {}  # type: ignore[attr-defined]  # parametrized
-            groups[test, number, *(id(arguments[name]) for name in names)].append(item)
-    kept: set[int] = set()
+            marked[test, number, *(id(arguments[name]) for name in names)].append(item)
+        elif LOOP in arguments:
+            on_loops[test].append(item)
     for place, ((test, number, *_), group) in enumerate(
-        groups.items()
+        marked.items()
     ):  # ids differ between processes
-        kept.update(id(item) for item in at_most(number, group, (test, place)))
-    left_out = [item for group in groups.values() for item in group if id(item) not in kept]
+        left_out += _without(at_most(number, group, (test, place)), group)
+    for test, group in on_loops.items():
+        others = _without(_once_each(test, group), group)
+        left_out += _without(at_most(1, others, test), others)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = {id(item) for item in left_out}
-        items[:] = [item for item in items if id(item) not in gone]
+        items[:] = _without(left_out, items)
+
+
+def _once_each(test: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return each case of a test once: on asyncio, or on a loop that the seed chooses."""
+    cases: dict[Any, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        arguments = item.callspec.params.items()  # type: ignore[attr-defined]  # parametrized
+        cases[tuple(id(value) for name, value in arguments if name != LOOP)].append(item)
+    chosen = []
+    for place, group in enumerate(cases.values()):
+        usual = [item for item in group if item.callspec.params[LOOP] == USUAL_LOOP]  # type: ignore[attr-defined]  # the same
+        chosen += usual or at_most(1, group, (test, place))
+    return chosen
+
+
+def _without(some: list[pytest.Item], items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items that are not among some of them."""
+    gone = {id(item) for item in some}
+    return [item for item in items if id(item) not in gone]

@@ -9,6 +9,8 @@ import pytest
 
 from tests import sampling
 
+LOOPS = ("asyncio", "uvloop", "trio")
+
 
 class Case:
     """A case of a parametrized test, as pytest collects it."""
@@ -66,3 +68,38 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_run_tries_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a seed nothing is left out."""
     assert len(kept(monkeypatch, None, cases("each", 1, "subject"))) == 12
+
+
+def test_each_case_is_tried_on_asyncio_and_one_on_another_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A case that cannot run on asyncio is tried on another loop; after many runs, each is tried on each loop."""
+    both = [Case("both", None, subject=n, backend=b) for n in range(3) for b in LOOPS]
+    alone = [Case("alone", None, backend=b) for b in LOOPS]
+    never = [Case("never", None, subject=n, backend=b) for n in range(2) for b in LOOPS[1:]]
+    mixed = [Case("mixed", None, subject=0, backend=b) for b in LOOPS[:2]]
+    mixed += [Case("mixed", None, subject=1, backend="trio")]
+    items: list[Any] = [*both, *alone, *never, *mixed]
+    tried: set[str] = set()
+    for seed in range(50):
+        names = kept(monkeypatch, seed, items)
+        assert names == kept(monkeypatch, seed, items)
+        tried.update(names)
+        counts = {test: [n for n in names if n.startswith(test)] for test in ("both", "alone")}
+        assert [len(some) for some in counts.values()] == [3 + 1, 1 + 1]
+        assert all(sum("asyncio" in n for n in some) == len(some) - 1 for some in counts.values())
+        assert len([name for name in names if name.startswith("mixed")]) == 2 + 1
+        assert len([name for name in names if name.startswith("never")]) == 2 + 1
+        assert {name[:22] for name in names if name.startswith("never")} == {
+            "never[{'subject': 0, '", "never[{'subject': 1, '",
+        }  # fmt: skip
+    assert tried == {item.nodeid for item in items}
+
+
+def test_a_test_that_says_its_sample_is_not_tied_to_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marker alone decides which of its cases are tried."""
+    marker = pytest.mark.sampled(1, "subject").mark
+    items: list[Any] = [Case("t", marker, subject=n, backend=b) for n in range(2) for b in LOOPS]
+    runs = [kept(monkeypatch, seed, items) for seed in range(50)]
+    assert {len(names) for names in runs} == {2}
+    assert {name for names in runs for name in names} == {item.nodeid for item in items}

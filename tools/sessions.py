@@ -34,6 +34,7 @@ from tests.adapters.catalogue import FOLDERS  # noqa: E402 - the path first
 from tests.integration import subjects  # noqa: E402 - the same
 
 MODES = ("--full", "--versions", "--light")
+UNSAMPLED = ("--full", "--versions")
 ADAPTERS = "tests/adapters"
 SEED = "--randomly-seed="
 FAILED = re.compile(r"(?:FAILED|ERROR) \S")
@@ -44,7 +45,7 @@ USUAL = (
     "integration/test_mesh_demo.py", "integration/test_examples.py", "integration/test_guard_packages.py",
     "integration/test_pytest_plugin_settings.py", "integration/test_claude_stream.py",
 )  # fmt: skip
-# Slow folders, the slowest first: these start first, with more than one process.
+# Slow folders, the slowest first: these start first, and without sampling with more than one process.
 LONG = ("a2a", "mcp", "acp", "claude", "clients")
 
 
@@ -132,6 +133,7 @@ def general(paths: list[str], options: list[str], mode: str) -> list[Session]:
 def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
     """Return the runs of the adapters' folders."""
     sessions = []
+    is_full = mode in UNSAMPLED
     for folder in sorted(FOLDERS.values(), key=lambda one: (*LONG, one.name).index(one.name)):
         place = f"{ADAPTERS}/{folder.name}"
         inside = [path for path in paths if f"{path}/".startswith((f"{place}/", f"{place}::"))]
@@ -148,7 +150,7 @@ def adapters(paths: list[str], options: list[str], mode: str) -> list[Session]:
         versions = {"--versions": folder.versions, "--full": folder.ends}.get(
             mode, folder.ends[-1:]
         )
-        jobs = side_by_side(min(processors(), 2) if folder.name in LONG else 1)
+        jobs = side_by_side(min(processors(), 2) if is_full and folder.name in LONG else 1)
         for version in versions if inside else ():
             if mode == "--versions" and version not in folder.ends:
                 inside = [f"{place}/test_known_faults.py"]
@@ -169,7 +171,7 @@ def main(arguments: list[str]) -> int:
     paths = [word for word in arguments if word.startswith("tests")]
     options = [word for word in arguments if word not in paths and not word.startswith(SEED)]
     options = [f"{SEED}{seed}", "--dist=worksteal", *options]
-    options += [] if mode in {"--full", "--versions"} else ["--sampled"]
+    options += [] if mode in UNSAMPLED else ["--sampled"]
     options += ["-m", "not usual"] if mode == "--light" else []
     target = {"--full": "test-full", "--versions": "test-versions"}.get(mode, "test")
     again = f'make {target} ARGS="{SEED}{seed}"'

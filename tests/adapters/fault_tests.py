@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.adapters.known_faults import KnownFault, Way
 
-BARE_SAMPLE = 4
+BARE_SAMPLE = 2
 __all__ = ["pytest_generate_tests", "test_every_fault_is_recorded", "test_known_fault"]
 
 

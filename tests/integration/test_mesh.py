@@ -64,6 +64,7 @@ def test_no_verdict_is_wrong_whatever_is_done_to_the_agents() -> None:
 
 @pytest.mark.usual
 @pytest.mark.timeout(_SECONDS_MAX + 60.0)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "broken",
     [

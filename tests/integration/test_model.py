@@ -137,7 +137,7 @@ def test_the_page_says_which_rules_the_model_can_leave_out() -> None:
     assert sorted(re.findall(r'"([^"]+)"', shown)) == rules()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", rules())
 def test_each_rule_of_the_protocol_is_needed(rule: str, tmp_path: Path) -> None:
     """Without it, TLC finds a behaviour in which a verdict is wrong."""

@@ -8,7 +8,6 @@ import tracemalloc
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +15,6 @@ from quiesce import Scope
 from quiesce.processes import watchdog
 from quiesce.processes.process import Process, start_process
 from tests import loops
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CYCLES = 1000
 CYCLES_WARM = 100
@@ -78,17 +74,19 @@ def traced() -> int:
 
 
 @pytest.fixture
-def diligent() -> Iterator[None]:
-    """Limit the garbage collector to the objects of this test, without those that earlier tests have left."""
+def diligent() -> None:
+    """Limit the garbage collector to the objects of this test, without those that earlier tests have left.
+
+    It stays so: the tests after this one would wait for a collection of all objects of the run, each for a second.
+    """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("diligent")
 @pytest.mark.skipif(not loops.PROC, reason="it looks into /proc")
 @pytest.mark.real_time
+@pytest.mark.sampled(1)
 async def test_nothing_grows_with_the_number_of_processes() -> None:
     """Files, threads, children, objects and memory are after a thousand as they were after a hundred."""
     async with Scope("whole"):

@@ -35,6 +35,7 @@ def start(way: str, left: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.sampled(1, "left")
 @pytest.mark.parametrize("left", _SAID)
 @pytest.mark.parametrize("way", _WAYS)
 def test_a_thread_that_keeps_the_process_is_named(way: str, left: str) -> None:
@@ -55,6 +56,7 @@ def test_a_thread_that_keeps_the_process_is_named(way: str, left: str) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.sampled(1, "left")
 @pytest.mark.parametrize("left", ["idle worker", "daemon", "nothing"])
 @pytest.mark.parametrize("way", _WAYS)
 def test_no_other_thread_is_named(way: str, left: str) -> None:

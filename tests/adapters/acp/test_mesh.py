@@ -435,6 +435,7 @@ async def _work_that_goes_on() -> None:
         here.close()
 
 
+@pytest.mark.sampled(1, "depth")
 @pytest.mark.parametrize("backend", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_cancelled_at_every_step(backend: Any, depth: int) -> None:

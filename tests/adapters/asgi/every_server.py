@@ -101,6 +101,7 @@ async def test_ctrl_c_loses_no_background_work(kind: str) -> None:
 @pytest.mark.real_time
 @pytest.mark.skipif(SERVER == "granian", reason="its parent process exits with its own exit code")
 @every_kind
+@pytest.mark.sampled(1, "number", "hold")
 @pytest.mark.parametrize(
     ("number", "hold"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
 )
@@ -252,6 +253,7 @@ async def test_without_a_lifespan_nothing_is_lost_either(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if not kind.endswith("trio")]
 )  # has no SIGTERM
+@pytest.mark.sampled(1, "grace")
 @pytest.mark.parametrize("grace", [0, 600])
 async def test_the_exit_code_of_a_node_alone_tells_of_a_loss(kind: str, grace: float) -> None:
     """Without a `Quiesce`, `node.asgi()` drains its hops, says so, and the process exits with 1 if work was lost."""
@@ -275,6 +277,7 @@ async def test_the_exit_code_of_a_node_alone_tells_of_a_loss(kind: str, grace: f
 @here
 @pytest.mark.real_time
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("trio")])
+@pytest.mark.sampled(1, "left")
 @pytest.mark.parametrize("left", ["task", "queue", "failing"])
 async def test_hops_of_a_node_alone_end_before_the_apps_own_shutdown(kind: str, left: str) -> None:
     """They have the app's client and its worker for as long as they need them; the exit code tells of a failure."""

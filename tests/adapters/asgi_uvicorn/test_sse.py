@@ -17,6 +17,7 @@ APP = "tests.adapters.asgi.sse_app:app"
 NEVER = 1000  # a drain that takes its whole time ends by the test's limit
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["uvicorn", "uvicorn-uvloop"])
 async def test_an_ended_event_stream_holds_up_no_drain(kind: str) -> None:
     """The task that sse-starlette leaves running is not the work of the request that started it."""
@@ -58,6 +59,7 @@ async def test_an_event_stream_that_is_cut_is_told() -> None:
         assert "WORK LOST" in server.errors()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["uvicorn", "uvicorn-uvloop"])
 async def test_an_event_stream_outside_of_cascades_ends_with_the_server(kind: str) -> None:
     """sse-starlette finds uvicorn behind the handler of a node, sees that it stops, and ends its streams."""
@@ -72,6 +74,7 @@ async def test_an_event_stream_outside_of_cascades_ends_with_the_server(kind: st
         assert await server.exit_code() is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["uvicorn", "uvicorn-uvloop"])
 async def test_an_event_stream_of_a_hop_gets_its_end(kind: str) -> None:
     """The node is drained: the stream is cut neither by the server nor by sse-starlette."""

@@ -161,6 +161,7 @@ async def left() -> None:
         await ask(app)
 
 
+@pytest.mark.sampled(1, "scenario")
 @pytest.mark.parametrize(
     ("backend", "scenario"),
     [

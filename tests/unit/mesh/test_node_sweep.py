@@ -95,7 +95,7 @@ SCENARIOS: dict[str, Callable[[str | None], Coroutine[Any, Any, None]]] = {
 }
 
 
-@pytest.mark.sampled(2, "scenario")
+@pytest.mark.sampled(1, "scenario")
 @pytest.mark.parametrize(
     ("backend_name", "where", "depth"),
     [
