@@ -243,7 +243,9 @@ class PeerCalls:
             self._engine.replied(call, reply, now)
             self.contact(call.to, now, is_node=True)
             for edge in doubted:
-                if known.is_taken(edge):  # its answer was lost, and may have said that no receipt will be posted
+                if known.is_taken(
+                    edge
+                ):  # its answer was lost, and may have said that no receipt will be posted
                     self.pull(edge, call.to)
         self._opened.try_to_commit()
 
