@@ -229,8 +229,9 @@ class Hop(LightScope):
         """Return a part of this hop, for work that another task will do.
 
         Use it if the work reaches that task by a way that quiesce does not follow. Make the part in the handler,
-        pass it to the task, and enter it there. The hop waits from the step in which the part was made until the
-        part's block has ended, or until the part is dropped.
+        pass it to the task, and enter it there, once: the hop waits from the step in which the part was made until the
+        part's block has ended. If the part is dropped before a task has entered it, its work is *untracked*: the
+        verdict is not green, and names the line that made the part.
 
         ```python
         jobs.append((hop.working("invoice"), order))  # in the handler
