@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import process_exit
 from quiesce.core.graveyard import graveyards
+from quiesce.core.python_private import parent_pid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _LOOK_SECONDS = 0.1  # between two looks at what is left
+_CHILD_SECONDS = 1.0  # for child processes to end when they are terminated
+_CHANGED = (AttributeError, OSError, ValueError)  # other threads close or join a child meanwhile
 _watched: set[int] = set()  # event loops, by their id: a process has few, and they end with it
 
 
@@ -55,7 +58,12 @@ def watch_loop(loop: asyncio.AbstractEventLoop, patience: float, leave: Callable
         now = time.monotonic()
         since = (now if since is None else since) if only_stuck else None
         if since is not None and now - since >= patience:
-            _say(list(stuck.values()))
+            children: list[Any] = []
+            with suppress(*_CHANGED):
+                children = _children()
+            _say(list(stuck.values()), children)
+            with suppress(*_CHANGED):
+                _end(children)
             process_exit.lost()
             leave()
             return
@@ -80,12 +88,37 @@ def tasks_in(loop: asyncio.AbstractEventLoop) -> set[object]:
     return {loop}
 
 
-def _say(stuck: list[Held]) -> None:
+def _children() -> list[Any]:
+    """Return the children of `multiprocessing` that this process has started, such as the workers of a process pool.
+
+    Python ends or joins them at a normal exit. Left alone, they would hold the port at which the server listens.
+    """
+    module: Any = sys.modules.get("multiprocessing")
+    started = () if module is None else module.active_children()
+    own = os.getpid()  # a forked process lists the children of its parent, too
+    return [one for one in started if parent_pid(one) == own]
+
+
+def _end(children: list[Any]) -> None:
+    """Terminate children; kill those that have not ended after a moment."""
+    for stop in ("terminate", "kill"):
+        for one in children:
+            with suppress(*_CHANGED):
+                getattr(one, stop)()
+        until = time.monotonic() + _CHILD_SECONDS
+        while any(one.is_alive() for one in children) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS / 10)
+
+
+def _say(stuck: list[Held], children: list[Any]) -> None:
     names = "; ".join(f"{held.kind} {held.name}, started {held.where}" for held in stuck)
     text = (
         f"quiesce: the process exits with 1. Only stuck tasks are left, and the event loop would wait for them: {names}. "
-        "Let the code of such a task end when it is cancelled\n"
+        "Let the code of such a task end when it is cancelled"
     )
+    if children:
+        named = ", ".join(f"{one.name} (pid {one.pid})" for one in children)
+        text += f". The children of multiprocessing are ended with it: {named}"
     # Write to the file descriptor, because the stream's buffer may be locked.
     with suppress(AttributeError, OSError, ValueError):
-        os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+        os.write(sys.stderr.fileno(), f"{text}\n".encode(errors="replace"))
