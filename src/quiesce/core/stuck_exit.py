@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from quiesce.core import process_exit
 from quiesce.core.graveyard import graveyards
-from quiesce.core.python_private import parent_pid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _LOOK_SECONDS = 0.1  # between two looks at what is left
-_CHILD_SECONDS = 1.0  # for child processes to end when they are terminated
-_CHANGED = (AttributeError, OSError, ValueError)  # other threads close or join a child meanwhile
 _watched: set[int] = set()  # event loops, by their id: a process has few, and they end with it
 
 
@@ -58,12 +55,9 @@ def watch_loop(loop: asyncio.AbstractEventLoop, patience: float, leave: Callable
         now = time.monotonic()
         since = (now if since is None else since) if only_stuck else None
         if since is not None and now - since >= patience:
-            children: list[Any] = []
-            with suppress(*_CHANGED):
-                children = _children()
+            children = process_exit.child_processes()
             _say(list(stuck.values()), children)
-            with suppress(*_CHANGED):
-                _end(children)
+            process_exit.end_processes(children)
             process_exit.lost()
             leave()
             return
@@ -86,28 +80,6 @@ def tasks_in(loop: asyncio.AbstractEventLoop) -> set[object]:
     with suppress(RuntimeError):  # the tasks change while they are listed: the next look has them
         return {task for task in asyncio.all_tasks(loop) if not task.done()}
     return {loop}
-
-
-def _children() -> list[Any]:
-    """Return the children of `multiprocessing` that this process has started, such as the workers of a process pool.
-
-    Python ends or joins them at a normal exit. Left alone, they would hold the port at which the server listens.
-    """
-    module: Any = sys.modules.get("multiprocessing")
-    started = () if module is None else module.active_children()
-    own = os.getpid()  # a forked process lists the children of its parent, too
-    return [one for one in started if parent_pid(one) == own]
-
-
-def _end(children: list[Any]) -> None:
-    """Terminate children; kill those that have not ended after a moment."""
-    for stop in ("terminate", "kill"):
-        for one in children:
-            with suppress(*_CHANGED):
-                getattr(one, stop)()
-        until = time.monotonic() + _CHILD_SECONDS
-        while any(one.is_alive() for one in children) and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS / 10)
 
 
 def _say(stuck: list[Held], children: list[Any]) -> None:
