@@ -15,6 +15,8 @@ Only this module reads these names, so a new version of Python can be checked ag
 - `lock_of` (`_condition` of futures of threads): lets a caller test such a future and react in one atomic step.
 - `request_head`, `tunnel_of` (of `http.client`): the head of a request just before the connection sends it.
 - `is_unknown_thread` (`threading._DummyThread`): tells whether Python did not start a thread.
+- `parent_pid` (`_parent_pid` of processes of `multiprocessing`): tells whether this process has started the child. A
+  forked process lists the children of its parent as its own.
 - `pool_loop` (`concurrent.futures.thread._worker`): the code that a pool's thread runs while it waits for work.
 """
 
@@ -43,6 +45,7 @@ __all__ = [
     "is_unread",
     "lock_of",
     "mark_coroutine_function",
+    "parent_pid",
     "pool_loop",
     "request_head",
     "running_loop",
@@ -61,6 +64,7 @@ callback_of: Callable[[Any], Any] = attrgetter("_callback")
 context_of: Callable[[Any], Context] = attrgetter("_context")
 is_cancelled_handle: Callable[[Any], bool] = attrgetter("_cancelled")
 lock_of: Callable[[Any], AbstractContextManager[Any]] = attrgetter("_condition")
+parent_pid: Callable[[Any], int] = attrgetter("_parent_pid")
 
 
 def drop_silently(task: Any) -> None:

@@ -55,7 +55,9 @@ def watch_loop(loop: asyncio.AbstractEventLoop, patience: float, leave: Callable
         now = time.monotonic()
         since = (now if since is None else since) if only_stuck else None
         if since is not None and now - since >= patience:
-            _say(list(stuck.values()))
+            children = process_exit.child_processes()
+            _say(list(stuck.values()), children)
+            process_exit.end_processes(children)
             process_exit.lost()
             leave()
             return
@@ -80,12 +82,15 @@ def tasks_in(loop: asyncio.AbstractEventLoop) -> set[object]:
     return {loop}
 
 
-def _say(stuck: list[Held]) -> None:
+def _say(stuck: list[Held], children: list[Any]) -> None:
     names = "; ".join(f"{held.kind} {held.name}, started {held.where}" for held in stuck)
     text = (
         f"quiesce: the process exits with 1. Only stuck tasks are left, and the event loop would wait for them: {names}. "
-        "Let the code of such a task end when it is cancelled\n"
+        "Let the code of such a task end when it is cancelled"
     )
+    if children:
+        named = ", ".join(f"{one.name} (pid {one.pid})" for one in children)
+        text += f". The children of multiprocessing are ended with it: {named}"
     # Write to the file descriptor, because the stream's buffer may be locked.
     with suppress(AttributeError, OSError, ValueError):
-        os.write(sys.stderr.fileno(), text.encode(errors="replace"))
+        os.write(sys.stderr.fileno(), f"{text}\n".encode(errors="replace"))

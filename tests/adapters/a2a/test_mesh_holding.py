@@ -81,6 +81,7 @@ async def test_a_stream_in_a_cascade_gets_the_end_of_a_task_that_the_drain_cuts(
         assert report.seconds < 30, str(report)  # it does not wait for the half of cleanup
         settled = await cascade.settled(5)
         assert settled.receipt.cancelled == 1, str(settled)
+        assert "(its agent was shut down)" in str(settled)
 
 
 @pytest.mark.parametrize("words", ["work obey k artifact", "work obey k complete"])

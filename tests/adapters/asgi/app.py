@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import anyio
@@ -67,6 +69,12 @@ async def _deaf() -> None:
             await anyio.sleep_forever()
 
 
+@cache
+def _pool() -> ProcessPoolExecutor:
+    """Start the worker that lives as long as the app."""
+    return ProcessPoolExecutor(1)
+
+
 async def _answer(send: Any, body: bytes, status: int = 200) -> None:
     length = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": length})
@@ -91,6 +99,10 @@ async def _http(scope: Any, receive: Any, send: Any) -> None:
     elif path == "/deaf":
         asyncio.create_task(_deaf())  # noqa: RUF006 - likewise
         await _answer(send, b"accepted", 202)
+    elif path == "/pool":
+        loop = asyncio.get_running_loop()
+        pid = await loop.run_in_executor(_pool(), os.getpid)
+        await _answer(send, str(pid).encode())
     elif path == "/slow":
         with Noted("slow"):
             await stage("slow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
@@ -56,7 +57,23 @@ async def test_a_task_that_swallows_every_cancellation_does_not_keep_the_process
             assert await server.exit_code() == 1
         assert "1 stuck" in server.errors()
         assert "Only stuck tasks are left" in server.errors()
+        assert "children of multiprocessing" not in server.errors()
         assert "shutdown" in server.notes
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_time
+async def test_the_worker_of_a_process_pool_does_not_outlive_such_a_process() -> None:
+    """It would hold the listening port, so that the server could not be started again."""
+    async with serve("uvicorn", "quiesce", grace=0.1, cleanup=0.5) as server:
+        pid = int((await server.get("/pool")).body)
+        await server.get("/deaf")
+        server.terminate()
+        with anyio.fail_after(60):
+            assert await server.exit_code() == 1
+        assert f"(pid {pid})" in server.errors()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.backends("asyncio")

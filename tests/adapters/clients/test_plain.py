@@ -6,10 +6,12 @@ Not collected by itself: tests/integration/test_clients.py runs it with the newe
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from quiesce import detached
 from quiesce.mesh import Settled, Unknown
 from quiesce.testing import escapes
 from tests.adapters.clients import kit
@@ -69,6 +71,43 @@ async def test_no_other_server_is_sent_an_edge(send: kit.Send) -> None:
     assert other.edges == [None, None]
     assert isinstance(found, Settled), str(found)
     assert found.receipt.hops == 2
+
+
+@every_way
+async def test_an_instrumented_request_to_a_forgotten_peer_is_an_assumption(send: kit.Send) -> None:
+    """Once for each server: it is on this machine, and may be an agent whose work no verdict waits for."""
+    with peer() as b:
+        async with sender() as node:
+            with node.instrument():
+                async with node.cascade("c") as cascade:
+                    await send(f"{b.url}/run")
+                    await send(f"{b.url}/run", "PUT")
+            found = await cascade.settled(5, require="participants")
+    assert b.edges == [None, None]
+    assert found.ok, str(found)
+    (assumption,) = found.assumptions
+    assert f"assumes that POST {b.url}, sent at " in assumption
+    assert "kit.py:" in assumption
+    assert "The server is not in peers=: if it is an agent, add it there; if not, " in assumption
+    assert "PUT" not in assumption
+
+
+@every_way
+@pytest.mark.parametrize("case", ["GET", "detached", "not instrumented", "opaque"])
+async def test_a_request_that_hands_over_no_work_is_no_assumption(
+    send: kit.Send, case: str
+) -> None:
+    """It only reads, or the program has said what it is."""
+    with peer() as b:
+        async with sender(opaque=[b.url] if case == "opaque" else ()) as node:
+            instrumented = nullcontext() if case == "not instrumented" else node.instrument()
+            with instrumented:
+                async with node.cascade("c") as cascade:
+                    with detached() if case == "detached" else nullcontext():
+                        await send(f"{b.url}/run", "GET" if case == "GET" else "POST")
+            found = await cascade.settled(5, require="participants")
+    assert found.ok, str(found)
+    assert found.assumptions == ()
 
 
 @every_way

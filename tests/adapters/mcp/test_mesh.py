@@ -116,6 +116,9 @@ async def test_a_server_that_takes_no_part_is_handed_nothing(tmp_path: Path, how
         assert "_meta" not in (await there.heard(CALL))["params"]
         settled = await cascade.settled(within=5)
         assert settled.receipt.opaque == 1
+        (note,) = [note for note in settled.receipt.notes if note.status == "opaque"]
+        assert note.name.startswith(f"mcp:{there.session.name}:")
+        assert note.why == "it takes no part in the mesh: it announced no node in the handshake"
         assert settled.receipt.unknown == 0
         assert not isinstance(settled, Settled)
         assert isinstance(await cascade.settled(require="participants"), Settled)
@@ -139,7 +142,9 @@ async def test_a_server_of_which_nothing_is_known_tells_by_its_answer(tmp_path: 
             async with node.cascade("work") as cascade:
                 await session.call_tool("silent")
             assert REQUEST_KEY in "".join(seen.lines())
-            assert (await cascade.settled(within=5)).receipt.opaque == 1
+            settled = await cascade.settled(within=5)
+            assert settled.receipt.opaque == 1
+            assert "takes no part in the mesh: it answered without a receipt" in str(settled)
             await session.aclose()
 
 

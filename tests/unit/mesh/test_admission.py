@@ -225,6 +225,24 @@ async def test_nothing_is_kept_of_what_is_not_accepted(tmp_path: Path) -> None:
         assert rubbish.status == 400
 
 
+async def test_a_verdict_says_that_accept_may_have_refused_a_message(tmp_path: Path) -> None:
+    """And what to do about that: a journal, or a node that is open, would not help."""
+    async with World(tmp_path) as world:
+        node, other = await world.add("a"), await world.add("b", accept=lambda _: False)
+        async with node.cascade("c") as cascade:
+            with here().delegate("http://b") as handing:
+                sent = (b"cascade", handing.header.encode())
+                made = Exchange(other.asgi(answering(200, [])), "POST", "/", headers=[sent])
+                await made.run()
+                handing.answered(made.told, is_error=True, status=made.status)
+        assert made.status == 403
+        found = await cascade.settled(60)
+        assert isinstance(found, Unknown)
+        (missing,) = found.missing
+        assert "or to nodes that were not open or refused it by `accept=`, would run" in missing
+        assert missing.endswith("and send the credentials that their `accept=` wants")
+
+
 def test_what_accepts_is_a_function() -> None:
     """Anything else is refused when it is given."""
     with pytest.raises(ArgumentError, match="accept"):

@@ -24,7 +24,7 @@ async def test_a_node_that_was_never_opened_refuses_messages() -> None:
         full = await cascade.settled(5)
         assert isinstance(full, Unknown)  # when it is opened, a copy would be taken
         assert full.is_final
-        assert "or whose node was not open" in str(full)
+        assert "or to nodes that were not open or" in str(full)
 
 
 async def test_a_503_of_something_else_leaves_a_message_in_doubt() -> None:

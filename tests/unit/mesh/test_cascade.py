@@ -310,8 +310,10 @@ async def test_an_agent_that_has_the_message_and_is_at_work_is_named_as_that() -
         found = await cascade.settled(1)
         assert isinstance(found, Unknown)
         first, second = found.missing
-        assert re.match(ends + r"is at work for \d+\.\d s: job sleep_forever since ", first)
-        assert re.match(ends.replace("http://b", "c") + r"is at work for \d+\.\d s: job ", second)
+        assert re.match(ends + r"has been at work for \d+\.\d s: job sleep_forever since ", first)
+        assert re.match(
+            ends.replace("http://b", "c") + r"has been at work for \d+\.\d s: job ", second
+        )
         assert re.search(r"http://b  unknown  \d\.\d\d s  \(has the message, and is at", str(found))
 
 

@@ -59,7 +59,7 @@ async def test_a_part_that_no_task_has_begun_is_cancelled() -> None:
 
     async with World() as world:
         report, found = await _cut(world, handler)
-        assert [one.name for one in report.cancelled] == ["invoice"]
+        assert [one.name for one in report.cancelled] == ["invoice, which no task has entered yet"]
         assert found.receipt.cancelled == 1
         with pytest.raises((CascadeCancelled, UsageError)):
             parts[0].enter()

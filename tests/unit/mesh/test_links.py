@@ -158,9 +158,12 @@ async def test_an_agent_that_takes_no_part_is_opaque_whatever_its_node_would_say
             hop = current_hop()
             assert hop is not None
             with link.delegate(hop) as handing:
+                assert said is False or handing.header
                 link.answered(handing, {})
         settled = await cascade.settled(within=5, require="participants")
         assert settled.receipt.opaque == 1, settled
+        told = "it answered without a receipt" if said is None else "it announced no node in the"
+        assert f"(it takes no part in the mesh: {told}" in str(settled)
         assert settled.receipt.lost == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quiesce.mesh import Node
 from quiesce.mesh.runtime import peers as mesh_peers
-from quiesce.mesh.runtime.peers import may_start_work, peers_of
+from quiesce.mesh.runtime.peers import is_private_host, may_start_work, peers_of
 
 NODE = Node(
     "a",
@@ -55,6 +55,26 @@ def test_of_two_names_of_this_machine_the_one_that_is_written_counts() -> None:
     both = ["http://127.0.0.1:81", "http://localhost:81"]
     peers = peers_of(Node("b", peers=both))
     assert [peers.find_url(one) for one in both] == both
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.0.0.1", "::1", "[::1]", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.0.1", "fe80::1%eth0",
+     "fd00::1", "::ffff:10.0.0.1", "hotel", "Hotel", "hotel.local", "a.localhost", "db.internal", "hotel.default.svc",
+     "hotel.default.svc.cluster.local", "nas.lan", "nas.home.arpa", "hotel.local."],
+)  # fmt: skip
+def test_a_host_on_this_machine_or_in_a_private_network_is_near(host: str) -> None:
+    """A forgotten peer is most likely there."""
+    assert is_private_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["api.model.example", "8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8", "notlocal.example", "x.mylan", ""],
+)  # fmt: skip
+def test_a_public_host_is_not_near(host: str) -> None:
+    """A model's, say."""
+    assert not is_private_host(host)
 
 
 def test_a_server_that_answers_with_a_receipt_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,8 @@ class Handover:
             if link is not None:
                 link.close()
                 self._link = None
-            link = links.Link(self._node, "mcp", self._address, partial(_ask, connection))
+            ask = partial(_ask, connection)
+            link = links.Link(self._node, "mcp", self._address, ask, title=connection.name)
             link.takes_part = _takes_part(connection.greeting)
             self._connection, self._link = connection, link
             connection.farewells.append(link.close)

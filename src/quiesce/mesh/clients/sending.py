@@ -26,7 +26,7 @@ from quiesce.core.python_private import get_frame, running_loop
 from quiesce.core.tree import current, logger
 from quiesce.mesh.routes.following import called, handed
 from quiesce.mesh.runtime.hop import current_hop
-from quiesce.mesh.runtime.peers import may_start_work, peers_of
+from quiesce.mesh.runtime.peers import is_private_host, may_start_work, peers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _WAIT_SECONDS = 2.0
+_CHANGES = frozenset(("DELETE", "PATCH", "POST", "PUT"))
 _ERRORS, _REDIRECTS = 400, frozenset((301, 302, 303, 307, 308))
 
 HTTP = frozenset(
@@ -107,7 +108,10 @@ def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
     """
     node = hop.mesh_node
     to = peers_of(node).find(target.scheme, target.host, target.port, target.path)
-    if to is None or not may_start_work(target.method, target.path):
+    if to is None:
+        _suppose_no_agent(hop, target)
+        return None
+    if not may_start_work(target.method, target.path):
         return None
     if target.is_upgrade or not instrumented.get(node):
         notice(hop, instead="" if target.is_upgrade else _INSTEAD)
@@ -117,6 +121,24 @@ def begin_request(hop: Hop, target: SendTarget) -> RequestEdge | None:
         notice(hop)
         return None
     return RequestEdge(hop, handing)
+
+
+def _suppose_no_agent(hop: Hop, target: SendTarget) -> None:
+    """Record the assumption that a server of the same network, which is not known, is no agent of the mesh.
+
+    Of a server elsewhere, such as a model's, it is not recorded.
+    """
+    if target.method.upper() not in _CHANGES or not is_private_host(target.host):
+        return
+    if not instrumented.get(hop.mesh_node):
+        return
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    server = f"{target.scheme}://{host}" + ("" if target.port is None else f":{target.port}")
+    hop.assume_last(
+        server,
+        f"assumes that {target.method} {server}, sent at {where()[1]}, leaves no work behind after its answer. The server is"
+        " not in peers=: if it is an agent, add it there; if not, send the request in `quiesce.detached()`",
+    )
 
 
 class RequestEdge:

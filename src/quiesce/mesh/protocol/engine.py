@@ -162,9 +162,9 @@ class Engine:
         self.absorb_news(now)
         return int(by)
 
-    def sent(self, edge: bytes, how: Sending, now: float) -> None:
-        """Record the outcome of a sending."""
-        self.detector.sent(edge, how)
+    def sent(self, edge: bytes, how: Sending, now: float, why: str = "") -> None:
+        """Record the outcome of a sending, and the reason if the outcome needs one."""
+        self.detector.sent(edge, how, why)
         self.absorb_news(now)
 
     def leave(

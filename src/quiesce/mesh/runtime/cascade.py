@@ -250,12 +250,12 @@ class Cascade:
                 notes.append(
                     Note(entry.mark, entry.parent, entry.name, "unknown", entry.seconds, what)
                 )
+        unknown = told.unknown + len(notes) - (not is_busy)  # its own hop has ended, if not busy
         notes += told.notes
         hops = told.hops + sum(note.status == "unknown" for note in notes)
         receipt = Receipt(
             "unknown", hops, told.failed, told.cancelled, told.lost, told.opaque,
-            told.unknown + len(record.edges) + is_busy, told.volatile, told.untracked,
-            told.undelivered, tuple(notes),
+            unknown, told.volatile, told.untracked, told.undelivered, tuple(notes),
         )  # fmt: skip
         took = self._took(self._opened.clock())
         return Unknown(self.name, record.cascade.hex(), receipt, took, missing=tuple(missing))
@@ -337,8 +337,9 @@ def _open_message(mark: str, sent: states.EdgeRecord, entry: Busy | None) -> tup
 
 def _at_work(mark: str, name: str, entry: Busy) -> str:
     """Return the sentence that an agent has a message, with the time and the agent's work."""
-    since = "" if entry.seconds is None else f" for {entry.seconds:.1f} s"
-    return f"when {name} ends its work on message {mark}: it has the message, and is at work{since}: {entry.what}"
+    seconds = entry.seconds
+    is_at = "is at work" if seconds is None else f"has been at work for {seconds:.1f} s"
+    return f"when {name} ends its work on message {mark}: it has the message, and {is_at}: {entry.what}"
 
 
 def recovered(opened: OpenNode, roots: Iterable[states.HopRecord]) -> Iterator[Cascade]:

@@ -125,12 +125,12 @@ class Handing:
         if sent is not None and status:
             sent.error_status = status
 
-    def resolve_sending(self, how: Sending) -> None:
+    def resolve_sending(self, how: Sending, why: str = "") -> None:
         if not self.is_resolved:
             self.is_resolved = True
             if how == "is in doubt" and self.opened.node.policy.is_opaque(self.to):
                 how = "is opaque"  # the receiver has no node that could be asked
-            self.opened.resolve_edge(self.edge_id, self.to, how)
+            self.opened.resolve_edge(self.edge_id, self.to, how, why)
 
     def __enter__(self) -> Self:
         """Return this object."""

@@ -24,7 +24,7 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.light_scope import LightScope
 from quiesce.core.python_private import get_frame
 from quiesce.core.tree import ScopeState, current, logger
-from quiesce.mesh.protocol.receipt import ASSUMES, edge_mark
+from quiesce.mesh.protocol.receipt import ASSUMES, WHY_MAX, edge_mark
 from quiesce.mesh.protocol.states import WORK_LIFE, WorkState
 from quiesce.mesh.routes import early_sets
 from quiesce.mesh.routes.following import Followed, called, hop_now
@@ -92,7 +92,7 @@ class Hop(LightScope):
     """
 
     __slots__ = (
-        "_unbegun", "end_reason", "end_status", "left_sendings", "mark", "opened", "origin", "packed", "record",
+        "_unbegun", "end_reason", "end_status", "late_assumptions", "left_sendings", "mark", "opened", "origin", "packed", "record",
         "rides", "work_state",
     )  # fmt: skip
 
@@ -107,6 +107,7 @@ class Hop(LightScope):
         self.end_reason: str = ""
         self.work_state: WorkState = _RUNNING
         self._unbegun: Hold | None = None
+        self.late_assumptions: dict[str, str] | None = None
         # See untracked() and opaque(); and clients/strays.py.
         self.left_sendings: dict[object, tuple[str, str, Sending]] | None = (
             dict(opened.node.stray_sendings) if opened.node.stray_sendings else None
@@ -229,8 +230,9 @@ class Hop(LightScope):
         """Return a part of this hop, for work that another task will do.
 
         Use it if the work reaches that task by a way that quiesce does not follow. Make the part in the handler,
-        pass it to the task, and enter it there. The hop waits from the step in which the part was made until the
-        part's block has ended, or until the part is dropped.
+        pass it to the task, and enter it there, once: the hop waits from the step in which the part was made until the
+        part's block has ended. If the part is dropped before a task has entered it, its work is *untracked*: the
+        verdict is not green, and names the line that made the part.
 
         ```python
         jobs.append((hop.working("invoice"), order))  # in the handler
@@ -254,6 +256,14 @@ class Hop(LightScope):
             self.end_reason = what
         elif self.end_status == "done" and also:
             self.end_reason += f"; and {what}"
+
+    def assume_last(self, key: str, what: str) -> None:
+        """Record an assumption, once for each key. It comes after all others, and is left out if there is no room."""
+        with _leaving:  # any thread may send a request
+            if self.late_assumptions is None:
+                self.late_assumptions = {}
+            if len(self.late_assumptions) < _LEFT_MAX:
+                self.late_assumptions.setdefault(key, what)
 
     def work_failed(self, error: BaseException) -> None:
         """Record that the hop failed, for its sender: only the exception's type, as its text may be secret."""
@@ -464,6 +474,10 @@ class Hop(LightScope):
         mesh.joined_work.hop_ends(self)
         if self.end_status == "done" and not self.record.is_root:
             mesh.bystanders.tell(self)
+        for what in (self.late_assumptions or {}).values():
+            is_first = not self.end_reason.startswith(ASSUMES)
+            if is_first or len(f"{self.end_reason}; and {what}") <= WHY_MAX:
+                self.assume(what, also=True)
         if self.left_sendings:
             for route, place, how in dict.fromkeys(list(self.left_sendings.values())):
                 edge = mesh.random_bytes(12)

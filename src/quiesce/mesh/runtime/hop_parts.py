@@ -10,6 +10,7 @@ from quiesce.core.hold import NOTHING, Hold
 from quiesce.core.tree import ScopeState
 from quiesce.core.visitors import Visitor
 from quiesce.errors import CascadeCancelled, UsageError
+from quiesce.mesh.routes.following import code_place
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -154,6 +155,43 @@ class Part:
             raise left
 
 
+class Unentered(Hold):
+    """The hold of a part that no task has entered yet. It must not refer to the part, so that a dropped part is freed."""
+
+    __slots__ = ("_hop",)
+
+    def __init__(self, hop: Hop, kind: str, name: str, place: Callsite | None) -> None:
+        """Hold the hop."""
+        self._hop = hop
+        code, offset = place or (hop.place_code, 0)
+        super().__init__(hop, kind, name, NOTHING, code, offset)
+        hop.insert_hold(self, self)
+
+    @property
+    def name(self) -> str:
+        """The name of the part, and its state."""
+        return f"{self.name_given}, which no task has entered yet"
+
+    def request_stop(self, *, force: bool = False) -> None:  # noqa: ARG002 - for tasks
+        """Record that the part will not be done, because the hop is cancelled before a task began the part."""
+        if not self.released:
+            self._hop.note_cancelled(self, service=False)
+        self.release()
+
+    def part_dropped(self) -> None:
+        """Record that no task can enter the part any more: if its work is done at all, the hop does not see it."""
+        if not self.released:
+            place = f"{self.name_given} started at {self._place()}"
+            self._hop.untracked("part", f"{place}, and dropped before a task has entered it")
+        self.release()
+
+    def _place(self) -> str:
+        code = self.place_code
+        if code is None:
+            return "an unknown place"
+        return code_place(code, callsites.line_of(code, self.place_offset))
+
+
 class Promised(Part):
     """A part that the hop waits for from the step in which the part was made."""
 
@@ -161,35 +199,24 @@ class Promised(Part):
 
     def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
         super().__init__(hop, kind, name, frame)
-        self._hold: Hold | None = None
+        self._hold: Unentered | None = None
         if not (hop.has_ended or hop.phase is ScopeState.CLOSED):
-            code, offset = self.place or (hop.place_code, 0)
-            self._hold = Hold(hop, kind, name, NOTHING, code, offset, self._cut)
-            hop.insert_hold(self._hold, self._hold)
+            self._hold = Unentered(hop, kind, name, self.place)
 
     def enter(self) -> Hop:
         """Begin the part, as `Part.enter()` does."""
         try:
             return super().enter()
         finally:
-            self._forsake()
-
-    def _cut(self) -> None:
-        """Record that the part will not be done, because the hop is cancelled before a task began the part."""
-        if self._hold is not None and not self._hold.released:
-            self.hop.note_cancelled(self._hold, service=False)
-        self._forsake()
-
-    def _forsake(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.release()
+            hold, self._hold = self._hold, None
+            if hold is not None:
+                hold.release()
 
     def __del__(self) -> None:
         """Release the hop, in its event loop. May run in any thread, at any moment."""
         hold = getattr(self, "_hold", None)
         if hold is not None:
-            self.hop.backend.post(hold.release)
+            self.hop.backend.post(hold.part_dropped)
 
 
 class FirstPart(Part):

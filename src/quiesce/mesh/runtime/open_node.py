@@ -364,10 +364,10 @@ class OpenNode:
         handed = codec.Handed(hop.cascade, edge, edge_mark(hop.edge), begin_by, self.node.url)
         return edge, codec.request_header(handed)
 
-    def resolve_edge(self, edge: bytes, to: str, how: Sending) -> None:
+    def resolve_edge(self, edge: bytes, to: str, how: Sending, why: str = "") -> None:
         if self.scope is None:
             return
-        self.engine.sent(edge, how, self.clock())
+        self.engine.sent(edge, how, self.clock(), why)
         if how == "is in doubt" and self.node.url is None:
             self.exchange.pull(edge, to)
         self.try_to_commit()

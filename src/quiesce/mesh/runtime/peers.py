@@ -7,6 +7,8 @@ other server.
 
 from __future__ import annotations
 
+import ipaddress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -28,6 +30,8 @@ _SCHEMES = {"ws": "http", "wss": "https"}
 _LOCAL = frozenset(("localhost", "127.0.0.1", "::1"))
 # Requests for descriptions of a server, and calls of the mesh itself, are not work.
 _NO_WORK = ("/.well-known/", "/quiesce/")
+_PRIVATE = (".home.arpa", ".internal", ".lan", ".local", ".localhost", ".svc")
+"""The ends of names that are not public."""
 SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 _known: WeakKeyDictionary[Node, Peers] = WeakKeyDictionary()
@@ -114,6 +118,18 @@ class Peers:
 
     def _doors(self) -> Iterator[tuple[str, int]]:
         return ((name, port) for _, name, port in list(self._paths))
+
+
+@lru_cache(maxsize=1024)  # a program sends to a few servers
+def is_private_host(host: str) -> bool:
+    """Return whether a host is on this machine or in a private network, by its name or its IP address."""
+    host = host.lower().strip("[]").rstrip(".")
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_PRIVATE))
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_private or found.is_link_local
 
 
 def may_start_work(method: str, path: str) -> bool:

@@ -128,6 +128,8 @@ class Unknown(Settlement):
 
 
 _WHYS_MAX = 3
+_OR_REFUSED = ", or to nodes that were not open or refused it by `accept=`,"
+_IF_REFUSED = "; for refused messages, see that the nodes are open, and send the credentials that their `accept=` wants"
 _VERDICTS = {Settled: "settled", SettledWithLosses: "settled with losses", Unknown: "unknown"}
 
 
@@ -171,8 +173,8 @@ def _gaps(receipt: Receipt, require: Require) -> Iterator[str]:
         is_refused = any(note.status == "refused" for note in receipt.notes)
         yield (
             f"whether a late copy of {_messages(receipt.volatile)} to agents without a journal"
-            f"{', or whose node was not open,' * is_refused} would run after a restart. Give those agents a journal"
-            f"{', and see that their nodes are open' * is_refused}"
+            f"{_OR_REFUSED * is_refused} would run after a restart. Give those agents a journal"
+            f"{_IF_REFUSED * is_refused}"
         )
 
 

@@ -155,6 +155,7 @@ class Link:
         kind: The protocol of the connection.
         address: The URL of the agent's own node, which then gets the calls; or a name for the agent that stays the same
             after a reconnection; or None for a link without a name (1).
+        title: What verdicts call the agent behind a link without a name, if it is known.
         ask: A function that sends a call over the connection and returns the agent's answer.
     """
 
@@ -164,6 +165,8 @@ class Link:
         kind: Literal["acp", "mcp"],
         address: str | None,
         ask: Callable[[str, dict[str, Any]], Awaitable[Any]],
+        *,
+        title: str = "",
     ) -> None:
         check_node(node)
         node.get_open_scope()
@@ -181,7 +184,9 @@ class Link:
         if address is not None and address.startswith(("http://", "https://")):
             self.address: str = node.policy.node_of(address)
             return
-        self.address = f"{kind}:{secrets.token_hex(6) if address is None else address}"
+        if address is None:
+            address = secrets.token_hex(6) if not title else f"{title}:{secrets.token_hex(6)}"
+        self.address = f"{kind}:{address}"
         self._links.attach(self)
         if self._named:  # repeat the open questions of the earlier connection soon
             node.opened.exchange.contact(self.address, node.opened.clock())
@@ -205,7 +210,13 @@ class Link:
 
         The agent's node is not asked, even if it has an address: it would answer that the edge will never run.
         """
-        handing.resolve_sending("is opaque")
+        if self.takes_part is False:
+            why = "it takes no part in the mesh: it announced no node in the handshake"
+        elif handing.use_count:
+            why = "it takes no part in the mesh: it answered without a receipt"
+        else:
+            why = "the message could not carry its edge"
+        handing.resolve_sending("is opaque", why)
 
     def answered(self, handing: Handing, meta: object, *, failed: bool = False) -> None:
         """Record the `_meta` of the answer to a message. An error may come without a receipt (3)."""

@@ -331,9 +331,14 @@ class HopExecutor:
 
     async def _execute(self, work: MessageWork, context: Any, event_queue: Any) -> None:
         try:
+            entry = self._tracker.entry(context.task_id)
             async with self._tracker.part(work.hop, context.task_id):
-                await self._executor.execute(context, event_queue)
-                entry = self._tracker.entry(context.task_id)
+                try:
+                    await self._executor.execute(context, event_queue)
+                except asyncio.CancelledError:
+                    if entry.cut:
+                        work.hop.note_cut_short()
+                    raise
                 if entry.cut and entry.said not in versions.TERMINAL:
                     # The executor has caught its cancellation: the task will be stored as FAILED.
                     work.hop.note_cut_short()
