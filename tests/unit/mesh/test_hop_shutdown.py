@@ -10,7 +10,7 @@ import pytest
 
 from quiesce import Scope, UsageError
 from quiesce.errors import CascadeCancelled
-from quiesce.mesh import SettledWithLosses, Unknown
+from quiesce.mesh import Settled, SettledWithLosses, Unknown
 from tests.stress import CANCELLED, lasting, turns
 from tests.unit.mesh.meshing import HandlerError, World, here, until
 
@@ -409,3 +409,26 @@ async def test_an_item_whose_worker_ends_in_a_drain_is_in_the_report(
         (item,) = report.failed if how == "fails" else report.cancelled
         assert item.kind == "hop"
         assert not (await cascade.settled(5, require="participants")).ok
+
+
+@pytest.mark.backends("asyncio")
+@pytest.mark.parametrize("how", ["asyncio", "loop"])
+async def test_a_service_that_began_in_the_block_of_a_cascade_does_not_hold_up_the_close(
+    how: str,
+) -> None:
+    """It is a service by its name, so the task that has started it does not have to end it."""
+    async with World() as world:
+        node = await world.add("a", services=["pool-*"])
+        async with node.cascade("c") as cascade:
+            make = (
+                asyncio.create_task if how == "asyncio" else asyncio.get_running_loop().create_task
+            )
+            pools = []
+            for number in range(2):
+                pools.append(make(anyio.sleep_forever(), name=f"pool-{number}"))
+                await turns(2)
+        assert isinstance(await cascade.settled(5, require="participants"), Settled)
+        began = anyio.current_time()
+        await node.drain(60, cleanup=60)
+        assert anyio.current_time() - began < 30
+        assert all(pool.cancelled() for pool in pools)

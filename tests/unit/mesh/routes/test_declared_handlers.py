@@ -60,8 +60,11 @@ class Shop:
         elif kind == "timer of a thread":
             timer = threading.Timer(0.001, work)
             timer.start()
+            self.ends.append(timer.join)
         elif kind == "thread":
-            threading.Thread(target=work).start()
+            thread = threading.Thread(target=work)
+            thread.start()
+            self.ends.append(thread.join)
         elif kind == "timer":
             self.left.append(loop.call_later(3600, work))
             self.ends.append(self.left[0].cancel)

@@ -265,7 +265,7 @@ def _inherit(task: AdoptedTask[Any]) -> None:
 def _started(task: Task[Any], held: Any, node: TreeNode, adopter: TreeNode) -> None:
     """Record a new task that a service, or a task of a service, starts; see service_tasks.py."""
     found = service_tasks.creator_of(current_task(), node, adopter)
-    if found is not None and not task.done():
+    if found is not None and not task.done() and task not in adopter.services:
         if type(task) is AdoptedTask:
             task.__class__ = PartTask
         service_tasks.begin_service_task(

@@ -99,6 +99,13 @@ def begin_service_task(task: Task[Any], start: Start, loop: AbstractEventLoop) -
     start.home.backend.soon(partial(look_at_task, task))
 
 
+def stand_alone(task: Task[Any]) -> None:
+    """Record that a task is a service by its own name, so that no other service has to end it."""
+    starts = _starts_of(task)
+    if starts is not None:
+        starts.remove(task)
+
+
 def look_at_task(task: Task[Any]) -> None:
     """Make a task part of its service if the service awaits it."""
     starts = _starts_of(task)

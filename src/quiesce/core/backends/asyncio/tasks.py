@@ -419,6 +419,7 @@ def reclassify(task: Task[Any], node: TreeNode) -> None:
     """Turn a held task into a service if the scope's patterns match its name or its function."""
     if node.service_pattern is not None and task in node.holds and is_service(node, task):
         node.make_service(task)
+        service_tasks.stand_alone(task)
 
 
 def is_service(node: TreeNode, task: Task[Any]) -> bool:
