@@ -222,7 +222,7 @@ def by_timer_cancel(cancel: Callable[[ThreadTimer], None]) -> Callable[[ThreadTi
     """Return the replacement of `threading.Timer.cancel`."""
 
     def cancelling(self: ThreadTimer) -> None:
-        put_off = _timers.pop(self, None)
+        put_off = _unfollow_timer(self)
         if put_off is not None:
             put_off()
         cancel(self)
@@ -244,13 +244,21 @@ def _due(
 ) -> Any:
     """Call the function of a timer that is due. The timer cannot be cancelled any more."""
     held.stop_call = None
-    _timers.pop(timer, None)
+    _unfollow_timer(timer)
     return function(*args, **options)
+
+
+def _unfollow_timer(timer: ThreadTimer) -> Callable[[], None] | None:
+    """Give a timer its own function back, so that it is freed without the collector; return what records a cancel."""
+    function = timer.function
+    if isinstance(function, partial) and function.func is _due:
+        timer.function = function.args[-1]
+    return _timers.pop(timer, None)
 
 
 def _stop_timer(timer: ThreadTimer) -> None:
     """Cancel a timer that is not due, on behalf of a drain, which reports it, or of a cancel of its cascade."""
-    if _timers.pop(timer, None) is not None:
+    if _unfollow_timer(timer) is not None:
         timer.cancel()
 
 

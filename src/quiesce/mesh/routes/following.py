@@ -102,7 +102,7 @@ class Followed(Hold):
         super().__init__(hop, kind, name, {}, code, offset, on_stop)
         self.hop: Hop = hop
         """The hop that the work is for. After the hop has closed, another scope may hold the work."""
-        self._key: object = self
+        self._key: object = self  # in the table of holds; None when released
         self._declared_as: str | None = _advised(target)
         self.thing: object = thing
         if hop.backend.here():
@@ -162,6 +162,7 @@ class Followed(Hold):
             return
         if node.holds.get(self._key) is self:
             del node.holds[self._key]
+            self._key = self.thing = self.stop_call = None  # freed without the collector
             if not node.holds:
                 node.note_idle()
 

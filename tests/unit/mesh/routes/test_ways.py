@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -151,6 +153,36 @@ async def test_a_timer_of_threads_is_cancelled_with_its_cascade(tmp_path: Path) 
             assert not timers[0].is_alive()
     finally:
         timers[0].cancel()
+
+
+@real_time
+async def test_a_timer_of_threads_is_freed_without_the_collector(tmp_path: Path) -> None:
+    """When it is cancelled, what its function has in hand is let go of, as without a hop."""
+    freed: list[weakref.ref[object]] = []
+    timers: list[threading.Timer] = []
+
+    class Thing:
+        def use(self) -> None:
+            """Do nothing."""
+
+    def put() -> None:
+        thing = Thing()
+        freed.append(weakref.ref(thing))
+        timers.append(threading.Timer(3600, thing.use))
+        timers[0].start()
+
+    async with World(tmp_path) as world:
+        await world.add("a")
+        await world.add("b")
+        gc.disable()
+        try:
+            cascade = await cascade_of(world, put)
+            await cascade.cancel()
+            assert isinstance(await cascade.settled(5), Settled)
+            timers.pop().join(60)
+            await until(lambda: freed[0]() is None)
+        finally:
+            gc.enable()
 
 
 @real_time
