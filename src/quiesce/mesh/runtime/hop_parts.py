@@ -11,11 +11,13 @@ from quiesce.core.tree import ScopeState
 from quiesce.core.visitors import Visitor
 from quiesce.errors import CascadeCancelled, UsageError
 from quiesce.mesh.routes.following import code_place
+from quiesce.mesh.routes.takers import at_work
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from quiesce.core.backends.base import Body
+    from quiesce.mesh.routes.takers import Taker
     from quiesce.mesh.runtime.hop import Hop
 
 __all__: list[str] = []
@@ -195,22 +197,34 @@ class Unentered(Hold):
 class Promised(Part):
     """A part that the hop waits for from the step in which the part was made."""
 
-    __slots__ = ("_hold",)
+    __slots__ = ("_hold", "_taker")
 
     def __init__(self, hop: Hop, kind: str, name: str, frame: FrameType) -> None:
         super().__init__(hop, kind, name, frame)
         self._hold: Unentered | None = None
+        self._taker: Taker | None = None
         if not (hop.has_ended or hop.phase is ScopeState.CLOSED):
             self._hold = Unentered(hop, kind, name, self.place)
 
     def enter(self) -> Hop:
-        """Begin the part, as `Part.enter()` does."""
+        """Begin the part, as `Part.enter()` does. If a worker enters it, the worker works for this hop alone."""
         try:
-            return super().enter()
+            hop = super().enter()
         finally:
             hold, self._hold = self._hold, None
             if hold is not None:
                 hold.release()
+        self._taker = at_work.get()
+        if self._taker is not None:
+            at_work.set(None)
+        return hop
+
+    def leave(self, exc: BaseException | None) -> BaseException | None:
+        """End the part, as `Part.leave()` does."""
+        if self._taker is not None and at_work.get() is None:
+            at_work.set(self._taker)
+        self._taker = None
+        return super().leave(exc)
 
     def __del__(self) -> None:
         """Release the hop, in its event loop. May run in any thread, at any moment."""

@@ -9,11 +9,12 @@ import queue
 import sys
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quiesce.mesh import Node, current_hop
+from quiesce.mesh import Node, Unknown, current_hop
 from tests.foreign_private import is_waited_for, raw_threads
 from tests.stress import turns
 from tests.unit.mesh.meshing import until
@@ -275,6 +276,45 @@ async def test_a_message_for_a_hop_that_sets_the_event_again_is_waited_for(
         free.set()
         for cascade in cascades:
             await settles(cascade)
+
+    await run(tmp_path, scenario)
+
+
+async def test_a_message_in_a_part_of_a_hop_is_of_that_hop_alone(tmp_path: Path) -> None:
+    """The part says for which hop the worker works: the other hops that have woken it do not depend on the message."""
+
+    async def scenario(case: Case) -> None:
+        parts: list[tuple[Any, bool]] = []
+        more, free = asyncio.Condition(), asyncio.Event()
+
+        async def below(hop: Hop) -> None:
+            hop.untracked("queue", "somewhere")
+
+        async def worker() -> None:
+            while True:
+                async with more:
+                    await more.wait_for(lambda: parts)
+                await free.wait()
+                while parts:
+                    part, sends = parts.pop(0)
+                    async with part:
+                        if sends:
+                            await case.world.hand("c", below)
+                    del part
+
+        async def put(*, sends: bool) -> None:
+            hop = current_hop()
+            assert hop is not None
+            async with more:
+                parts.append((hop.working("job"), sends))
+                more.notify()
+
+        case.app.spawn(worker, service=True)
+        await turns(5)
+        cascades = [await case.cascade(partial(put, sends=sends)) for sends in (True, False)]
+        free.set()
+        await settles(cascades[1])
+        assert isinstance(await cascades[0].settled(5), Unknown)
 
     await run(tmp_path, scenario)
 
