@@ -32,6 +32,7 @@ ANY = (*GREEN, "Unknown")
 _HARMLESS = {"slow", "copy", "lose", "gateway", "stop", "clock", "repeat"}
 _AMNESIA = {"forget", "restore"}
 _TOO_LATE = ("ConnectTimeout", "PoolTimeout", "ReadTimeout", "WriteTimeout")
+_ONE_STEP = frozenset({"callback", "timer"})  # patterns whose work is one step, which ends it
 
 
 @dataclass
@@ -354,6 +355,8 @@ def _wrong(
         works = [work for work in course.works if work.joined or not joined_only]
         if said in GREEN:
             for work in works:
+                if work.dropped and work.name in _ONE_STEP and cascade.cancel_after is not None:
+                    continue  # cancelled before its only step: the end is when Python freed it
                 if work.begin > told.at or work.end > told.at:
                     late = f"{work.end - told.at:.3f} s after the verdict"
                     yield Finding(
