@@ -249,7 +249,7 @@ def _due(
 
 
 def _unfollow_timer(timer: ThreadTimer) -> Callable[[], None] | None:
-    """Give a timer its own function back, so that it is freed without the collector; return what records a cancel."""
+    """Return what records a cancel of a timer. The timer gets its own function back, so it is freed without the collector."""
     function = timer.function
     if isinstance(function, partial) and function.func is _due:
         timer.function = function.args[-1]
