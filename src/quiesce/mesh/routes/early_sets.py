@@ -9,7 +9,7 @@ for which other code has waited is a signal.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 from quiesce.core.callsites import Callsite, describe
 from quiesce.core.libraries import is_housekeeper
@@ -44,8 +44,8 @@ class EarlySet:
 
 
 _of_events: dict[int, EarlySet] = {}
-of_hops: WeakKeyDictionary[Hop, set[int]] = WeakKeyDictionary()
-"""By hop, the ids of the events that it has set early."""
+of_hops: dict[Hop, set[int]] = {}
+"""By hop, until it ends, the ids of the events that it has set early."""
 
 
 def note(event: Any, kind_of: Callable[[Any], str], frame: FrameType | None) -> None:

@@ -394,9 +394,8 @@ class Hop(LightScope):
                 return
         self._end("")
         if not self.dissolve() and self.close_plan is None:
-            self.plan_close(
-                grace=0.0, cleanup=self.cleanup_seconds
-            )  # the node takes over the services
+            # The node takes over the services.
+            self.plan_close(grace=0.0, cleanup=self.cleanup_seconds)
 
     def ring_closing(self) -> None:
         super().ring_closing()
@@ -470,19 +469,25 @@ class Hop(LightScope):
             self.end_status, self.end_reason = "cancelled", why
         if early_sets.of_hops:
             early_sets.tell_end(self)
-        opened, mesh = self.opened, self.mesh_node
-        mesh.joined_work.hop_ends(self)
+        opened = self.opened
+        mesh = opened.node
+        if mesh.joined_work.hops:
+            mesh.joined_work.hop_ends(self)
         if self.end_status == "done" and not self.record.is_root:
             mesh.bystanders.tell(self)
+        if self.late_assumptions or self.left_sendings:
+            self._tell_left(opened)
+        opened.note_hop_ended(self, self.end_status, self.end_reason)
+
+    def _tell_left(self, opened: OpenNode) -> None:
+        """Record the last assumptions in the receipt, and the work that has left."""
         for what in (self.late_assumptions or {}).values():
             is_first = not self.end_reason.startswith(ASSUMES)
             if is_first or len(f"{self.end_reason}; and {what}") <= WHY_MAX:
                 self.assume(what, also=True)
-        if self.left_sendings:
-            for route, place, how in dict.fromkeys(list(self.left_sendings.values())):
-                edge = mesh.random_bytes(12)
-                opened.engine.leave(self.record, edge, route, place, opened.clock(), how)
-        opened.note_hop_ended(self, self.end_status, self.end_reason)
+        for route, place, how in dict.fromkeys(list((self.left_sendings or {}).values())):
+            edge = opened.node.random_bytes(12)
+            opened.engine.leave(self.record, edge, route, place, opened.clock(), how)
 
 
 def _wake(waiter: Waiter) -> None:

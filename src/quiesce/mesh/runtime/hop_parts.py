@@ -65,7 +65,7 @@ class Visit(Visitor):
             if hop.phase is ScopeState.CLOSING and owner is not None:
                 named_once.name_once(owner, key, hop)
         if self._kind == "handler":
-            hop.mesh_node.joined_work.handler_ends(hop, self)
+            hop.opened.node.joined_work.handler_ends(hop, self)
         if hop.left_something() is not False or not hop.dissolve_after(self):
             self.end()
             hop.end_if_all()

@@ -121,7 +121,7 @@ class Node:
         self.hops_max: int = arguments.size("hops_max", hops_max) or sys.maxsize
         self.wall: Callable[[], float] = time.time
         self.random_bytes: Callable[[int], bytes] = os.urandom
-        self._opening: OpenNode | None = None  # the last one
+        self.last_opening: OpenNode | None = None
         self.is_opening: bool = False
         self.is_telling_drain = True  # False for nodes that quiesce makes for internal use
         self.stray_sendings: dict[object, tuple[str, str, Sending]] = {}  # see clients/strays.py
@@ -148,7 +148,7 @@ class Node:
         try:
             opening = OpenNode(self)
             await opening.open()
-            self._opening = opening
+            self.last_opening = opening
         finally:
             self.is_opening = False
         return self
@@ -190,24 +190,24 @@ class Node:
 
         *Raises*: `UsageError` if the node was never opened.
         """
-        if self._opening is None:
+        if self.last_opening is None:
             raise self.not_open()
-        return self._opening
+        return self.last_opening
 
     @property
     def own_scope(self) -> Home | None:
         """The node's scope while the node is open."""
-        return None if self._opening is None else self._opening.scope
+        return None if self.last_opening is None else self.last_opening.scope
 
     @property
     def was_opened(self) -> bool:
         """Whether the node is open, or was open before."""
-        return self._opening is not None
+        return self.last_opening is not None
 
     @property
     def health(self) -> Health:
         """Whether the node can work on messages now, and the problem if it cannot."""
-        return Health("closed") if self._opening is None else self._opening.health
+        return Health("closed") if self.last_opening is None else self.last_opening.health
 
     def _last_scope(self) -> Scope:
         """Return the node's scope; after a close, the closed one, which has the report."""
@@ -274,7 +274,7 @@ class Node:
         """Return the node's name, its state, and its number of hops."""
         scope = self.own_scope
         state = "new or closed" if scope is None else scope.state
-        hops = 0 if self._opening is None else len(self._opening.running_hops)
+        hops = 0 if self.last_opening is None else len(self.last_opening.running_hops)
         return f"<Node {self.name!r} {state}, {hops} hops>"
 
     def asgi(self, app: Any, *, grace: float = 30.0, cleanup: float = 5.0) -> Any:

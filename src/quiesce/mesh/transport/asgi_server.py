@@ -147,13 +147,16 @@ class Mesh:
             QuiesceError: The node refuses the message.
         """
         node, handed = self.own_node, codec.parse_request_header(header)
-        if not (node.was_opened or node.is_opening):
-            self._tell_never_opened()
-            raise admission.never_opened(node, handed)
+        opened = node.last_opening
+        if opened is None:
+            if not node.is_opening:
+                self._tell_never_opened()
+                raise admission.never_opened(node, handed)
+            raise node.not_open()
         outer = None if current.get() is None else current_scope()
-        if outer is None or node.own_scope is None or _covers(outer, node.own_scope):
-            return node.opened.accept_arrival(handed, caller=caller)
-        hop = node.opened.accept_arrival(handed, _closing(outer), caller)
+        if outer is None or opened.scope is None or _covers(outer, opened.scope):
+            return opened.accept_arrival(handed, caller=caller)
+        hop = opened.accept_arrival(handed, _closing(outer), caller)
         hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
         return hop
 
@@ -262,10 +265,10 @@ class _Exchange(Visit):
             hop.answered_with_error(self._status)
         hop.rides = True  # has no effect if the answer has left with an earlier part
         self.leave(None)
-        self._part_from(hop)
+        has_ended = self._part_from(hop)
         if self._started:
             return self._flush()
-        return self._send_kept() if hop.has_ended else self._send_soon()
+        return self._send_kept() if has_ended else self._send_soon()
 
     async def fail(self, failure: BaseException, scope: Message) -> None:
         """End the visit after the app has failed or was cancelled. Raise the error that the server is to see."""
@@ -292,9 +295,11 @@ class _Exchange(Visit):
         if is_cut and home is not None and not isinstance(self.outer, LightScope):
             home.note_cut(self)
 
-    def _part_from(self, hop: Hop) -> None:
-        """Drop the request. If the hop goes on, keep only the name and place that reports show."""
-        hop.origin = None if hop.has_ended else Origin(self.name, self.where)
+    def _part_from(self, hop: Hop) -> bool:
+        """Drop the request. If the hop goes on, keep only the name and place that reports show; else return True."""
+        has_ended = hop.has_ended
+        hop.origin = None if has_ended else Origin(self.name, self.where)
+        return has_ended
 
     async def _end_badly(self, left: Exception) -> None:
         if self._started or self._kept:
@@ -393,7 +398,8 @@ def leaving(node: Node, scope: Message, send: Send) -> Send:
     A server closes the idle connections that it has at the signal. On a connection that is made just then, it would wait
     for another request for as long as its keep-alive time.
     """
-    if node.own_scope is None or not node.opened.exchange.is_told_to_end():
+    opened = node.last_opening  # not by properties: every request comes here
+    if opened is None or opened.scope is None or not opened.exchange.is_told_to_end():
         return send
     if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
         return send
