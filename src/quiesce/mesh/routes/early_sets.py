@@ -75,6 +75,11 @@ def note(event: Any, kind_of: Callable[[Any], str], frame: FrameType | None) -> 
         _of_events[id(event)].hops[hop] = Callsite(frame.f_code, frame.f_lasti)
 
 
+def is_noted(event: Any) -> bool:
+    """Return whether a hop has set an event early."""
+    return id(event) in _of_events
+
+
 def is_signal(event: Any) -> None:
     """Forget which hops have set an event: the code that waits for the event is not a worker."""
     with lock:

@@ -11,13 +11,14 @@ condition of a library, such as those inside queues.
 from __future__ import annotations
 
 from asyncio import Task
+from functools import lru_cache
 from itertools import count
 from threading import Thread, current_thread
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
-from quiesce.core.libraries import is_housekeeper, starting_frame
+from quiesce.core.libraries import is_housekeeper, is_housekeeping, starting_frame
 from quiesce.core.python_private import exception_of, get_frame, running_loop, thread_frames
 from quiesce.core.tree import current
 from quiesce.mesh.clients.strays import plain_request
@@ -207,6 +208,10 @@ def by_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     async def waiting(self: Any) -> Any:
         frame = get_frame().f_back
+        if _is_of_library(frame):  # the common case: a server waits for its own event
+            if early_sets.is_noted(self):
+                _is_part_of_hop(self, frame)
+            return await wait(self)
         is_workers = not _is_part_of_hop(self, frame) and _begin_wait(self, frame)
         once = None if is_workers else _begin_single_wait(self, frame)
         try:
@@ -446,6 +451,16 @@ def _waiting_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _AROUND:
         frame = frame.f_back
     return None if frame is None or is_housekeeper(frame) else frame
+
+
+def _is_of_library(frame: FrameType | None) -> bool:
+    """Return whether the code that waits is a library's, and not a helper like `wait_for`."""
+    return frame is not None and _is_librarys(frame.f_globals.get("__name__"), frame.f_code.co_name)
+
+
+@lru_cache(maxsize=4096)
+def _is_librarys(module: str | None, function: str) -> bool:
+    return (module, function) not in _AROUND and is_housekeeping(module, function)
 
 
 def _kind(event: Any) -> str:
