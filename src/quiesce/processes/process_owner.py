@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from quiesce.core import callsites
+    from quiesce.core.backends.base import Backend
     from quiesce.core.tree import TreeNode
     from quiesce.processes.output import Sink
     from quiesce.processes.process_spawn import SpawnedChild
@@ -124,10 +125,10 @@ class OwnedProcess(Described):
     ) -> None:
         """Describe a process that was forked in this step. The caller calls `begin_owning()` in the same step."""
         self.owner_node: TreeNode = node
-        self.backend = node.backend
+        self.backend: Backend = node.backend
         self._child = child
         self.launch = launch
-        self.outputs = Outputs(node.backend, child, self.lost)
+        self.outputs: Outputs = Outputs(node.backend, child, self.lost)
         self.name_given = name
         self.grace = grace
         self.began_at: float = node.backend.clock()
@@ -139,13 +140,13 @@ class OwnedProcess(Described):
         self._stop_by = math.inf  # the time at which the owner kills it
         self._stuck_at = math.inf
         self._bell = node.backend.bell()
-        self.gone = Latch(node.backend)
-        self.settled = Latch(node.backend)  # opened when the process is gone or stuck
+        self.gone: Latch = Latch(node.backend)
+        self.settled: Latch = Latch(node.backend)  # opened when the process is gone or stuck
         self.on_exit: list[Callable[[], None]] = []
         self._unwatch: Callable[[], None] | None = None
         self.may_exit = False  # whether its input was closed, so that it may exit by itself
-        self.input = Input(node.backend, child.stdin)
-        self.raw = RawOutput(node.backend, child.raw)
+        self.input: Input = Input(node.backend, child.stdin)
+        self.raw: RawOutput = RawOutput(node.backend, child.raw)
         self._kill_time = KillTime()
         self._lifeline = "none"
         self._mark = f"{watchdog.MARK}={launch.env.get(watchdog.MARK)}".encode()

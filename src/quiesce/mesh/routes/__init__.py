@@ -27,6 +27,7 @@ housekeeping of libraries, which is not work of a hop. In reading order:
 - `early_sets`: events that a hop sets before a worker has waited for them.
 - `bystanders`: loops outside of hops whose way to wait is not followed.
 - `joined_work`: work that one message starts and a later message may add to.
+- `reached_code`: which functions a handler may call, by the names in its code.
 - `events`: events and conditions that wake a worker.
 - `shared_sends`: a message that a worker sends for several hops at once.
 - `handovers`: work that a hop gives to task queues of other systems.

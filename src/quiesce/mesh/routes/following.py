@@ -85,6 +85,7 @@ class Followed(Hold):
     fate: ClassVar[Fate] = "stuck"
     place_offset: int
     place_code: CodeType | None
+    stop_call: Callable[[], object] | None
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 An example is `if task is None: task = create_task(flush())` with the jobs in a list. The first hop waits for the task.
 quiesce cannot see that a second hop has left the task a job. So a hop may have to record an assumption: its handler has
-left nothing behind, but work goes on that the same handler has left for a message of another cascade.
+left nothing behind, but work goes on that the same handler has left for a message of another cascade; or that another
+handler has left, if this handler may call the function that has started the work.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import re
 from functools import lru_cache
 from itertools import islice
 from threading import Thread
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core.report import with_kind
 from quiesce.mesh.routes.bystanders import is_users_task
+from quiesce.mesh.routes.reached_code import may_call
 from quiesce.mesh.routes.takers import watched
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ class JoinedWork:
         """Record that a handler leaves work behind. If it leaves none, record what the hop assumes."""
         if len(hop.holds) <= 1:  # only the handler itself
             if self.hops:
-                self._assume_not_joined(hop, _without_numbers(visit.name))
+                self._assume_not_joined(hop, _without_numbers(visit.name), visit.endpoint)
         elif hop not in self.hops:
             name = _without_numbers(visit.name)
             self.hops[hop] = (name, any(map(_may_be_joined, hop.holds.values())))
@@ -66,17 +69,30 @@ class JoinedWork:
         elif not (has_work or hop.filled):
             self._assume_not_joined(hop, name)
 
-    def _assume_not_joined(self, hop: Hop, name: str) -> None:
+    def _assume_not_joined(self, hop: Hop, name: str, endpoint: Any = None) -> None:
         for other in islice(self.by_handler.get(name, ()), _HOPS_MAX):
-            if other.cascade == hop.cascade:
-                continue
-            found = next(filter(_may_be_joined, other.holds.values()), None)
+            found = None if other.cascade == hop.cascade else _joinable(other)
             if found is not None:
-                hop.assume(
-                    f"assumes that {with_kind(found.kind, found.name)}, which the same handler has left for another"
-                    f" message at {found.where}, has nothing to do for this one"
-                )
+                _assume(hop, found, "the same handler")
                 return
+        for other in islice(self.hops if endpoint is not None else (), _HOPS_MAX):
+            found = None if other.cascade == hop.cascade else _joinable(other)
+            code = getattr(found, "started_code", None) or getattr(found, "place_code", None)
+            if found is not None and isinstance(code, CodeType) and may_call(endpoint, code):
+                _assume(hop, found, "another handler")
+                return
+
+
+def _joinable(hop: Hop) -> Any:
+    """Return work of a hop that another hop may have joined; None if there is none."""
+    return next(filter(_may_be_joined, hop.holds.values()), None)
+
+
+def _assume(hop: Hop, found: Any, who: str) -> None:
+    hop.assume(
+        f"assumes that {with_kind(found.kind, found.name)}, which {who} has left for another message at"
+        f" {found.where}, has nothing to do for this one"
+    )
 
 
 def _may_be_joined(held: Any) -> bool:

@@ -28,6 +28,11 @@ class Visit(Visitor):
 
     __slots__ = ("_body", "_hop", "_is_cut")
 
+    @property
+    def endpoint(self) -> object:
+        """The function that handles the message, if its framework tells."""
+        return None
+
     def __init__(self, hop: Hop, kind: str, name: str, place: Callsite | None = None) -> None:
         """Begin the work; the hop must not have ended. `place` is the code that began it, by default the hop's."""
         self._hop = hop

@@ -254,6 +254,11 @@ class _Exchange(Visit):
         return handler_naming.handler_name(self._request[1])
 
     @property
+    def endpoint(self) -> object:
+        """The request's endpoint, if the framework tells."""
+        return self._request[1].get("endpoint")
+
+    @property
     def where(self) -> str | None:
         """The file and line of the request's endpoint or, if the framework does not tell, of the app."""
         return handler_naming.handler_place(*self._request)

@@ -61,6 +61,7 @@ class Visit(NamedTuple):
 
     name: str
     kind: str = "handler"
+    endpoint: object = None
 
 
 class EndingHop:
