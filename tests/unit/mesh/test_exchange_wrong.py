@@ -130,6 +130,7 @@ async def test_an_agent_that_is_asked_at_a_wrong_address_is_unknown_in_the_end(
         ended = await cascade.settled()
         assert isinstance(ended, Unknown)
         assert "no mesh at http://b: " in str(ended)
+        assert "has not said" not in str(ended)  # it is known why
         assert len(said(caplog)) == 1
         assert lines.tries < (150 if url is None else 80)
 

@@ -118,22 +118,28 @@ async def test_what_the_worker_says_is_not_an_assumption(tmp_path: Path) -> None
     assert verdict.assumptions == ()
 
 
-async def test_an_event_does_not_say_when_its_work_is_over(tmp_path: Path) -> None:
-    """A worker that waits for it again is taken to have done all of it."""
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_an_event_does_not_say_when_its_work_is_over(
+    tmp_path: Path, *, is_replaced: bool
+) -> None:
+    """A worker that waits for it again, or for a new one at the same place, is taken to have done all of it."""
     jobs: list[int] = []
     seen: list[int] = []
-    wake = asyncio.Event()
+    wake = [asyncio.Event()]
 
     async def worker() -> None:
         while True:
-            await wake.wait()
-            wake.clear()
+            await wake[0].wait()
+            if is_replaced:
+                wake[0] = asyncio.Event()
+            else:
+                wake[0].clear()
             await turns(2)
             seen.extend(jobs)
 
     def put() -> None:
         jobs.append(1)
-        wake.set()
+        wake[0].set()
 
     async def scenario(case: Case) -> None:
         case.app.spawn(worker, service=True)
