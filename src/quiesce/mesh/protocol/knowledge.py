@@ -104,7 +104,7 @@ class Knowledge:
         self.frozen_receipts, self.over_receipts = self.over_receipts, {}
 
     def unfreeze(self) -> None:
-        """Let the frozen receipts change and age like the others, if there are any."""
+        """End the freeze: the frozen receipts change and age like the others again."""
         if self.frozen_receipts:
             self.frozen_receipts.update(self.over_receipts)
             self.over_receipts, self.frozen_receipts = self.frozen_receipts, {}

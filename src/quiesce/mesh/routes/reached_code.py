@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,12 @@ _FUNCTIONS_MAX = 300  # functions that are examined for one handler
 
 def may_call(handler: Any, code: CodeType) -> bool:
     """Return whether a handler may call a function; False if the handler is not a function of Python."""
-    while hasattr(handler, "func"):  # a partial
+    while type(handler) is partial:
         handler = handler.func
-    function = getattr(handler, "__func__", handler)
-    owner: Any = type(handler.__self__) if isinstance(handler, MethodType) else None
-    return isinstance(function, FunctionType) and code in _reached(function, owner)
+    owner: Any = None
+    if type(handler) is MethodType:
+        handler, owner = handler.__func__, type(handler.__self__)
+    return type(handler) is FunctionType and code in _reached(handler, owner)
 
 
 @lru_cache(maxsize=256)
@@ -68,30 +70,32 @@ def _called(
     """Yield the functions that a function may call by these names, each with its class or object."""
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     for cell in function.__closure__ or ():
-        try:
+        with suppress(ValueError):  # it is empty
             values.append(cell.cell_contents)
-        except ValueError:  # it is empty
-            continue
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    values += [getattr(one, "dependency", one) for one in defaults]  # of FastAPI
-    if owner is not None:
-        values.append(owner)
-    for value in values:
+    for one in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        values.append(one)
+        values.append(inspect.getattr_static(one, "dependency", None))  # of FastAPI
+    for value in (*values, owner):
         yield from _functions_of(value, names)
 
 
 def _functions_of(value: Any, names: set[str]) -> Iterator[tuple[FunctionType, Any]]:
-    """Yield the functions that a value stands for: itself, or its attributes with these names."""
-    if isinstance(value, FunctionType):
-        yield inspect.unwrap(value), None
-        return
-    if isinstance(value, MethodType):
-        if isinstance(value.__func__, FunctionType):
+    """Yield the functions that a value stands for: itself, or its attributes with these names.
+
+    The value is the program's, and may be any object: none of its own code is run.
+    """
+    kind = type(value)
+    if kind is FunctionType:
+        yield value, None
+    elif kind is MethodType:
+        if type(value.__func__) is FunctionType:
             yield value.__func__, value.__self__
-        return
-    kind = value if isinstance(value, type) else type(value)
-    for name in (*names, "__init__", "__call__"):
-        found = inspect.getattr_static(value if isinstance(value, ModuleType) else kind, name, None)
-        found = getattr(found, "__func__", found)  # a static method or a class method
-        if isinstance(found, FunctionType):
-            yield inspect.unwrap(found), None if isinstance(value, ModuleType) else value
+    elif value is not None:
+        is_module = issubclass(kind, ModuleType)
+        place = value if is_module or issubclass(kind, type) else kind
+        for name in (*names, "__init__", "__call__"):
+            found = inspect.getattr_static(place, name, None)
+            if type(found) in {staticmethod, classmethod}:
+                found = found.__func__
+            if type(found) is FunctionType:
+                yield found, None if is_module else value

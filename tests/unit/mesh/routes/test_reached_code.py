@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -96,6 +97,35 @@ async def search() -> None:
     await asyncio.sleep(0)
 
 
+class Proxy:
+    """Raises whatever is looked up, as a proxy outside of its context does."""
+
+    @property  # type: ignore[misc]  # as proxies do
+    def __class__(self) -> Any:
+        """Fail, as all else."""
+        message = "outside of its context"
+        raise RuntimeError(message)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+PROXY = Proxy()
+
+
+def _decorated() -> None:
+    BUFFER.add("decorated")
+
+
+_decorated.__wrapped__ = partial(print)  # type: ignore[attr-defined]  # as functools.wraps of a partial does
+
+
+async def odd(_: object = PROXY) -> None:
+    """Use a proxy, and a function that wraps something other than a function."""
+    PROXY.add("x")
+    _decorated()
+
+
 class View:
     """A handler that is a method."""
 
@@ -117,6 +147,8 @@ class View:
         (inner, True),
         (partial(orders), True),
         (View().get, True),
+        (odd, True),
+        (Mock(), False),
         (search, False),
         (print, False),
         (None, False),
