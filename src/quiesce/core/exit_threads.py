@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quiesce.core import callsites, libraries
@@ -98,7 +99,7 @@ def _advice(found: list[threading.Thread]) -> str:
 def _described(thread: threading.Thread) -> str:
     """Describe a thread: its name, its function (of a pool's worker: the function given to the pool), and its current line."""
     fn: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or thread.run
-    while hasattr(fn, "func"):
+    while isinstance(fn, partial):
         fn = fn.func
     given = _given(thread) if _made_by(thread) in _POOLS else None
     code = given or getattr(fn, "__code__", None)

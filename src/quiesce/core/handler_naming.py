@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _code_of(target: Any, method: str) -> CodeType | None:
     """Return the code object of a function, a method, or a method of an object or class; None for other objects."""
     found: Any = None
     with suppress(Exception):  # `target` comes from the user, and may be any object
-        while hasattr(target, "func"):
+        while isinstance(target, partial):
             target = target.func
         target = inspect.unwrap(target)
         if isinstance(target, type):

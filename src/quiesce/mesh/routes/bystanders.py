@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from functools import partial
 from inspect import getattr_static
 from itertools import islice
 from pathlib import Path
@@ -182,7 +183,7 @@ def _found(key: Any, known: Loop | None) -> Loop | None:
 def _timer(key: threading.Timer) -> Loop | None:
     """Return a `threading.Timer` as a loop if its function, or a function that it calls, sets a timer again."""
     fn: Any = getattr(key, "function", None)
-    while hasattr(fn, "func"):  # a partial
+    while isinstance(fn, partial):  # a partial
         fn = fn.func
     owner = type(getattr(fn, "__self__", None))
     fn = getattr(fn, "__func__", fn)

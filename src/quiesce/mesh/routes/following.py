@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from contextvars import Context
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -257,7 +258,7 @@ def target_of(fn: Any) -> str | None:
 
 
 def _without_partials(fn: Any) -> Any:
-    while hasattr(fn, "func"):
+    while isinstance(fn, partial):
         # `asyncio.to_thread` has a context run the function.
         is_in_context = isinstance(getattr(fn.func, "__self__", None), Context) and bool(fn.args)
         fn = fn.args[0] if is_in_context else fn.func

@@ -308,7 +308,7 @@ def after(callback: Any, args: tuple[Any, ...], frame: FrameType) -> Context | N
 def _parts(callback: Any) -> tuple[Any, list[object]]:
     """Return the function inside partials and methods, and the objects it keeps: arguments, attributes, closure."""
     kept: list[object] = []
-    while hasattr(callback, "func"):
+    while isinstance(callback, partial):
         kept += [*callback.args, *callback.keywords.values()]
         callback = callback.func
     if not hasattr(callback, "__code__"):  # neither a function nor a method
