@@ -400,6 +400,24 @@ async def test_a_question_about_work_elsewhere_is_answered_at_the_signal() -> No
         assert kinds == ["closed", "closed"]
 
 
+async def test_a_question_does_not_hold_up_the_end_of_a_server() -> None:
+    """The work may go on for longer than the server has: the answer is then that the work goes on."""
+    async with World() as world:
+        node = await world.add("b", patience=Patience(give_up=600))
+        gate = anyio.Event()
+        async with node.cascade("c") as cascade:
+            here().spawn(gate.wait)
+        (edge,) = node.opened.running_hops
+        body = codec.call_body(NodeCall("", (), ((edge, False),), 3600.0))
+        question = world.servers.spawn(node.serve_call, RECEIPTS, body)
+        await until(lambda: questions(node) == 1)
+        node.opened.exchange.told_to_end(0.05)
+        with anyio.fail_after(60):
+            assert [answer.kind for _, answer in codec.parse_reply(await question).answers] == ["working"]
+        gate.set()
+        await cascade.settled(10)
+
+
 async def test_a_question_after_the_signal_does_not_wait_for_other_agents() -> None:
     """Nothing is at work here that could answer it, and the server waits for the question."""
     async with World() as world:

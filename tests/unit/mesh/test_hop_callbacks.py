@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,8 +26,9 @@ class Own(asyncio.SelectorEventLoop):
     """A loop that has its callbacks elsewhere, as those of GUI toolkits do."""
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # any will do
-        """Schedule the callback as a timer."""
-        return self.call_later(0, callback, *args, context=context)
+        """Schedule a call that does not show which context the callback runs in."""
+        context = copy_context() if context is None else context
+        return super().call_soon(partial(context.run, callback, *args), context=Context())
 
 
 async def _ended(hop: Hop) -> None:

@@ -388,12 +388,14 @@ class Belt:
             else:
                 work_elsewhere(taker)
 
-    def on_idle(self, key: object, frame: FrameType | None) -> None:
-        """Release all items of this queue that a taker has: the taker waits for more, and does not collect a batch."""
+    def on_idle(self, key: object) -> None:
+        """Release the items of this belt that a taker has: the taker waits, and does not collect a batch.
+
+        The hops record no assumption here. They are released later, when no worker is busy, and record it then.
+        """
         taker = takers.get(key)
         if taker is not None:
             over = [one for one in taker.parcels if one.belt is self]
-            assume_done(over, frame)
             self._release_parcels(taker, over)
 
     def on_task_done(self, key: object, unfinished: int | None) -> None:

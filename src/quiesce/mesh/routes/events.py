@@ -295,7 +295,7 @@ def _begin_wait(event: Any, frame: FrameType | None) -> bool:
     for other in {} if taker is None else {parcel.belt: None for parcel in taker.parcels}:
         if other.is_signal and not is_set and _has_come_round(key, other, belt, waits, frames):
             _idle[key].add(id(other.workers))
-            other.on_idle(key, frame)
+            other.on_idle(key)
             _release_setters(other, frame)
     if belt is not None and not is_set:
         _release_setters(belt, frame, event)

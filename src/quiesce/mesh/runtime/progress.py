@@ -32,7 +32,6 @@ _SHARE = 0.8  # the share of the remaining time that agents below get, so that t
 _SECONDS_MIN, _SECONDS_MAX = 0.05, 10.0
 _NAMES_MAX = 3
 _LASTING_SECONDS = 5.0  # work that runs longer than this may be a service
-_NEVER_SERVICES = ("item", "message")  # kinds that are always work of a hop
 _SIZES = (12, 12, NAME_MAX, 20, None, WHY_MAX)  # the longest texts in an entry
 
 
@@ -152,8 +151,7 @@ def _described(work: tuple[FrontierEntry, ...]) -> str:
 
 def _declared_as(entry: FrontierEntry) -> str | None:
     """Return the name that declares the work as a service; None if it cannot be one."""
-    is_work = entry.age < _LASTING_SECONDS or entry.kind in _NEVER_SERVICES
-    return None if is_work else entry.declared_as
+    return None if entry.age < _LASTING_SECONDS else entry.declared_as
 
 
 def _told(entry: FrontierEntry) -> str:
