@@ -413,7 +413,9 @@ async def test_a_question_does_not_hold_up_the_end_of_a_server() -> None:
         await until(lambda: questions(node) == 1)
         node.opened.exchange.told_to_end(0.05)
         with anyio.fail_after(60):
-            assert [answer.kind for _, answer in codec.parse_reply(await question).answers] == ["working"]
+            assert [answer.kind for _, answer in codec.parse_reply(await question).answers] == [
+                "working"
+            ]
         gate.set()
         await cascade.settled(10)
 

@@ -389,10 +389,7 @@ class Belt:
                 work_elsewhere(taker)
 
     def on_idle(self, key: object) -> None:
-        """Release the items of this belt that a taker has: the taker waits, and does not collect a batch.
-
-        The hops record no assumption here. They are released later, when no worker is busy, and record it then.
-        """
+        """Release the items of this belt that a waiting taker has. Their hops record an assumption when all takers wait."""
         taker = takers.get(key)
         if taker is not None:
             over = [one for one in taker.parcels if one.belt is self]
