@@ -44,7 +44,7 @@ def call(request: Message) -> Message | None:
     """Answer a call of a tool, in the way that its name says."""
     name, given = request["params"]["name"], request["params"].get("_meta") or {}
     edge = given.get(KEY, "--").split("-")[2]
-    digest = hashlib.blake2b(bytes.fromhex(edge), digest_size=6, person=b"quiesce mark")
+    digest = hashlib.blake2b(bytes.fromhex(edge), digest_size=16, person=b"quiesce edge")
     told = f"00-{digest.hexdigest()}"
     answers = {
         "closed": f"{told};s=closed;r={json.dumps(RECEIPT).encode().hex()}",

@@ -28,19 +28,31 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 """How a hop ends, in the words of the agent that ran it."""
 
 
-_new_digest = blake2b(digest_size=6, person=b"quiesce mark").copy  # takes half as long as a new one
+KEY_BYTES = 16
+_MARK_BYTES = 6
+_new_digest = blake2b(digest_size=KEY_BYTES, person=b"quiesce edge").copy  # takes half as long as a new one
 
 
 ASSUMES = "assumes "
 """The beginning of the reason of a *done* hop, if the reason is an assumption."""
 
 
-@lru_cache(maxsize=1024)  # an edge is named several times in a row
-def edge_mark(edge: bytes) -> str:
-    """Return the public name of an edge."""
+def edge_key(edge: bytes) -> bytes:
+    """Return the key of an edge: a hash of its id. The key names the edge in a store, and gives no power over it.
+
+    A replica that takes over an edge has only its key, and uses it in place of the id. So a key is its own key.
+    """
+    if len(edge) == KEY_BYTES:
+        return edge
     digest = _new_digest()
     digest.update(edge)
-    return digest.hexdigest()
+    return digest.digest()
+
+
+@lru_cache(maxsize=1024)  # an edge is named several times in a row
+def edge_mark(edge: bytes) -> str:
+    """Return the public name of an edge, for people: the beginning of its key."""
+    return edge_key(edge)[:_MARK_BYTES].hex()
 
 
 @dataclass(frozen=True, slots=True)
