@@ -26,6 +26,8 @@ QuiesceError
 ├── CascadeCancelled   the cascade that your code works for was cancelled
 ├── JournalInUse       another node or process uses the journal
 ├── JournalBroken      the journal of this node is damaged
+├── StoreLost          the shared store of this node does not answer, or cannot write
+├── ReplicaBuried      this replica was declared dead in its shared store, and may not go on
 ├── JobCancelled       you awaited a job, and the job was cancelled
 ├── LeakError          a test left tasks or other things behind; lists each one with its origin
 ├── EscapeError        code of a hop starts work that no verdict waits for; lists the places
@@ -186,6 +188,27 @@ class JournalInUse(QuiesceError):
 
 class JournalBroken(QuiesceError):
     """The journal file is damaged, or is not a journal, so the work it recorded cannot be read."""
+
+
+class StoreLost(QuiesceError):
+    """A shared store does not answer, or cannot write now. The node tries again by itself."""
+
+
+class ReplicaBuried(QuiesceError):
+    """A replica was declared dead in its shared store, so another one may have taken over its work.
+
+    Args:
+        incarnation: The start of the replica that was declared dead.
+        why: How it was known to be dead, in the words of the process that declared it.
+    """
+
+    def __init__(self, incarnation: str, why: str = "") -> None:
+        self.incarnation: str = incarnation
+        self.why: str = why
+        known = f": {why}" if why else ""
+        super().__init__(
+            f"replica {incarnation} is not alive in its store{known}. It may not go on: start the process again"
+        )
 
 
 class JobCancelled(QuiesceError):

@@ -1,0 +1,86 @@
+"""A store in an SQLite file keeps the rules of every store, and says what is wrong with a file that it cannot use."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quiesce.errors import StoreLost, UsageError
+from quiesce.mesh.store.rows import Batch
+from quiesce.mesh.store.sqlite_database import SqliteDatabase
+from quiesce.testing.store_rules import database_rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quiesce.testing.store_rules import Rule
+
+pytestmark = pytest.mark.real_time
+
+
+@pytest.mark.parametrize("rule", database_rules(), ids=lambda rule: rule.__name__)
+async def test_a_file_keeps_the_rules_of_every_store(rule: Rule, tmp_path: Path) -> None:
+    """Every rule of a database holds for a file."""
+    await rule(lambda: SqliteDatabase(tmp_path / "rows.db"))
+
+
+async def test_only_its_user_may_read_the_file(tmp_path: Path) -> None:
+    """The file has the names and addresses of a mesh, so only its user may read it."""
+    database = SqliteDatabase(tmp_path / "rows.db")
+    await database.open()
+    await database.close()
+    assert (tmp_path / "rows.db").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
+    """A file of another kind is refused by name, and not changed."""
+    path = tmp_path / "notes.txt"
+    path.write_text("buy milk\n" * 200)
+    with pytest.raises(UsageError, match="is not an SQLite file"):
+        await SqliteDatabase(path).open()
+    assert path.read_text() == "buy milk\n" * 200
+
+
+async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """The folder of the file has to exist."""
+    with pytest.raises(UsageError, match="the folder of the store .* does not exist"):
+        await SqliteDatabase(tmp_path / "none" / "rows.db").open()
+
+
+async def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
+    """A file that another version of quiesce has made is refused, with both versions in the message."""
+    path = tmp_path / "rows.db"
+    database = SqliteDatabase(path)
+    await database.open()
+    await database.close()
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE quiesce_schema SET version = 99")
+    file.close()
+    with pytest.raises(UsageError, match="version 99, and this version of quiesce needs version 1"):
+        await database.open()
+
+
+async def test_a_file_that_is_locked_for_long_is_lost_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change waits for the write lock for a bounded time, and then says that the store is lost."""
+    monkeypatch.setattr("quiesce.mesh.store.sqlite_database._BUSY_SECONDS", 0.05)
+    path = tmp_path / "rows.db"
+    database = SqliteDatabase(path)
+    await database.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(StoreLost, match="database is locked"):
+            await database.apply(Batch("a1"))
+    finally:
+        other.close()
+        await database.close()
+
+
+async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+    """A use before `open` is the caller's mistake."""
+    with pytest.raises(UsageError, match="is not open"):
+        await SqliteDatabase(tmp_path / "rows.db").find("hop", [])
