@@ -195,14 +195,10 @@ class StoreLost(QuiesceError):
 
 
 class ReplicaBuried(QuiesceError):
-    """A replica was declared dead in its shared store, so another one may have taken over its work.
-
-    Args:
-        incarnation: The start of the replica that was declared dead.
-        why: How it was known to be dead, in the words of the process that declared it.
-    """
+    """A replica was declared dead in its shared store, so another one may have taken over its work."""
 
     def __init__(self, incarnation: str, why: str = "") -> None:
+        """Say which start of a replica was declared dead, and why, in the words of the process that declared it."""
         self.incarnation: str = incarnation
         self.why: str = why
         known = f": {why}" if why else ""

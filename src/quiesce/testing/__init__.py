@@ -9,6 +9,7 @@ The modules, in reading order:
 - `sweeps`: `sweep`: cancels a scenario at each of its suspensions.
 - `plants`: `plant`: puts work in flight that a shutdown has to drain or to name.
 - `escaping`: `escapes`: shows where work leaves a hop.
+- `store_rules`: `database_rules`: what each database of a shared store must do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from quiesce.testing.leaks.findings import Finding
 from quiesce.testing.leaks.guard import guard
 from quiesce.testing.plants.planting import PLANTS, Planted, plant
 from quiesce.testing.plants.shutdown_gate import Gate, GateRow, assert_gate
+from quiesce.testing.store_rules import database_rules
 from quiesce.testing.sweeps.record import Fault, Hit
 from quiesce.testing.sweeps.result import Sweep, SweepFailure
 from quiesce.testing.sweeps.sweep_runs import sweep
@@ -43,6 +45,7 @@ __all__ = [
     "SweepFailure",
     "VirtualLoop",
     "assert_gate",
+    "database_rules",
     "escapes",
     "guard",
     "plant",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from quiesce.errors import ReplicaBuried
-from quiesce.mesh.store.rows import Batch, Notice, Replica, Row
+from quiesce.mesh.store.rows import Batch, EdgeRow, Notice, Replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,21 +39,28 @@ _CASCADE = bytes(range(16))
 _DAY = 86_400.0
 
 
-class RuleBroken(AssertionError):
+class RuleBrokenError(AssertionError):
     """A database does not keep a rule; the message says which."""
 
 
 def _check(holds: object, rule: str) -> None:
     if not holds:
-        raise RuleBroken(rule)
+        raise RuleBrokenError(rule)
 
 
 def _key(number: int) -> bytes:
     return hashlib.blake2b(b"%d" % number, digest_size=16).digest()
 
 
-def _row(number: int, owner: str = "a1", **fields: object) -> Row:
-    made = Row(key=_key(number), side="hop", agent="hotel", owner=owner, cascade=_CASCADE, began_at=1000.0 + number)
+def _row(number: int, owner: str = "a1", **fields: object) -> EdgeRow:
+    made = EdgeRow(
+        key=_key(number),
+        side="hop",
+        agent="hotel",
+        owner=owner,
+        cascade=_CASCADE,
+        began_at=1000.0 + number,
+    )
     return dataclasses.replace(made, **fields)  # type: ignore[arg-type]  # fields of a row
 
 
@@ -160,26 +167,47 @@ async def large_batches_are_written(make: Make) -> None:
 async def an_owner_has_its_open_rows(make: Make) -> None:
     """`owned` returns the rows of one incarnation, on both sides, that are not over."""
     async with _processes(make, "a1", "a2") as (first, second):
-        states: list[tuple[Side, RowState]] = [("hop", "open"), ("sent", "open"), ("hop", "closed"), ("hop", "over")]
+        states: list[tuple[Side, RowState]] = [
+            ("hop", "open"),
+            ("sent", "open"),
+            ("hop", "closed"),
+            ("hop", "over"),
+        ]
         rows = [_row(number, side=side, state=state) for number, (side, state) in enumerate(states)]
         await first.apply(Batch("a1", puts=rows))
         await second.apply(Batch("a2", puts=[_row(9, "a2")]))
         owned = await second.owned("a1")
-        _check(sorted(owned, key=lambda row: row.began_at) == rows[:3], "rows of others, and those that are over, are left out")
+        _check(
+            sorted(owned, key=lambda row: row.began_at) == rows[:3],
+            "rows of others, and those that are over, are left out",
+        )
         await second.apply(Batch("a2", puts=[_row(0, "a2")]))
-        _check({row.key for row in await first.owned("a2")} == {_key(0), _key(9)}, "a put changes the owner")
+        _check(
+            {row.key for row in await first.owned("a2")} == {_key(0), _key(9)},
+            "a put changes the owner",
+        )
 
 
 async def cascades_are_found(make: Make) -> None:
     """All rows of a cascade are found by its id, and the newest cascades by their roots."""
     async with _processes(make, "a1") as (database,):
         other = bytes(16)
-        rows = [_row(1, root="first"), _row(2, side="sent"), _row(3, cascade=other, root=""), _row(4, root="last")]
+        rows = [
+            _row(1, root="first"),
+            _row(2, side="sent"),
+            _row(3, cascade=other, root=""),
+            _row(4, root="last"),
+        ]
         await database.apply(Batch("a1", puts=rows))
         found = await database.cascade(_CASCADE)
-        _check({row.key for row in found} == {_key(1), _key(2), _key(4)}, "rows of one cascade alone")
+        _check(
+            {row.key for row in found} == {_key(1), _key(2), _key(4)}, "rows of one cascade alone"
+        )
         roots = await database.roots(2)
-        _check([row.key for row in roots] == [_key(4), _key(3)], "the newest first, at most as many as asked for")
+        _check(
+            [row.key for row in roots] == [_key(4), _key(3)],
+            "the newest first, at most as many as asked for",
+        )
 
 
 async def rows_are_pruned(make: Make) -> None:
@@ -199,11 +227,15 @@ async def rows_are_pruned(make: Make) -> None:
 async def rows_outlive_the_process(make: Make) -> None:
     """What was written is there after all processes have closed the store."""
     async with _processes(make, "a1") as (database,):
-        await database.apply(Batch("a1", claims=[_row(1)], notices=[Notice("a2", "cancel", _key(1))]))
+        await database.apply(
+            Batch("a1", claims=[_row(1)], notices=[Notice("a2", "cancel", _key(1))])
+        )
     async with _processes(make, "a2") as (database,):
         _check(await database.find("hop", [_key(1)]) == {_key(1): _row(1)}, "rows stay")
         _check(len(await database.notices(["a2"])) == 1, "notices stay")
-        _check({one.incarnation for one in await database.replicas()} == {"a1", "a2"}, "replicas stay")
+        _check(
+            {one.incarnation for one in await database.replicas()} == {"a1", "a2"}, "replicas stay"
+        )
 
 
 async def changes_side_by_side(make: Make) -> None:
@@ -231,7 +263,9 @@ async def a_cancelled_change_is_whole_or_absent(make: Make) -> None:
             found = await database.find("hop", [_key(number), _key(number + 1)])
             _check(len(found) in {0, 2}, "both rows of a cancelled batch are there, or none")
         await database.apply(Batch("a1", puts=[_row(100)]))
-        _check(await database.find("hop", [_key(100)]), "the database can be used after a cancellation")
+        _check(
+            await database.find("hop", [_key(100)]), "the database can be used after a cancellation"
+        )
 
 
 # Notices.
@@ -240,24 +274,36 @@ async def a_cancelled_change_is_whole_or_absent(make: Make) -> None:
 async def notices_come_in_order(make: Make) -> None:
     """Notices come to their owner alone, oldest first, until they are handled."""
     async with _processes(make, "a1", "a2") as (first, second):
-        sent = [Notice("a2", "receipt", _key(1), b'{"s":"done"}'), Notice("a2", "cancel", _key(2)), Notice("a3", "cancel", _key(3))]
+        sent = [
+            Notice("a2", "receipt", _key(1), b'{"s":"done"}'),
+            Notice("a2", "cancel", _key(2)),
+            Notice("a3", "cancel", _key(3)),
+        ]
         await first.apply(Batch("a1", notices=sent))
         await first.apply(Batch("a1", notices=[Notice("a2", "cancel", _key(4))]))
         found = await second.notices(["a2"])
         seen = [(one.owner, one.kind, one.key, one.body) for one in found]
-        expected = [("a2", one.kind, one.key, one.body) for one in sent[:2]] + [("a2", "cancel", _key(4), b"")]
+        expected = [("a2", one.kind, one.key, one.body) for one in sent[:2]] + [
+            ("a2", "cancel", _key(4), b"")
+        ]
         _check(seen == expected, "the notices of one owner, in the order of writing")
         await second.apply(Batch("a2", handled=[found[0].number, found[2].number]))
         left = await second.notices(["a2", "a3"])
-        _check([one.key for one in left] == [_key(2), _key(3)], "only those that were handled are gone")
+        _check(
+            [one.key for one in left] == [_key(2), _key(3)], "only those that were handled are gone"
+        )
 
 
 async def a_change_wakes_others(make: Make) -> None:
     """A process that listens is woken after another one has written a notice for it."""
     async with _processes(make, "a1", "a2") as (first, second):
         woken = [anyio.Event()]
+
+        def wake() -> None:
+            woken[0].set()
+
         async with anyio.create_task_group() as group:
-            group.start_soon(second.run, lambda: woken[0].set())
+            group.start_soon(second.run, wake)
             for number in range(5):
                 while not woken[0].is_set():  # the listener may need a moment to begin
                     await first.apply(Batch("a1", notices=[Notice("a2", "cancel", _key(number))]))
@@ -278,7 +324,9 @@ async def replicas_are_listed(make: Make) -> None:
     async with _processes(make, "a1") as (database,):
         await database.enroll(full)
         found = await database.replicas("bank")
-        _check([dataclasses.replace(one, age=0.0) for one in found] == [full], "every field is kept")
+        _check(
+            [dataclasses.replace(one, age=0.0) for one in found] == [full], "every field is kept"
+        )
         _check({one.incarnation for one in await database.replicas()} == {"a1", "b1"}, "all agents")
         await database.beat("b1")
         (one,) = await database.replicas("bank")
@@ -301,7 +349,10 @@ async def a_dead_replica_writes_nothing(make: Make) -> None:
             _check("its process has ended" in str(error), "the error says why")
         else:
             _check(holds=False, rule="a dead incarnation is refused")
-        _check({row.key for row in await second.cascade(_CASCADE)} == {_key(1)}, "no row is written or removed")
+        _check(
+            {row.key for row in await second.cascade(_CASCADE)} == {_key(1)},
+            "no row is written or removed",
+        )
         _check(not await second.notices(["a2"]), "no notice is written")
         _check(await second.notices(["a1"]), "no notice is handled")
         try:
@@ -341,7 +392,10 @@ async def a_replica_ends_once(make: Make) -> None:
             group.start_soon(lambda: end(third, "third", is_dead=True))
         _check(len(ended) == 1, f"one succeeds, not {len(ended)}")
         state = next(one for one in await first.replicas() if one.incarnation == "a1")
-        _check(state.state == ("left" if ended == ["itself"] else "dead"), "its state is that of the one")
+        _check(
+            state.state == ("left" if ended == ["itself"] else "dead"),
+            "its state is that of the one",
+        )
         _check(not await second.end("nobody", is_dead=True), "an unknown incarnation does not end")
 
 

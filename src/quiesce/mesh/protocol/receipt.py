@@ -30,7 +30,9 @@ ENDS: tuple[Status, ...] = ("done", "failed", "cancelled", "lost")
 
 KEY_BYTES = 16
 _MARK_BYTES = 6
-_new_digest = blake2b(digest_size=KEY_BYTES, person=b"quiesce edge").copy  # takes half as long as a new one
+_new_digest = blake2b(
+    digest_size=KEY_BYTES, person=b"quiesce edge"
+).copy  # takes half as long as a new one
 
 
 ASSUMES = "assumes "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from quiesce.mesh.store.rows import Batch, Notice, Replica, Row, Side
+    from quiesce.mesh.store.rows import Batch, EdgeRow, Notice, Replica, Side
 
 __all__: list[str] = []
 
@@ -52,22 +52,22 @@ class Database(Protocol):
 
     # Rows.
 
-    async def apply(self, batch: Batch) -> dict[bytes, Row]:
+    async def apply(self, batch: Batch) -> dict[bytes, EdgeRow]:
         """Write a batch. Return, for each claim that was lost, the row that is there, by key.
 
         *Raises*: `ReplicaBuried` if the incarnation is not alive: nothing was written.
         """
 
-    async def find(self, side: Side, keys: Iterable[bytes]) -> dict[bytes, Row]:
+    async def find(self, side: Side, keys: Iterable[bytes]) -> dict[bytes, EdgeRow]:
         """Return the rows of one side with these keys, by key."""
 
-    async def owned(self, owner: str) -> list[Row]:
+    async def owned(self, owner: str) -> list[EdgeRow]:
         """Return the rows of an incarnation that are not over."""
 
-    async def cascade(self, cascade: bytes) -> list[Row]:
+    async def cascade(self, cascade: bytes) -> list[EdgeRow]:
         """Return all rows of a cascade."""
 
-    async def roots(self, most: int) -> list[Row]:
+    async def roots(self, most: int) -> list[EdgeRow]:
         """Return the first hops of the newest cascades, at most `most`, newest first."""
 
     async def notices(self, owners: Iterable[str]) -> list[Notice]:

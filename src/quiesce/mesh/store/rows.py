@@ -22,7 +22,7 @@ ReplicaState = Literal["alive", "left", "dead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class EdgeRow:
     """One side of one edge."""
 
     key: bytes
@@ -96,9 +96,9 @@ class Batch:
     """
 
     owner: str
-    claims: list[Row] = field(default_factory=list)
+    claims: list[EdgeRow] = field(default_factory=list)
     """Rows to insert, each only if the store has no row of that key and side."""
-    puts: list[Row] = field(default_factory=list)
+    puts: list[EdgeRow] = field(default_factory=list)
     """Rows to insert or replace."""
     notices: list[Notice] = field(default_factory=list)
     drops: list[tuple[Side, bytes]] = field(default_factory=list)

@@ -20,7 +20,7 @@ import anyio.to_thread
 from quiesce.core.current import detached
 from quiesce.errors import ReplicaBuried, StoreLost, UsageError
 from quiesce.mesh.store.database import SCHEMA
-from quiesce.mesh.store.rows import Notice, Replica, Row
+from quiesce.mesh.store.rows import EdgeRow, Notice, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,7 +88,9 @@ class SqliteDatabase:
             raise UsageError(message)
         try:
             with detached():  # the thread belongs to the store, not to the caller's scope
-                return await anyio.to_thread.run_sync(partial(work, self._file, *args), limiter=self._one)
+                return await anyio.to_thread.run_sync(
+                    partial(work, self._file, *args), limiter=self._one
+                )
         except sqlite3.Error as error:
             message = f"the store {self.label} cannot be used now: {error}"
             raise StoreLost(message) from error
@@ -140,19 +142,22 @@ class SqliteDatabase:
         try:
             for statement in _TABLES.split(";"):
                 file.execute(statement)
-            found = file.execute("SELECT version FROM quiesce_schema").fetchone()
-            if found is None:
-                file.execute("INSERT INTO quiesce_schema VALUES (?)", (SCHEMA,))
-            elif found[0] != SCHEMA:
-                message = (
-                    f"the store {self.label} has tables of version {found[0]}, and this version of quiesce needs"
-                    f" version {SCHEMA}: run the version of quiesce that made them, or name another file"
-                )
-                raise UsageError(message)
+            self._check_version(file)
             file.execute("COMMIT")
         except BaseException:
             file.execute("ROLLBACK")
             raise
+
+    def _check_version(self, file: sqlite3.Connection) -> None:
+        found = file.execute("SELECT version FROM quiesce_schema").fetchone()
+        if found is None:
+            file.execute("INSERT INTO quiesce_schema VALUES (?)", (SCHEMA,))
+        elif found[0] != SCHEMA:
+            message = (
+                f"the store {self.label} has tables of version {found[0]}, and this version of quiesce needs version"
+                f" {SCHEMA}: run the version of quiesce that made them, or name another file"
+            )
+            raise UsageError(message)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each change of the file, until cancelled."""
@@ -174,24 +179,24 @@ class SqliteDatabase:
 
     # Rows.
 
-    async def apply(self, batch: Batch) -> dict[bytes, Row]:
+    async def apply(self, batch: Batch) -> dict[bytes, EdgeRow]:
         """Write a batch in one transaction. Return the rows of lost claims, by key."""
         return await self._do(_changing(_apply), batch)
 
-    async def find(self, side: Side, keys: Iterable[bytes]) -> dict[bytes, Row]:
+    async def find(self, side: Side, keys: Iterable[bytes]) -> dict[bytes, EdgeRow]:
         """Return the rows of one side with these keys, by key."""
         return await self._do(_find, side, list(keys))
 
-    async def owned(self, owner: str) -> list[Row]:
+    async def owned(self, owner: str) -> list[EdgeRow]:
         """Return the rows of an incarnation that are not over."""
         where = "owner = ? AND state <> 'over' ORDER BY began_at"
         return await self._do(_rows, where, (owner,))
 
-    async def cascade(self, cascade: bytes) -> list[Row]:
+    async def cascade(self, cascade: bytes) -> list[EdgeRow]:
         """Return all rows of a cascade."""
         return await self._do(_rows, "cascade = ? ORDER BY began_at", (cascade,))
 
-    async def roots(self, most: int) -> list[Row]:
+    async def roots(self, most: int) -> list[EdgeRow]:
         """Return the first hops of the newest cascades."""
         return await self._do(_rows, "root IS NOT NULL ORDER BY began_at DESC LIMIT ?", (most,))
 
@@ -258,9 +263,9 @@ def _changing(work: Callable[..., _T]) -> Callable[..., _T]:
     return change
 
 
-def _apply(file: sqlite3.Connection, batch: Batch) -> dict[bytes, Row]:
+def _apply(file: sqlite3.Connection, batch: Batch) -> dict[bytes, EdgeRow]:
     _check_alive(file, batch.owner)
-    lost: dict[bytes, Row] = {}
+    lost: dict[bytes, EdgeRow] = {}
     for row in batch.claims:
         insert = f"INSERT INTO quiesce_rows ({_ROW}) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"  # noqa: S608 - names
         if not file.execute(insert, _values(row)).rowcount:
@@ -286,28 +291,28 @@ def _check_alive(file: sqlite3.Connection, incarnation: str) -> None:
         raise ReplicaBuried(incarnation, "" if found is None else found[1])
 
 
-def _values(row: Row) -> tuple[Any, ...]:
+def _values(row: EdgeRow) -> tuple[Any, ...]:
     return (
         row.key, row.side, row.agent, row.owner, row.cascade, row.above, row.state, row.root, row.began_at,
         row.keep_until, row.body,
     )  # fmt: skip
 
 
-def _row(found: tuple[Any, ...]) -> Row:
+def _row(found: tuple[Any, ...]) -> EdgeRow:
     key, side, agent, owner, cascade, above, state, root, began_at, keep_until, body = found
-    return Row(
+    return EdgeRow(
         key=key, side=side, agent=agent, owner=owner, cascade=cascade, above=above, state=state, root=root,
         began_at=began_at, keep_until=keep_until, body=body,
     )  # fmt: skip
 
 
-def _rows(file: sqlite3.Connection, where: str, args: tuple[object, ...]) -> list[Row]:
+def _rows(file: sqlite3.Connection, where: str, args: tuple[object, ...]) -> list[EdgeRow]:
     select = f"SELECT {_ROW} FROM quiesce_rows WHERE {where}"  # noqa: S608 - fixed texts
     return [_row(found) for found in file.execute(select, args)]
 
 
-def _find(file: sqlite3.Connection, side: str, keys: list[bytes]) -> dict[bytes, Row]:
-    found: dict[bytes, Row] = {}
+def _find(file: sqlite3.Connection, side: str, keys: list[bytes]) -> dict[bytes, EdgeRow]:
+    found: dict[bytes, EdgeRow] = {}
     for first in range(0, len(keys), _KEYS_MAX):
         some = keys[first : first + _KEYS_MAX]
         marks = ",".join("?" * len(some))
@@ -360,12 +365,16 @@ def _replica(found: tuple[Any, ...]) -> Replica:
 
 
 def _end(file: sqlite3.Connection, incarnation: str, state: str, why: str) -> bool:
-    update = "UPDATE quiesce_replicas SET state = ?, why = ? WHERE incarnation = ? AND state = 'alive'"
+    update = (
+        "UPDATE quiesce_replicas SET state = ?, why = ? WHERE incarnation = ? AND state = 'alive'"
+    )
     return file.execute(update, (state, why, incarnation)).rowcount > 0
 
 
 def _inherit(file: sqlite3.Connection, incarnation: str, heir: str, before: str) -> bool:
-    update = "UPDATE quiesce_replicas SET heir = ? WHERE incarnation = ? AND state = 'dead' AND heir = ?"
+    update = (
+        "UPDATE quiesce_replicas SET heir = ? WHERE incarnation = ? AND state = 'dead' AND heir = ?"
+    )
     return file.execute(update, (heir, incarnation, before)).rowcount > 0
 
 
