@@ -131,7 +131,7 @@ def main() -> None:
             node = Node(
                 options["name"],
                 url=options["url"],
-                journal=options["journal"],
+                store=options["journal"],
                 peers=options["peers"],
             )
         is_a2a = options["way"].startswith("a2a")

@@ -112,7 +112,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve an agent."""
     url = urls[name]
-    node = Node(name, url=url, journal=folder / f"{name}.journal", peers=urls.values())
+    node = Node(name, url=url, store=folder / f"{name}.journal", peers=urls.values())
     app = quiesce_app(Agent(node, urls), card=card(name, url), node=node, hold_signal=False)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -82,7 +82,7 @@ async def play(screen: Screen, names: Sequence[str]) -> list[Outcome]:
         screen.say("Five A2A agents, each a process: planner, flights, hotel, bank, and a taxi")
         screen.say("that takes no part. You have no address: your receipts are asked for.\n")
         async with (
-            Node("you", journal=Path(folder, "you.journal"), patience=PATIENCE) as node,
+            Node("you", store=Path(folder, "you.journal"), patience=PATIENCE) as node,
             node.client(trust_env=False, timeout=30) as client,
         ):
             for url in stage.urls.values():  # their start is not measured

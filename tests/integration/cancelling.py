@@ -30,7 +30,7 @@ async def serve(name: str, port: int, folder: Path, after: str | None) -> None:
     door = socket.create_server(("127.0.0.1", port))
     url = f"http://127.0.0.1:{door.getsockname()[1]}"
     peers = [] if after is None else [after]
-    node = Node(name, url=url, journal=folder / f"{name}.journal", peers=peers, patience=_OFTEN)
+    node = Node(name, url=url, store=folder / f"{name}.journal", peers=peers, patience=_OFTEN)
     tasks: list[asyncio.Task[None]] = []
 
     async def work() -> None:
@@ -98,7 +98,7 @@ async def begin(folder: Path, known: str) -> dict[str, Any]:
     middle, url = start("middle", "0", str(folder), last_url)
     peers = [url, last_url] if known == "all" else [url]
     try:
-        node = Node("root", journal=folder / "root.journal", peers=peers, patience=_OFTEN)
+        node = Node("root", store=folder / "root.journal", peers=peers, patience=_OFTEN)
         async with node, node.client() as client:
             async with node.cascade("c") as cascade:
                 await client.post(url)

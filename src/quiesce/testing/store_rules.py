@@ -225,12 +225,16 @@ async def rows_are_pruned(make: Make) -> None:
 
 
 async def rows_outlive_the_process(make: Make) -> None:
-    """What was written is there after all processes have closed the store."""
+    """What was written is there after all processes have closed the store, and the store keeps its time of birth."""
+    before = time.time() - _DAY  # the clock of the store may be another one
     async with _processes(make, "a1") as (database,):
+        born = await database.born_at()
+        _check(before < born < before + 2 * _DAY, "the store says when its tables were made")
         await database.apply(
             Batch("a1", claims=[_row(1)], notices=[Notice("a2", "cancel", _key(1))])
         )
     async with _processes(make, "a2") as (database,):
+        _check(await database.born_at() == born, "the tables are not made again")
         _check(await database.find("hop", [_key(1)]) == {_key(1): _row(1)}, "rows stay")
         _check(len(await database.notices(["a2"])) == 1, "notices stay")
         _check(

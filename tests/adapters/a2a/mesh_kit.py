@@ -299,7 +299,7 @@ class Town:
         self.plan(name)
         url = self.urls[name]
         node = Node(
-            name, url=url, journal=self._folder / f"{name}.journal", peers=[*self.urls.values(), *self.peers],
+            name, url=url, store=self._folder / f"{name}.journal", peers=[*self.urls.values(), *self.peers],
             patience=QUICK,
         )  # fmt: skip
         agent = Worker()

@@ -158,7 +158,7 @@ async def test_an_answer_that_cannot_be_noted_is_closed(
         return httpx.Response(200, stream=body)
 
     monkeypatch.setattr(Handing, "answered", fail)
-    async with Node("a", journal=tmp_path / "a.journal") as node:
+    async with Node("a", store=tmp_path / "a.journal") as node:
         async with node.client(transport=httpx.MockTransport(answer)) as client:
             with pytest.raises(ZeroDivisionError):
                 async with node.cascade("c"):
@@ -178,7 +178,7 @@ async def test_an_answer_is_given_though_the_journal_cannot_be_written(
         monkeypatch.setattr(node.journal, "_append", full)
         return httpx.Response(200, text="done")
 
-    async with Node("a", journal=tmp_path / "a.journal") as node:
+    async with Node("a", store=tmp_path / "a.journal") as node:
         async with node.client(transport=httpx.MockTransport(answer)) as client:
             async with node.cascade("c"):
                 assert (await client.post("http://takes-no-part/")).text == "done"
@@ -209,7 +209,7 @@ async def test_a_peer_that_answers_without_a_word_has_the_message(
         url, others = f"http://{name}", ["http://a", "http://b"]
         journal = tmp_path / f"{name}.journal"
         soon = Patience(ask_in_doubt=0.01)
-        return Node(name, url=url, journal=journal, peers=others, transport=memory, patience=soon)
+        return Node(name, url=url, store=journal, peers=others, transport=memory, patience=soon)
 
     async with (
         member("a") as node,

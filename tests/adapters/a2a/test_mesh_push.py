@@ -29,7 +29,7 @@ class Receiver:
         self.node = Node(
             "receiver",
             url=url,
-            journal=folder / "receiver.journal",
+            store=folder / "receiver.journal",
             peers=peers,
             patience=mesh.QUICK,
         )

@@ -103,7 +103,7 @@ async def two(folder: Path, busy: Busy, around: Any = None) -> AsyncIterator[tup
     async with mesh.town(folder) as town, mesh.script() as node:
         town.plan("x")
         url = town.urls["x"]
-        agent = Node("x", url=url, journal=folder / "x", patience=mesh.QUICK)
+        agent = Node("x", url=url, store=folder / "x", patience=mesh.QUICK)
         app = agent.asgi(busy.app)
         await town.serve("x", app if around is None else around(app))
         yield town, node, url
@@ -117,7 +117,7 @@ async def test_a_request_that_is_redirected_is_handed_to_another(tmp_path: Path)
     busy = Busy()
     async with two(tmp_path, busy) as (town, node, url):
         town.plan("gate")
-        gate = Node("gate", url=town.urls["gate"], journal=tmp_path / "gate")
+        gate = Node("gate", url=town.urls["gate"], store=tmp_path / "gate")
         await town.serve("gate", gate.asgi(elsewhere(f"{url}/run", "/run")))
         async with node.client(follow_redirects=True) as client, node.cascade("one") as cascade:
             await client.post(f"{gate.url}/run")
@@ -153,7 +153,7 @@ async def test_headers_that_are_passed_on_do_not_pass_on_the_message(tmp_path: P
     busy = Busy()
     async with two(tmp_path, busy) as (town, node, url):
         town.plan("gate")
-        gate = Node("gate", url=town.urls["gate"], journal=tmp_path / "gate", patience=mesh.QUICK)
+        gate = Node("gate", url=town.urls["gate"], store=tmp_path / "gate", patience=mesh.QUICK)
 
         async def pass_on(request: Any) -> Any:
             async with gate.client() as client:
@@ -243,7 +243,7 @@ async def test_an_agent_that_took_a_message_is_not_believed_to_have_never_had_it
         town.plan("x")
         apps = []
         for name in ("one", "two"):
-            agent = Node(name, url=town.urls["x"], journal=tmp_path / name, patience=mesh.QUICK)
+            agent = Node(name, url=town.urls["x"], store=tmp_path / name, patience=mesh.QUICK)
             await town.serve(name, agent.asgi(busy.app))
             apps.append(agent.asgi(busy.app))
 
@@ -296,7 +296,7 @@ async def test_a_message_is_sent_again_with_credentials(tmp_path: Path, where: s
         agent: Any
         if where == "bare":
             app, agent = mesh.bare_app(f"{url}/")
-            behind = Node("a", url=url, journal=tmp_path / "a", services=["_shutdown_watcher"])
+            behind = Node("a", url=url, store=tmp_path / "a", services=["_shutdown_watcher"])
             await town.serve("a", asking(behind.asgi(app), "/quiesce", "/.well-known"))
         else:
 

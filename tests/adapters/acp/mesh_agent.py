@@ -44,7 +44,7 @@ class Agent:
 async def main() -> None:
     """Serve one client."""
     agent: Any = Agent()
-    async with Node("coder", journal=JOURNAL) as node:
+    async with Node("coder", store=JOURNAL) as node:
         await run_agent(agent, node=node, grace=0.1)
 
 

@@ -120,7 +120,7 @@ async def lone_client(
     async with (
         asyncio.timeout(10),
         FakeAgent() as agent,
-        Node("editor", journal=folder / "editor", patience=patience) as node,
+        Node("editor", store=folder / "editor", patience=patience) as node,
     ):
         connection: Any = connect_to_agent(
             Client(), agent.writer, agent.reader, node=node, **options

@@ -316,8 +316,8 @@ async def test_over_a_websocket_as_well(tmp_path: Path) -> None:
     """One node serves all connections; a name finds it again over the next one."""
     gate = asyncio.Event()
     async with (
-        Node("coder", journal=tmp_path / "coder") as coder,
-        Node("editor", journal=tmp_path / "editor") as editor,
+        Node("coder", store=tmp_path / "coder") as coder,
+        Node("editor", store=tmp_path / "editor") as editor,
     ):
         server = await open_websocket_server(
             lambda _: Agent(leaving(gate)), "127.0.0.1", 0, grace=1, agent_options={"node": coder}
@@ -356,7 +356,7 @@ async def spawned(node: Node, folder: Path, **options: Any) -> Any:
 
 async def test_an_agent_that_is_a_process_takes_part(tmp_path: Path) -> None:
     """Over its pipes: nothing has an address."""
-    async with Node("editor", journal=tmp_path / "editor") as node:
+    async with Node("editor", store=tmp_path / "editor") as node:
         agent = await spawned(node, tmp_path)
         async with node.cascade("work") as cascade:
             await agent.connection.prompt(prompt=[acp.text_block("later")], session_id="s")
@@ -371,7 +371,7 @@ async def test_an_agent_that_is_killed_is_never_taken_for_done(
     tmp_path: Path, address: str | None
 ) -> None:
     """It is unknown; if it has a name and a journal, the next one tells that its work was lost."""
-    async with Node("editor", journal=tmp_path / "editor") as node:
+    async with Node("editor", store=tmp_path / "editor") as node:
         agent = await spawned(node, tmp_path, address=address)
         async with node.cascade("work") as cascade:
             await agent.connection.prompt(prompt=[acp.text_block("never")], session_id="s")

@@ -151,7 +151,7 @@ async def client(folder: Path, *options: str, **more: Any) -> AsyncIterator[Clie
     """Open a client that takes part, of a server without the SDK, for the block."""
     with notes() as seen:
         async with (
-            Node("host", journal=folder / "host") as node,
+            Node("host", store=folder / "host") as node,
             quiesce.Scope("test") as scope,
         ):
             params = plain_server(*options, *seen.options)
@@ -227,7 +227,7 @@ async def served(made: Any, node: Node) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def greeted(folder: Path, made: Any) -> AsyncIterator[tuple[Node, Server]]:
     """Run a server whose node keeps a journal, and shake hands."""
-    async with Node("tools", journal=folder / "tools") as node, served(made, node) as there:
+    async with Node("tools", store=folder / "tools") as node, served(made, node) as there:
         await there.greet()
         yield node, there
 

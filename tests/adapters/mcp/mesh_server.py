@@ -174,7 +174,7 @@ def low_server() -> Any:
 
 async def main() -> None:
     """Serve one client over stdio."""
-    async with Node("tools", journal=sys.argv[1]) as node:
+    async with Node("tools", store=sys.argv[1]) as node:
         if "--low" not in sys.argv:
             made = server()
             take_part(made, node)
@@ -193,7 +193,7 @@ def serve_http() -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    node, made = Node("tools", url=url, journal=Path(sys.argv[1])), server()
+    node, made = Node("tools", url=url, store=Path(sys.argv[1])), server()
     take_part(made, node)
     app = made.streamable_http_app()
     if "--grace" in sys.argv:

@@ -131,7 +131,7 @@ async def test_a_server_of_which_nothing_is_known_tells_by_its_answer(tmp_path: 
         await session.initialize()
 
     with notes() as seen:
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             session = await connect_stdio(
                 scope,
                 plain_server("--stranger", *seen.options),
@@ -197,7 +197,7 @@ async def test_a_session_that_waits_for_receipts_can_be_drained(tmp_path: Path) 
 async def test_a_pool_hands_over_as_well(tmp_path: Path) -> None:
     """Each of its sessions has a link of its own."""
     with notes() as seen:
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             pool = SessionPool(scope, {"one": plain_server(*seen.options)}, node=node, **QUICK)
             session = await pool.session("one")
             async with node.cascade("work") as cascade:
@@ -220,7 +220,7 @@ async def test_a_node_that_is_not_open_is_refused() -> None:
 @both
 async def test_a_call_is_a_hop_of_its_cascade(tmp_path: Path, make: Callable[[], Any]) -> None:
     """The answer has its receipt; a call that hands over nothing is none, and its answer says nothing."""
-    async with Node("tools", journal=tmp_path / "tools") as node, served(make(), node) as there:
+    async with Node("tools", store=tmp_path / "tools") as node, served(make(), node) as there:
         greeting = await there.greet()
         assert REQUEST_KEY in greeting["result"]["capabilities"]["experimental"]
         told = Told()
@@ -359,7 +359,7 @@ async def test_work_goes_on_when_the_connection_has_ended(
     tmp_path: Path, make: Callable[[], Any]
 ) -> None:
     """It is the node's; the question that waited for it is not."""
-    async with Node("tools", journal=tmp_path / "tools") as node:
+    async with Node("tools", store=tmp_path / "tools") as node:
         async with served(make(), node) as there:
             await there.greet()
             told = Told()
@@ -396,7 +396,7 @@ def test_a_server_takes_part_once(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("low", [(), ("--low",)], ids=["high", "low"])
 async def test_a_server_that_is_a_process_takes_part(tmp_path: Path, low: tuple[str, ...]) -> None:
     """Over its pipes: nothing has an address."""
-    async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+    async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
         session = await connect_stdio(scope, real(str(tmp_path / "tools"), *low), node=node)
         async with node.cascade("work") as cascade:
             await session.call_tool("later", {"path": str(tmp_path / "done")})
@@ -420,7 +420,7 @@ async def test_a_server_that_is_killed_is_never_taken_for_done(
     tmp_path: Path, address: str | None, how: str
 ) -> None:
     """It is unknown; if it has a name and a journal, the next connection tells that its work was lost."""
-    async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+    async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
         params = real(str(tmp_path / "tools"))
         session = await connect_stdio(scope, params, node=node, address=address)
         async with node.cascade("work") as cascade:

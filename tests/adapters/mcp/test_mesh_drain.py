@@ -36,7 +36,7 @@ async def test_a_drain_answers_questions_and_says_what_it_refuses(
 ) -> None:
     """Work that ends in the grace is done for its sender, and a call that came too late is refused: nothing is unknown."""
     with gate() as tool, running(str(tmp_path / "tools"), "--grace", "100") as (url, process):
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             address = url if has_address else None
             session = await connect_http(scope, f"{url}/mcp", node=node, address=address)
             async with node.cascade("work") as cascade:
@@ -57,7 +57,7 @@ async def test_a_tool_that_ends_within_the_grace_is_answered(tmp_path: Path) -> 
     """Also for the SDK's client that lists the tools first, to validate the result: the list is not refused."""
     results: list[Any] = []
     with gate() as tool, running(str(tmp_path / "tools"), "--grace", "100") as (url, process):
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             session = await connect_http(scope, f"{url}/mcp", node=node, address=url)
 
             async def call() -> None:
@@ -106,7 +106,7 @@ async def test_a_tool_that_a_drain_cuts_is_named_once_and_its_caller_is_told(
 ) -> None:
     """Not the tasks by which the SDK sends the answer: the request that waits for it gets one."""
     with gate() as tool, running(str(tmp_path / "tools"), "--grace", "0") as (url, process):
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             session = await connect_http(scope, f"{url}/mcp", node=node)
             async with node.cascade("work") as cascade:
 

@@ -30,7 +30,7 @@ pytestmark = [
 async def test_over_http_as_well(tmp_path: Path, has_address: bool) -> None:  # noqa: FBT001 - a parameter
     """Receipts are asked for over the session, or of the server's own node."""
     with listening(str(tmp_path / "tools")) as url:
-        async with Node("host", journal=tmp_path / "host") as node, quiesce.Scope("test") as scope:
+        async with Node("host", store=tmp_path / "host") as node, quiesce.Scope("test") as scope:
             session = await connect_http(
                 scope, f"{url}/mcp", node=node, address=url if has_address else None
             )
@@ -49,7 +49,7 @@ async def test_over_http_as_well(tmp_path: Path, has_address: bool) -> None:  # 
 async def test_over_http_a_call_has_one_edge(tmp_path: Path, is_instrumented: bool) -> None:  # noqa: FBT001 - a parameter
     """Also to a peer, in a session that the hop itself has opened: the requests below it are no messages."""
     with listening(str(tmp_path / "tools")) as url:
-        made = Node("host", journal=tmp_path / "host", peers=[url])
+        made = Node("host", store=tmp_path / "host", peers=[url])
         async with made as node, quiesce.Scope("test") as scope:
             undo = node.instrument() if is_instrumented else None
             async with node.cascade("work") as cascade:
@@ -72,7 +72,7 @@ async def test_a_task_that_a_tool_leaves_is_held_and_nothing_is_assumed(
 ) -> None:
     """The message takes its way through streams of the SDK, whose loops are known: no verdict has to name them."""
     with listening(str(tmp_path / "tools")) as url:
-        made = Node("host", journal=tmp_path / "host", peers=[url])
+        made = Node("host", store=tmp_path / "host", peers=[url])
         async with made as node, quiesce.Scope("test") as scope:
             undo = node.instrument()
             options: Any = {"node": node, "address": url} if by == "tool call" else {}
@@ -97,7 +97,7 @@ async def test_what_a_callback_of_the_client_sends_is_not_part_of_the_call(
 ) -> None:
     """It is the program's own request to a peer: the node was not instrumented, so the verdict names the request."""
     with listening(str(tmp_path / "tools")) as url:
-        made = Node("host", journal=tmp_path / "host", peers=[url])
+        made = Node("host", store=tmp_path / "host", peers=[url])
         async with made as node, quiesce.Scope("test") as scope, httpx.AsyncClient() as http:
             sent: list[int] = []
 

@@ -94,7 +94,7 @@ class Agent:
             self.node = Node(
                 config.name,
                 url=config.url,
-                journal=None if config.kind == "brief" else self.journal,
+                store=None if config.kind == "brief" else self.journal,
                 peers=[url for name, url in config.peers.items() if config.kinds[name] != "opaque"],
                 transport=HttpTransport(httpx.AsyncClient(timeout=None, headers=headers)),  # noqa: S113 - the node bounds it
                 patience=Patience(**config.patience),  # type: ignore[arg-type]  # one is an int

@@ -31,7 +31,7 @@ _name, _next = _config["name"], _config["next"]
 _node = Node(
     _name,
     url=f"http://127.0.0.1:{_config['port']}",
-    journal=f"{_config['folder']}/{_name}.journal",
+    store=f"{_config['folder']}/{_name}.journal",
     peers=_config["peers"],
 )
 _client: Any = _node.client(timeout=60)

@@ -103,7 +103,7 @@ class Driver:
         journal = self.folder / "driver.journal"
         async with AsyncExitStack() as stack:
             self.node = await stack.enter_async_context(
-                Node("driver", journal=journal, peers=list(peers))
+                Node("driver", store=journal, peers=list(peers))
             )
             self.client = await stack.enter_async_context(self.node.client(timeout=_SECONDS))
             self.plain = await stack.enter_async_context(httpx.AsyncClient(timeout=_SECONDS))

@@ -31,5 +31,5 @@ if __name__ == "__main__":
     _agent: Any = Agent(FunctionModel(answer))
     _agent.tool_plain(work)
     _listener, _url = listen()
-    _node = Node("agent", url=_url, journal=f"{_config['folder']}/agent.journal")
+    _node = Node("agent", url=_url, store=f"{_config['folder']}/agent.journal")
     serve(_node, agent_to_a2a(_agent), _listener)

@@ -70,7 +70,7 @@ async def dependency(_: Annotated[str, Depends(connection)]) -> str:
 def main() -> None:
     """Serve until it is told to end."""
     listener, url = listen()
-    node = Node("agent", url=url, journal=f"{_at['folder']}/agent.journal")
+    node = Node("agent", url=url, store=f"{_at['folder']}/agent.journal")
     kept["sio"] = socketio.AsyncServer(async_mode="asgi")
     serve(node, socketio.ASGIApp(kept["sio"], app), listener)
 

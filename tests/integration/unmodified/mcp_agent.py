@@ -37,5 +37,5 @@ def made(kind: str) -> Any:
 if __name__ == "__main__":
     _config = json.loads(sys.argv[1])
     _listener, _url = listen()
-    _node = Node("agent", url=_url, journal=f"{_config['folder']}/agent.journal")
+    _node = Node("agent", url=_url, store=f"{_config['folder']}/agent.journal")
     serve(_node, made(_config["kind"]), _listener)

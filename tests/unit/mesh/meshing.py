@@ -116,7 +116,7 @@ class World:
         """Make a node, without opening it."""
         journal = None if self._folder is None else self._folder / f"{name}.journal"
         given = {
-            "url": f"http://{name}", "journal": journal, "peers": self.peers, "patience": HASTE,
+            "url": f"http://{name}", "store": journal, "peers": self.peers, "patience": HASTE,
             "transport": self.lines,
         }  # fmt: skip
         node = Node(name, **(given | options))

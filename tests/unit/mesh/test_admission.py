@@ -401,7 +401,7 @@ async def test_a_node_that_cannot_write_is_not_ready(tmp_path: Path) -> None:
 
 async def test_a_node_is_ready_while_it_is_open(tmp_path: Path) -> None:
     """Not before, and not after it."""
-    node = Node("a", journal=tmp_path / "a.journal")
+    node = Node("a", store=tmp_path / "a.journal")
     assert node.health.state == "closed"
     async with node:
         assert node.health.ok

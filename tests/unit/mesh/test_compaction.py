@@ -385,7 +385,7 @@ async def test_none_is_begun_while_records_wait_for_room(
     monkeypatch.setattr(compaction, "_COMPACT_FROM", 0)
     full = Full(monkeypatch, tmp_path / "a.journal")
     async with World(tmp_path) as world:
-        node = await world.add("a", on_journal_failure="serve")
+        node = await world.add("a", on_trouble="serve")
         keeping = node.opened.keeping
         assert keeping is not None
         tidying = keeping.tidying

@@ -49,7 +49,7 @@ async def test_a_sender_that_was_down_for_long_does_not_take_forgotten_for_never
         world.lines.cut.clear()
         await lasting(hours * 3600)
         world.wall += hours * 3600
-        again = await world.add("a", journal=tmp_path / "a.copy")
+        again = await world.add("a", store=tmp_path / "a.copy")
         (cascade,) = again.recovered
         found = await cascade.settled(5)
         assert isinstance(found, Unknown), found
@@ -79,8 +79,8 @@ async def test_a_sender_that_was_restarted_still_knows_that_a_message_was_taken(
         await node.aclose()
         # Another node has the address now: a replica, or one whose journal was moved away.
         world.lines.leave("http://b", other.opened.exchange.serve)
-        await world.add("b", journal=tmp_path / "other.journal")
-        again = await world.add("a", journal=tmp_path / "a.copy")
+        await world.add("b", store=tmp_path / "other.journal")
+        again = await world.add("a", store=tmp_path / "a.copy")
         (cascade,) = again.recovered
         found = await cascade.settled(5)
         assert at_work

@@ -58,7 +58,7 @@ async def test_a_question_says_how_long_messages_of_the_process_before_may_take(
                 shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")  # it is killed here
         await node.aclose()
         world.lines.cut.clear()
-        again = await world.add("a", journal=tmp_path / "a.copy", keep_seconds=60)
+        again = await world.add("a", store=tmp_path / "a.copy", keep_seconds=60)
         (cascade,) = again.recovered
         found = await cascade.settled(5)
         await lasting(3300)

@@ -156,7 +156,7 @@ async def test_a_journal_that_is_younger_than_a_message_is_not_believed(tmp_path
                 await world.deliver("b", handing.header, handler)  # its answer is lost
         world.lines.leave("http://b", other.opened.exchange.serve)
         world.wall += 5
-        await world.add("b", journal=tmp_path / "new.journal")
+        await world.add("b", store=tmp_path / "new.journal")
         found = await cascade.settled(5)
         assert isinstance(found, Unknown), found
         assert found.is_final
@@ -198,7 +198,7 @@ async def test_an_old_copy_of_a_journal_is_noticed(
         world.lines.leave("http://b", other.opened.exchange.serve)
         world.wall += 5
         caplog.clear()
-        await world.add("b", journal=tmp_path / "backup")
+        await world.add("b", store=tmp_path / "backup")
         found = await cascade.settled(5)
         assert isinstance(found, Unknown), found
         assert "Never restore a journal" in caplog.text
@@ -226,7 +226,7 @@ async def test_two_nodes_at_one_address_are_noticed(
     """A caller says to each of them what the other has told it; one whose journal was lost says it once."""
     async with World(tmp_path) as world:
         one = await world.add("b")
-        two = await world.add("b", url="http://replica", journal=tmp_path / "two.journal")
+        two = await world.add("b", url="http://replica", store=tmp_path / "two.journal")
         seen = ""
         for number in range(12):
             for node in (one, two):
@@ -240,19 +240,19 @@ async def test_two_nodes_at_one_address_are_noticed(
 
 async def test_a_journal_is_one_nodes(tmp_path: Path) -> None:
     """Another one does not take up what the first has begun."""
-    async with Node("a", journal=tmp_path / "journal"):
+    async with Node("a", store=tmp_path / "journal"):
         pass
-    other = Node("b", journal=tmp_path / "journal")
+    other = Node("b", store=tmp_path / "journal")
     with pytest.raises(UsageError, match="belongs to node 'a', not to node 'b'"):
         await other.open()
-    async with Node("a", journal=tmp_path / "journal"):
+    async with Node("a", store=tmp_path / "journal"):
         pass
 
 
 async def test_a_directory_is_refused(tmp_path: Path) -> None:
     """The error says what to write instead."""
     with pytest.raises(UsageError, match=r"is a directory.*agent\.journal"):
-        await Node("a", journal=tmp_path).open()
+        await Node("a", store=tmp_path).open()
 
 
 def test_a_journal_needs_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ async def test_recovered_cascades_keep_their_names(tmp_path: Path) -> None:
         await sent_and_lost(world, node)
         shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")  # it is killed here
         await node.aclose(1)
-        again = await world.add("a", journal=tmp_path / "a.copy")
+        again = await world.add("a", store=tmp_path / "a.copy")
         assert [cascade.name for cascade in again.recovered] == ["c"]
         assert any(getattr(one, "name", "") == "c" for one in again.opened.engine.known.snapshot())
 
@@ -379,7 +379,7 @@ async def test_what_is_lost_is_still_a_loss(tmp_path: Path) -> None:
             await world.hand("b", handler)
         shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here
         world.lines.leave("http://b", other.opened.exchange.serve)
-        await world.add("b", journal=tmp_path / "b.copy")
+        await world.add("b", store=tmp_path / "b.copy")
         assert isinstance(await cascade.settled(5), SettledWithLosses)
         gate.set()
         await until(gate.is_set)

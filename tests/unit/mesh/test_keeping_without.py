@@ -26,7 +26,7 @@ async def test_a_node_may_go_on_without_its_journal(
     """As one that has none: its receipts are volatile; when there is room, they are not."""
     full = Full(monkeypatch, tmp_path / "b.journal")
     async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b", on_journal_failure="serve")
+        node, other = await world.add("a"), await world.add("b", on_trouble="serve")
         full.left = 0
         async with node.cascade("c") as cascade:
             await world.hand("b", nothing)
@@ -52,7 +52,7 @@ async def test_a_node_that_went_on_without_its_journal_says_unknown_after_a_rest
     full = Full(monkeypatch, tmp_path / "b.journal")
     async with World(tmp_path) as world:
         node = await world.add("a")
-        other = await world.add("b", on_journal_failure="serve")
+        other = await world.add("b", on_trouble="serve")
         gate = anyio.Event()
 
         async def handler(hop: Hop) -> None:
@@ -69,7 +69,7 @@ async def test_a_node_that_went_on_without_its_journal_says_unknown_after_a_rest
             world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
         full.left = None
-        await world.add("b", journal=tmp_path / "b.copy", on_journal_failure=mode)
+        await world.add("b", store=tmp_path / "b.copy", on_trouble=mode)
         found = await cascade.settled(5, require="participants")
         assert isinstance(found, Unknown), found
         assert found.receipt.unknown == 2
@@ -91,7 +91,7 @@ async def test_a_node_whose_journal_is_complete_knows_all_after_a_restart(
             shutil.copyfile(tmp_path / "b.journal", tmp_path / "b.copy")  # it is killed here,
             world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
-        await world.add("b", journal=tmp_path / "b.copy", on_journal_failure="serve")
+        await world.add("b", store=tmp_path / "b.copy", on_trouble="serve")
         found = await cascade.settled(5)
         assert isinstance(found, SettledWithLosses), found
         assert (found.receipt.lost, found.receipt.undelivered) == (1, 1)
@@ -125,7 +125,7 @@ async def test_what_a_machine_may_have_lost_is_unknown(
             world.lines.leave("http://b", other.opened.exchange.serve)  # and answers nobody
         world.wall += 5
         (tmp_path / "boot").write_text(boot)
-        await world.add("b", journal=tmp_path / "b.copy", durability=durability)
+        await world.add("b", store=tmp_path / "b.copy", durability=durability)
         found = await cascade.settled(5)
         assert type(found) is verdict, found
         receipt = found.receipt
@@ -141,7 +141,7 @@ async def test_a_node_that_was_closed_well_knows_all_after_a_start_of_the_machin
     monkeypatch.setattr("quiesce.mesh.store.journal_keeper._BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("1")
     async with World(tmp_path) as world:
-        node, other = await world.add("a"), await world.add("b", on_journal_failure=mode)
+        node, other = await world.add("a"), await world.add("b", on_trouble=mode)
         world.wall += 5
         world.lines.cut.add("http://b")
         async with node.cascade("c") as cascade:
@@ -159,5 +159,5 @@ async def test_a_node_that_was_closed_well_knows_all_after_a_start_of_the_machin
 
 def test_what_to_do_without_room_is_one_of_two() -> None:
     """Anything else is refused when it is given."""
-    with pytest.raises(ArgumentError, match="on_journal_failure"):
-        Node("a", on_journal_failure="ignore")
+    with pytest.raises(ArgumentError, match="on_trouble"):
+        Node("a", on_trouble="ignore")

@@ -149,7 +149,7 @@ async def test_an_agent_that_takes_no_part_is_opaque_whatever_its_node_would_say
     """It works on what it was sent; a node at its address knows nothing of that, and is not asked."""
     wires = Memory()
     async with (
-        Node("other", url="http://other", transport=wires, journal=tmp_path / "other"),
+        Node("other", url="http://other", transport=wires, store=tmp_path / "other"),
         Node("above", transport=wires, peers=["http://other"]) as node,
     ):
         link = Link(node, "mcp", "http://other/mcp", never)
@@ -173,7 +173,7 @@ async def test_a_flood_of_messages_to_a_draining_agent_is_not_remembered(
     """So many refusals are noted, and promised; the others are not."""
     monkeypatch.setattr(admission, "EACH_MAX", 2)
     monkeypatch.setattr(admission, "EACH_PER_SECOND", 0.0)
-    async with Node("below", journal=tmp_path / "below") as below:
+    async with Node("below", store=tmp_path / "below") as below:
         handed_over = [
             codec.Handed(bytes(16), bytes(11) + bytes([one]), "0" * 12, int(time.time()) + 60, None)
             for one in range(4)
@@ -194,8 +194,8 @@ async def test_a_receipt_comes_over_the_link(tmp_path: Path) -> None:
     """Work that goes on is waited for; nobody has an address."""
     gate = anyio.Event()
     async with (
-        Node("below", journal=tmp_path / "below") as below,
-        Node("above", journal=tmp_path / "above") as above,
+        Node("below", store=tmp_path / "below") as below,
+        Node("above", store=tmp_path / "above") as above,
     ):
         link = Link(above, "acp", None, over(below))
         async with above.cascade("work") as cascade:
@@ -300,7 +300,7 @@ async def test_a_journal_that_cannot_be_written_does_not_keep_a_connection_from_
         message = "the disk is full"
         raise OSError(message)
 
-    async with Node("above", journal=tmp_path / "above") as node:
+    async with Node("above", store=tmp_path / "above") as node:
         link = Link(node, "acp", None, never)
         async with node.cascade("work"):
             in_doubt(link)

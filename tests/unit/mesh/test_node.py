@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         {"peers": "http://b"},
         {"peers": ["b"]},
         {"peers": None},
-        {"durability": "none", "journal": "x"},
+        {"durability": "none", "store": "x"},
         {"keep_seconds": -1},
         {"keep_seconds": float("nan")},
         {"keep_seconds": float("inf")},  # it could be written, and not be read
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         {"name": ""},
         {"url": "http://0.0.0.0:8000"},
         {"url": "http://[::]:8000"},
-        {"journal": 5},
-        {"journal": ""},
-        {"journal": "."},
+        {"store": 5},
+        {"store": ""},
+        {"store": "."},
         {"durability": "disk"},
         {"patience": 5},
         {"patience": {"give_up": 3}},
@@ -135,7 +135,7 @@ async def test_what_is_opened_in_vain_leaves_nothing(tmp_path: Path) -> None:
         first, second = await world.add("a"), world.make("a")
         with pytest.raises(JournalInUse):
             await second.open()
-        third = world.make("a", journal=tmp_path / "other")
+        third = world.make("a", store=tmp_path / "other")
         with pytest.raises(UsageError, match="another node is open at http://a"):
             await third.open()
         assert sorted(root.name for root in roots) == ["node a", "servers"]

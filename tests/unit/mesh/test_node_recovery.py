@@ -38,7 +38,7 @@ async def restarted(world: World, node: Node, folder: Path) -> Node:
     shutil.copyfile(path, copy)
     assert node.url is not None
     world.lines.leave(node.url, node.opened.exchange.serve)
-    return await world.add(name, journal=copy)
+    return await world.add(name, store=copy)
 
 
 # The receiver is restarted.
@@ -289,7 +289,7 @@ async def test_a_sender_without_an_address_has_its_receipt_at_once_after_a_resta
             await world.hand("b", work)
             shutil.copyfile(tmp_path / "a.journal", tmp_path / "a.copy")
         await node.aclose()
-        again = await world.add("a", url=None, patience=patience, journal=tmp_path / "a.copy")
+        again = await world.add("a", url=None, patience=patience, store=tmp_path / "a.copy")
         (cascade,) = again.recovered
         await lasting(60)
         gate.set()

@@ -137,7 +137,7 @@ async def test_a_message_that_hands_over_an_edge_is_refused_in_its_answer(tmp_pa
     handed = codec.Handed(os.urandom(16), edge, "0" * 12, int(time.time()) + 600)
     meta = {"_meta": {REQUEST_KEY: codec.request_header(handed)}}
     message = CALL | {"params": meta}
-    async with Node("b", url="http://b", journal=tmp_path / "b") as node:
+    async with Node("b", url="http://b", store=tmp_path / "b") as node:
         server = Server(node)
         assert await server.post(json.dumps(message).encode(), JSON, SESSION) == 200
         assert (b"quiesce-outcome", b"refused") in server.sent[0]["headers"]

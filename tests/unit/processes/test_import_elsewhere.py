@@ -108,7 +108,7 @@ async def process():
 
 
 async def journal():
-    async with quiesce.mesh.Node("a", journal="a.journal"):
+    async with quiesce.mesh.Node("a", store="a.journal"):
         pass
 
 

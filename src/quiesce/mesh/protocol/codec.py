@@ -346,9 +346,9 @@ def _pairs(
 
 
 def edge_of(value: Any) -> bytes:
-    """Parse the id of an edge."""
-    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}", value):
-        _refuse("edge", "not 24 hexadecimal digits")
+    """Parse the id of an edge, or its key."""
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{24}(?:[0-9a-f]{8})?", value):
+        _refuse("edge", "not 24 hexadecimal digits, or 32 for a key")
     return bytes.fromhex(value)
 
 

@@ -392,9 +392,13 @@ class Detector:
 
     def restore(self, records: Iterable[Record]) -> None:
         """Restore the records of an earlier process, which is known to be dead (5)."""
+        before = set(
+            self.known.hop_records
+        )  # empty, unless a replica takes over the work of another
         for record in records:
             self.known.replay(record)
-        for hop in list(self.known.hop_records.values()):
+        hops = [hop for edge, hop in self.known.hop_records.items() if edge not in before]
+        for hop in hops:
             if hop.state is HopState.RUNNING:
                 if not self.has_all:
                     self._add_unknown(hop)
@@ -403,7 +407,7 @@ class Detector:
                 self._close(hop)
             elif hop.receipt is not None:
                 self._tell(hop, hop.receipt)
-        for edge, found in self.known.edge_records.items():
+        for edge, found in (item for hop in hops for item in hop.edges.items()):
             if found.state is EdgeState.SENDING:
                 found.enter(EdgeState.OPEN)
             self.acts.append(Watch(edge, found.to, in_doubt=True, cancel=found.hop.is_cancelled))

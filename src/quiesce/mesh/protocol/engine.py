@@ -201,6 +201,16 @@ class Engine:
         """Return the addresses of the undelivered receipts."""
         return self._courier.unposted_to()
 
+    def unpost(self, edges: Iterable[bytes]) -> None:
+        """Do not post the receipts of some edges: their senders have to ask."""
+        for edge in edges:
+            self._courier.unpost(edge)
+
+    def adopt(self, records: Iterable[Record], now: float) -> None:
+        """Take over the work of a dead replica of this agent: what it was running is lost."""
+        self.detector.restore(records)
+        self.absorb_news(now)
+
     def next_at(self) -> float:
         """Return the next time at which `due` returns calls."""
         return min(self._courier.next_at(), self.horizon.age_at)

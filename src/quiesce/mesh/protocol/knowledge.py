@@ -8,6 +8,7 @@ The detector decides the state of each edge. This module stores the states, and 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from quiesce.mesh.protocol.facts import (
@@ -28,7 +29,7 @@ from quiesce.mesh.protocol.facts import (
     Tallied,
 )
 from quiesce.mesh.protocol.horizon import DRIFT_SECONDS
-from quiesce.mesh.protocol.receipt import pack, unpack
+from quiesce.mesh.protocol.receipt import edge_key, pack, unpack
 from quiesce.mesh.protocol.states import NOTHING, EdgeRecord, HopRecord, HopState
 
 if TYPE_CHECKING:
@@ -236,6 +237,11 @@ class Knowledge:
         """Return the time until which an edge of this node may begin; None if the edge is closed."""
         found = self.edge_records.get(edge)
         return None if found is None else found.by
+
+    def ids_of(self, keys: set[bytes]) -> dict[bytes, bytes]:
+        """Return the ids of the hops with some keys, by key. This looks at every edge that the node remembers."""
+        edges = chain(self.hop_records, *self.tables_of_receipts())
+        return {key: edge for edge in edges if (key := edge_key(edge)) in keys}
 
     # After a restart.
 

@@ -302,6 +302,10 @@ class Courier:
         elif not before.is_out:  # otherwise the answer to the sent question handles it
             asks.hurry(edge, watch.to, before, now)
 
+    def unpost(self, edge: bytes) -> None:
+        """Do not post the receipt of an edge any more."""
+        self._posts.remove(edge)
+
     @property
     def unposted(self) -> int:
         """The number of undelivered receipts."""

@@ -4,6 +4,8 @@ In reading order:
 
 - `node`: one agent's part in the mesh.
 - `open_node`: a node while it is open. Its steps pass an event to the engine, write its records, and carry out its requests.
+- `shared_node`: what an open node does if it shares its store with other replicas.
+- `edge_names`: the names of edges in a node: their ids, or their keys.
 - `node_scope`: the scope of a node, which notifies the node when it is closed.
 - `hop`: the scope of the work on one message.
 - `hop_failures`: records the failures of a hop's jobs.
@@ -15,6 +17,7 @@ In reading order:
 - `left_running`: the work of a closed node's hops that still runs, and what to do about it.
 - `hop_tree`: draws hops as a tree.
 - `peer_calls`: the calls that a node makes to other nodes, and its answers to their calls.
+- `call_errors`: why the last call to each address has failed, for messages.
 - `unposted`: the receipts that a closing node still has to post.
 - `receipt_pull`: asks for receipts that another node cannot post to this node.
 - `peers`: the servers that a node knows as part of the mesh.

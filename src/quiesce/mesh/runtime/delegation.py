@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from quiesce.core.tree import logger
-from quiesce.errors import RemoteProtocolError
+from quiesce.errors import RemoteProtocolError, UsageError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.facts import WORKING
 from quiesce.mesh.protocol.receipt import edge_mark
@@ -39,7 +39,9 @@ class Handing:
     end of the block, and the node asks the receiver about it.
     """
 
-    __slots__ = ("edge_id", "header_text", "is_resolved", "opened", "to", "use_count")
+    __slots__ = (
+        "edge_id", "header_text", "is_resolved", "is_written", "opened", "to", "use_count",
+    )  # fmt: skip
 
     def __init__(self, opened: OpenNode, edge: bytes, to: str, header: str, uses: int = 0) -> None:
         """Describe a message that may be sent now."""
@@ -47,6 +49,8 @@ class Handing:
         self.edge_id: bytes = edge
         self.header_text: str = header
         self.is_resolved: bool = False
+        self.is_written: bool = opened.shared is None
+        """Whether the record of the message has lasted, so that the message may leave."""
         self.to: str = to
         """The agent that receives the message."""
         self.use_count: int = uses
@@ -54,9 +58,33 @@ class Handing:
 
     @property
     def header(self) -> str:
-        """The value of the header `Cascade` to send with the message. A secret of sender and receiver."""
+        """The value of the header `Cascade` to send with the message. A secret of sender and receiver.
+
+        *Raises*: `UsageError` if the node shares its store with others, and the record of the message has not lasted.
+        """
+        if not self.is_written:
+            message = (
+                f"the message to {self.to} may not leave yet: its record is on its way to the shared store of node"
+                f" {self.opened.name!r}. Use `async with hop.delegate(...)`, or `await handing.written()` first"
+            )
+            raise UsageError(message)
         self.use_count += 1
         return self.header_text
+
+    async def written(self) -> None:
+        """Wait until the message may leave: until its record has lasted. With a file that is so at once.
+
+        *Cancel safety*: if cancelled, the message is not sent.
+
+        *Raises*: `StoreLost` if the shared store does not write in time; the message must not be sent then.
+        """
+        if not self.is_written:
+            try:
+                await self.opened.written()
+            except BaseException:
+                self.not_sent()
+                raise
+            self.is_written = True
 
     @property
     def mark(self) -> str:
@@ -131,6 +159,20 @@ class Handing:
             if how == "is in doubt" and self.opened.node.policy.is_opaque(self.to):
                 how = "is opaque"  # the receiver has no node that could be asked
             self.opened.resolve_edge(self.edge_id, self.to, how, why)
+
+    async def __aenter__(self) -> Self:
+        """Wait until the message may leave, as `written()` does; return this object."""
+        await self.written()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Mark the message as in doubt if no answer was recorded."""
+        self.in_doubt()
 
     def __enter__(self) -> Self:
         """Return this object."""

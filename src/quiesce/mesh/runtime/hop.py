@@ -486,7 +486,7 @@ class Hop(LightScope):
             if is_first or len(f"{self.end_reason}; and {what}") <= WHY_MAX:
                 self.assume(what, also=True)
         for route, place, how in dict.fromkeys(list((self.left_sendings or {}).values())):
-            edge = opened.node.random_bytes(12)
+            edge = opened.new_edge()
             opened.engine.leave(self.record, edge, route, place, opened.clock(), how)
 
 

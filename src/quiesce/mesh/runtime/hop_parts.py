@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from quiesce.core.backends.base import Body
+    from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.routes.takers import Taker
     from quiesce.mesh.runtime.hop import Hop
+    from quiesce.mesh.runtime.shared_node import SharedNode
 
 __all__: list[str] = []
 
@@ -247,3 +249,44 @@ class FirstPart(Part):
         """Notify the hop, in its event loop. May run in any thread."""
         if self._visit is None or not self._visit.released:
             self.hop.backend.post(self.hop.drop_unbegun)
+
+
+class ClaimedPart(FirstPart):
+    """The part that begins a hop of a node with a shared store. The hop is there when the store has given it to this node."""
+
+    __slots__ = ("_handed", "_shared")
+
+    def __init__(self, shared: SharedNode, handed: Handed, frame: FrameType) -> None:
+        asker = libraries.starting_frame(frame)
+        self.place = None if asker is None else Callsite(asker.f_code, asker.f_lasti)
+        self._kind = self.name = "handler"
+        self._visit = None
+        self._shared, self._handed = shared, handed
+
+    def enter(self) -> Hop:
+        """Begin the part, after `claim()`."""
+        if not hasattr(self, "hop"):
+            message = (
+                "the message may not begin yet, because the node shares its store with others: use `async with"
+                " node.handle(...)`"
+            )
+            raise UsageError(message)
+        return super().enter()
+
+    async def claim(self) -> Hop:
+        """Claim the message in the store; return its hop.
+
+        *Raises*: `EdgeRefused`, `StoreLost`.
+        """
+        self.hop = await self._shared.admit(self._handed)
+        return self.hop
+
+    async def __aenter__(self) -> Hop:
+        """Claim the message, and begin."""
+        await self.claim()
+        return self.enter()
+
+    def __del__(self) -> None:
+        """Notify the hop, if there is one."""
+        if hasattr(self, "hop"):
+            super().__del__()

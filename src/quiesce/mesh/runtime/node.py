@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from quiesce.core import arguments
 from quiesce.core.python_private import get_frame
-from quiesce.errors import PeerLost, UsageError
+from quiesce.errors import ArgumentError, PeerLost, UsageError
 from quiesce.mesh.clients.instrumentation import Instrumentation
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.horizon import KEEP_SECONDS
@@ -28,10 +28,11 @@ from quiesce.mesh.protocol.scheduler import Patience
 from quiesce.mesh.routes.bystanders import Bystanders
 from quiesce.mesh.routes.joined_work import JoinedWork
 from quiesce.mesh.runtime.cascade import Cascade
-from quiesce.mesh.runtime.hop_parts import FirstPart, Part
+from quiesce.mesh.runtime.hop_parts import ClaimedPart, FirstPart, Part
 from quiesce.mesh.runtime.open_node import OpenNode
-from quiesce.mesh.store.journal import DURABILITIES, Journal
+from quiesce.mesh.store.journal import DURABILITIES
 from quiesce.mesh.store.journal_keeper import MODES, Health
+from quiesce.mesh.store.store_address import store_of
 from quiesce.mesh.transport.address_policy import AddressPolicy, keep_time, own_address
 from quiesce.mesh.transport.node_transport import checked_transport
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from quiesce.mesh.runtime.admission import Arrival
     from quiesce.mesh.runtime.hop import Hop
     from quiesce.mesh.runtime.node_scope import Home
+    from quiesce.mesh.store.database import Database
+    from quiesce.mesh.store.journal import Journal
     from quiesce.mesh.transport.node_transport import Transport
 
 __all__ = ["Node"]
@@ -54,7 +57,7 @@ class Node:
     """One agent's part in the mesh.
 
     ```python
-    node = Node("planner", url="https://planner.example", journal="planner.journal")
+    node = Node("planner", url="https://planner.example", store="planner.journal")
     app = node.asgi(app)
     ```
 
@@ -62,10 +65,16 @@ class Node:
         name: The agent's name in settlements and logs.
         url: The address at which other nodes reach this node. None, for a script or a program behind a
             firewall: others cannot reach it, so it asks them for receipts.
-        journal: A file in which the node keeps its state for a restart. None: a restart loses the state,
-            so no cascade with this node gets the verdict fully settled.
-        durability: `"process"`: written records survive the end of the process. `"power"`: they also
+        store: Where the node keeps its state for a restart. A path: a file, for one process. `sqlite:///path`: a file
+            that the processes of one machine share. All processes with the same name and shared store are one agent,
+            its replicas. None: a restart loses the state, so no cascade with this node gets the verdict fully settled.
+        durability: Of a file: `"process"`: written records survive the end of the process. `"power"`: they also
             survive a power failure of the machine.
+        replica: With a shared store, the name of this replica, if its platform gives it a name that only one process
+            has at a time, such as the name of a pod of a StatefulSet. When a replica starts, the earlier process of that
+            name is known to be dead.
+        lease_seconds: With a shared store, how long the others believe without a heartbeat that this replica runs.
+        store_seconds: With a shared store, how long a message waits for the store before it is refused.
         peers: The addresses of nodes that receipts may be posted to, apart from the node's own origin. Also list
             the nodes that are not at the root of their server.
         opaque: The addresses of agents that take no part. The verdict does not wait for them, even if they
@@ -76,8 +85,8 @@ class Node:
         patience: How often to try, and for how long.
         keep_seconds: How long a message may be under way, and how long the node remembers it.
             Use the same value in all nodes: a node with a lower value refuses messages of a node with a higher one.
-        on_journal_failure: What to do while the journal cannot be written, as on a full disk. `"refuse"`: refuse
-            all messages. `"serve"`: go on as a node without a journal, so no cascade gets fully settled.
+        on_trouble: What to do while the file cannot be written, as on a full disk. `"refuse"`: refuse
+            all messages. `"serve"`: go on as a node without a file, so no cascade gets fully settled.
         services: Patterns of names or functions of tasks, threads and calls that are loops, not work. A hop does
             not wait for them, and they outlive it. `package.module.*` also declares work that the module's code starts.
         hops_max: How many messages may be processed at once; further messages are refused. None: any number.
@@ -88,15 +97,18 @@ class Node:
         name: str,
         *,
         url: str | None = None,
-        journal: str | os.PathLike[str] | None = None,
+        store: str | os.PathLike[str] | Database | None = None,
         durability: str = "process",
+        replica: str | None = None,
+        lease_seconds: float = 15.0,
+        store_seconds: float = 10.0,
         peers: Iterable[str] = (),
         opaque: Iterable[str] = (),
         accept: Callable[[Arrival], bool] | None = None,
         transport: Transport | None = None,
         patience: Patience | None = None,
         keep_seconds: float = KEEP_SECONDS,
-        on_journal_failure: str = "refuse",
+        on_trouble: str = "refuse",
         services: Iterable[str] = (),
         hops_max: int | None = 100_000,
     ) -> None:
@@ -107,16 +119,18 @@ class Node:
         self.accept_rule = accept
         if accept is not None:
             arguments.check_callable(accept, "accept", "a function of an Arrival")
-        self.journal: Journal | None = (
-            None if journal is None else Journal(journal, durability=durability)
-        )
-        arguments.one_of("durability", durability, DURABILITIES)  # checked even without a journal
+        arguments.one_of("durability", durability, DURABILITIES)  # checked even without a store
+        self.journal: Journal | None
+        self.database: Database | None
+        self.journal, self.database = store_of(store, durability=durability)
+        self.replica: str | None = None if replica is None else arguments.name("replica", replica)
+        self.lease_seconds: float = arguments.seconds("lease_seconds", lease_seconds)
+        self.store_seconds: float = arguments.seconds("store_seconds", store_seconds)
+        self._check_shared(on_trouble)
         self.patience: Patience = arguments.instance("patience", patience or Patience(), Patience)
         self.transport_given: Transport | None = checked_transport(transport)
         self.keep_seconds: float = keep_time(keep_seconds)
-        self.on_journal_failure: str = arguments.one_of(
-            "on_journal_failure", on_journal_failure, MODES
-        )
+        self.on_trouble: str = arguments.one_of("on_trouble", on_trouble, MODES)
         self.services_given: tuple[str, ...] = arguments.patterns("services", services)
         self.hops_max: int = arguments.size("hops_max", hops_max) or sys.maxsize
         self.wall: Callable[[], float] = time.time
@@ -131,6 +145,25 @@ class Node:
         self.strangers: WeakSet[Node] = WeakSet()
         self.recovered: tuple[Cascade, ...] = ()
         """Cascades that an earlier process of this node has begun, and whose verdict was not delivered."""
+
+    def _check_shared(self, on_trouble: str) -> None:
+        if self.database is None and self.replica is not None:
+            message = (
+                f"node {self.name!r} has replica= but no shared store, so it is one process: give it store=, such as"
+                " sqlite:///path, or leave replica= out"
+            )
+            raise ArgumentError(message)
+        if self.database is not None and on_trouble == "serve":
+            message = (
+                f'node {self.name!r} has on_trouble="serve", which only a store in a file has: with a shared store, another'
+                " replica might run the same message"
+            )
+            raise ArgumentError(message)
+
+    @property
+    def keeps_records(self) -> bool:
+        """Whether the node has a store, so that a restart does not lose its state."""
+        return self.journal is not None or self.database is not None
 
     # Opening and closing.
 
@@ -251,10 +284,14 @@ class Node:
         Work that was started in the hop and goes on after the block still belongs to the hop.
 
         *Raises*: `EdgeRefused` if the node must not process the message, for example because it is a copy;
-        `RemoteProtocolError` if the header violates the protocol.
+        `RemoteProtocolError` if the header violates the protocol. With a shared store, entering the block raises
+        `EdgeRefused`, or `StoreLost` if the store does not answer in time.
         """
         handed = edge if isinstance(edge, codec.Handed) else codec.parse_request_header(edge)
-        return FirstPart(self.opened.accept_arrival(handed), "handler", "handler", get_frame(1))
+        opened = self.opened
+        if opened.shared is not None:
+            return ClaimedPart(opened.shared, handed, get_frame(1))
+        return FirstPart(opened.accept_arrival(handed), "handler", "handler", get_frame(1))
 
     def answer(self, hop: Hop) -> str:
         """Return the header `Cascade-Receipt` for the answer to a hop's message.

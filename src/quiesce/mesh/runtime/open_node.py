@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn
 from weakref import WeakValueDictionary
 
@@ -18,11 +19,11 @@ from quiesce.core.announce import say
 from quiesce.core.light_scope import Model
 from quiesce.core.server_drain import drain_of_server
 from quiesce.core.tree import ScopeState, logger
-from quiesce.errors import EdgeRefused, JournalBroken
+from quiesce.errors import EdgeRefused, JournalBroken, QuiesceError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.protocol.engine import Engine
 from quiesce.mesh.protocol.facts import NOT_NOW, RUN, WORKING, Settle
-from quiesce.mesh.protocol.receipt import edge_mark
+from quiesce.mesh.protocol.receipt import KEY_BYTES, edge_key, edge_mark
 from quiesce.mesh.routes import shared_sends
 from quiesce.mesh.runtime.cascade import recovered
 from quiesce.mesh.runtime.hop import Hop
@@ -30,6 +31,7 @@ from quiesce.mesh.runtime.hop_failures import job_failed
 from quiesce.mesh.runtime.left_running import describe_left
 from quiesce.mesh.runtime.node_scope import Home
 from quiesce.mesh.runtime.peer_calls import PeerCalls
+from quiesce.mesh.runtime.shared_node import SharedNode
 from quiesce.mesh.runtime.unposted import not_ended
 from quiesce.mesh.store.journal_keeper import Health, Keeping
 
@@ -72,7 +74,7 @@ class OpenNode:
         self.scope = self.closed_scope = None
         self.engine: Engine = Engine(
             node.name,
-            lasting=node.journal is not None,
+            lasting=node.keeps_records,
             patience=node.patience,
             jitter=random.random,
             keep=node.keep_seconds,
@@ -81,8 +83,11 @@ class OpenNode:
         self.engine.may_call = node.policy.allows
         self.keeping: Keeping | None = None
         if node.journal is not None:
-            mode, random_bytes = node.on_journal_failure, node.random_bytes
+            mode, random_bytes = node.on_trouble, node.random_bytes
             self.keeping = Keeping(node.journal, self.engine, mode, random_bytes)
+        self.shared: SharedNode | None = None
+        if node.database is not None:
+            self.shared = SharedNode(self, node.database)
         self.running_hops: dict[bytes, Hop] = {}
         self.known_cascades: WeakValueDictionary[bytes, Cascade] = (
             WeakValueDictionary()
@@ -112,9 +117,12 @@ class OpenNode:
                 leftovers="parent",  # the node takes over services, which go on
             )
             self.clock = scope.backend.clock
+            self.exchange = PeerCalls(self, engine, scope)
+            if self.shared is not None:
+                await scope.enter(self.shared.store.opened())
+                await self.shared.open()
             engine.resume(self.clock())
             node.recovered = tuple(recovered(self, engine.known.roots()))
-            self.exchange = PeerCalls(self, engine, scope)
             await scope.enter(self.exchange.opened())
             self.commit_records()
             if self.keeping is not None:
@@ -126,7 +134,17 @@ class OpenNode:
             raise
         self.scope = scope
         scope.belong_to(self)
+        if self.shared is not None:
+            self.shared.start()
         self.exchange.start()
+
+    def adopted(self) -> None:
+        """Go on with the cascades of a dead replica, which this one has taken over."""
+        if self.scope is not None:
+            known = (
+                root for root in self.engine.known.roots() if root.edge not in self.known_cascades
+            )
+            self.node.recovered += tuple(recovered(self, list(known)))
 
     def _let_go(self) -> None:
         """Close the journal, and wake the tasks that wait for a verdict which will not come."""
@@ -148,7 +166,7 @@ class OpenNode:
     def note_closed(self) -> None:
         """Record, in the same step, that the node's scope is closed."""
         self.closed_scope, self.scope = self.scope, None
-        left = not_ended(self.engine, has_journal=self.node.journal is not None)
+        left = not_ended(self.engine, has_journal=self.node.keeps_records)
         if left and self.node.is_telling_drain:
             say(logger, logging.INFO, f"node {self.name!r}: {left}")
         self._let_go()
@@ -158,15 +176,21 @@ class OpenNode:
     def check_accepts(self) -> None:
         if self.scope is None:
             raise self.node.not_open()
-        if self.is_refusing and not self.retry_writing():
+        if self.shared is not None:
+            self.shared.check()
+        elif self.is_refusing and not self.retry_writing():
             self._refuse()
 
     @property
     def is_refusing(self) -> bool:
+        if self.shared is not None:
+            return self.shared.store.buried is not None
         return self.keeping is not None and self.keeping.is_refusing
 
     @property
     def write_error(self) -> BaseException | None:
+        if self.shared is not None:
+            return self.shared.store.buried
         return self.keeping.error if self.keeping is not None and self.is_refusing else None
 
     @property
@@ -195,6 +219,8 @@ class OpenNode:
         if self.keeping is not None and self.is_behind:
             state: Literal["refusing", "behind"] = "refusing" if self.is_refusing else "behind"
             return Health(state, self.keeping.why())
+        if self.shared is not None and (why := self.shared.why_broken()):
+            return Health("refusing", why)
         return Health("ready" if self.scope_of_hops.phase is _OPEN else "draining")
 
     def try_to_commit(self) -> None:
@@ -208,6 +234,8 @@ class OpenNode:
         writes = engine.known.writes
         if writes:
             engine.known.writes = []
+            if self.shared is not None:
+                self.shared.add(writes)
             keeping = self.keeping
             if keeping is not None:
                 if not keeping.write(writes):
@@ -221,10 +249,16 @@ class OpenNode:
             if self.shared_sendings:
                 shared_sends.edges_closed(self.shared_sendings, writes)
         if engine.news:
-            self._hear(engine.take_news())
+            self._hear_when_written(engine.take_news())
         if engine.is_stirred or exchange.flush_hold is not None:
             engine.take_stir()
             exchange.look()
+
+    def _hear_when_written(self, told: list[Stop | Settle]) -> None:
+        if self.shared is None:
+            self._hear(told)
+        else:
+            self.shared.store.when_written(partial(self._hear, told))
 
     def _hear(self, told: list[Stop | Settle]) -> None:
         for news in told:
@@ -237,10 +271,30 @@ class OpenNode:
             elif news.edge in self.running_hops:
                 self.running_hops[news.edge].cancel_work()
 
+    async def written(self) -> None:
+        """Wait until all records that the node has made so far have lasted. A file has them already.
+
+        *Raises*: `StoreLost` if the shared store does not write in time; `ReplicaBuried`.
+        """
+        if self.shared is not None:
+            await self.shared.store.written()
+
+    def name_of(self, edge: bytes) -> bytes:
+        """Return the name by which this node knows an edge, given its id."""
+        return edge if self.shared is None else edge_key(edge)
+
+    def id_of(self, name: bytes) -> bytes:
+        """Return the id of an edge, given its name; its name if this node does not know the id."""
+        return name if self.shared is None else self.shared.names.id_of(name)
+
+    def new_edge(self) -> bytes:
+        """Return the name of a new edge that is never sent."""
+        return self.node.random_bytes(12 if self.shared is None else KEY_BYTES)
+
     def begin_root(self, cascade: Cascade) -> Hop:
         self.check_accepts()
         self.scope_of_hops.check_may_start()
-        edge, name = self.node.random_bytes(12), cascade.name
+        edge, name = self.new_edge(), cascade.name
         record = self.engine.begin(edge, self.node.random_bytes(16), self.clock(), name)
         self._commit_begun(edge)
         hop = self.running_hops[record.edge] = Hop(self, record, f"cascade {cascade.name}")
@@ -262,11 +316,8 @@ class OpenNode:
         if self.scope is None or (keeping is not None and keeping.error is not None):
             self.check_accepts()
         edge, engine = handed.edge, self.engine
-        why = why_not or engine.horizon.objection(handed)
-        if why is None and self.scope_of_hops.phase is not _OPEN:
-            why = "its agent is being shut down: send a new message later, or to another agent"
-        if len(self.running_hops) >= self.node.hops_max and not engine.detector.knows(edge):
-            raise self._busy(handed)
+        why = self.objection(handed, why_not)
+        self.check_room(handed)
         if why is None:
             answer = engine.arrive(handed, self.node.policy.reply_to(handed.home))
         elif self.exchange.may_note(edge, caller):
@@ -275,18 +326,36 @@ class OpenNode:
             answer = NOT_NOW  # too many: record nothing, and promise nothing
         if answer is not RUN:
             self.commit_records()
-            is_draining = why_not is not None or self.scope_of_hops.phase is not _OPEN
-            raise self._refusal(handed, answer, why, is_draining=is_draining)
+            raise self.refusal(handed, answer, why, is_told=why_not is not None)
         self._commit_begun(edge)
         self.is_serving = True
         hop = self.running_hops[edge] = Hop(self, engine.known.hop_records[edge])
         return hop
 
-    def _refusal(
-        self, handed: codec.Handed, answer: Answer, why: str | None, *, is_draining: bool
+    def objection(self, handed: codec.Handed, why_not: str | None) -> str | None:
+        """Return why a message must not begin; None if it may."""
+        why = why_not or self.engine.horizon.objection(handed)
+        if why is None and self.scope_of_hops.phase is not _OPEN:
+            why = "its agent is being shut down: send a new message later, or to another agent"
+        return why
+
+    def check_room(self, handed: codec.Handed) -> None:
+        """Refuse a new message for now if too many are being processed.
+
+        *Raises*: `EdgeRefused`.
+        """
+        is_full = len(self.running_hops) >= self.node.hops_max
+        if is_full and not self.engine.detector.knows(handed.edge):
+            raise self._busy(handed)
+
+    def refusal(
+        self, handed: codec.Handed, answer: Answer, why: str | None, *, is_told: bool = False
     ) -> EdgeRefused:
+        """Return the error for a message that is not worked on; `is_told`: because other code says so."""
+        is_draining = is_told or self.scope_of_hops.phase is not _OPEN
         known = self.engine.known.find(handed.edge)
-        must_ask = known is not None and known.reply is None
+        # Another replica that works on the message may not post its receipt.
+        must_ask = known.reply is None if known is not None else answer is WORKING
         header = codec.response_header(handed.edge, answer, must_ask=must_ask)
         is_refused = answer.kind in {"never", "not now"}  # or a copy of an accepted message
         if not is_refused or why is None:
@@ -296,7 +365,7 @@ class OpenNode:
 
     def _busy(self, handed: codec.Handed) -> EdgeRefused:
         """Return a temporary refusal. The node keeps nothing of the message, so it may accept a copy later."""
-        must_ask = self.keeping is not None  # else it could not answer later
+        must_ask = self.node.keeps_records  # else it could not answer later
         header = codec.response_header(handed.edge, NOT_NOW, must_ask=must_ask)
         text = (
             f"message {edge_mark(handed.edge)} is not worked on: {self.node.hops_max} messages are already being"
@@ -313,6 +382,20 @@ class OpenNode:
         if not self.is_refusing:
             answer = self.engine.detector.ride(record.edge)  # makes no requests to carry out
         return codec.response_header(record.edge, answer, must_ask=record.reply is None)
+
+    async def written_answer(self, hop: Hop, answer: str) -> str:
+        """Return the header for the answer to a hop's message when it may leave: when all that it says has lasted.
+
+        If the store does not write in time, the answer does not have the receipt, and the sender asks for it.
+        """
+        if self.shared is None:
+            return answer
+        try:
+            await self.shared.store.written()
+        except QuiesceError as error:
+            logger.debug("the answer for %s leaves without its receipt: %s", hop.name, error)
+            return codec.response_header(hop.record.edge, WORKING, must_ask=True)
+        return answer
 
     def answer_turned_away(self, hop: Hop, caller: str) -> str | None:
         """Return the header for a message that the app has refused, if the caller has sent too many such messages.
@@ -353,7 +436,8 @@ class OpenNode:
 
     def send_edge(self, hop: states.HopRecord, to: str) -> tuple[bytes, str]:
         self.check_accepts()
-        edge, now = self.node.random_bytes(12), self.clock()
+        sent_id, now = self.node.random_bytes(12), self.clock()
+        edge = sent_id if self.shared is None else self.shared.names.keep(sent_id)
         begin_by = self.engine.send(hop, edge, arguments.check_text("to", to), now)
         try:
             self.commit_records()
@@ -361,7 +445,7 @@ class OpenNode:
             self.engine.sent(edge, "is not sent", now)
             self.try_to_commit()
             raise
-        handed = codec.Handed(hop.cascade, edge, edge_mark(hop.edge), begin_by, self.node.url)
+        handed = codec.Handed(hop.cascade, sent_id, edge_mark(hop.edge), begin_by, self.node.url)
         return edge, codec.request_header(handed)
 
     def resolve_edge(self, edge: bytes, to: str, how: Sending, why: str = "") -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -27,6 +28,8 @@ from quiesce.mesh.protocol.facts import Closed, Ended
 from quiesce.mesh.protocol.states import HopState
 from quiesce.mesh.runtime import progress
 from quiesce.mesh.runtime.admission import Allowances
+from quiesce.mesh.runtime.call_errors import CallErrors
+from quiesce.mesh.runtime.edge_names import answer_keys
 from quiesce.mesh.runtime.receipt_pull import Pull
 from quiesce.mesh.runtime.unposted import Receipts, Untold, not_posted
 from quiesce.mesh.store.journal_keeper import RETRY_SECONDS
@@ -57,7 +60,6 @@ __all__: list[str] = []
 
 _CALL_SECONDS = 10.0
 _POLLS_MAX = 1000
-_TOLD_MAX = 1000
 
 
 class PeerCalls:
@@ -74,8 +76,7 @@ class PeerCalls:
         self._pulls: dict[str, Pull] = {}
         self.waiting_polls: dict[bytes, list[Waiter]] = {}
         self._waiting = 0
-        self._told: dict[str, None] = {}  # addresses about which a warning was logged: not a node
-        self._errors: dict[str, str] = {}  # by address: why the last call failed
+        self._errors = CallErrors(node.name, every=node.patience.retry_most)
         self._is_over = False
         self._ending_by = -math.inf
         self._untold = Untold()
@@ -180,8 +181,8 @@ class PeerCalls:
         if now >= self._flush_by and not unposted:
             flush.release()
         elif now >= self._flush_by:
-            has_journal = self._node.journal is not None
-            why = not_posted(self._engine, self._errors, has_journal=has_journal)
+            has_journal = self._node.keeps_records
+            why = not_posted(self._engine, self._errors.by_address, has_journal=has_journal)
             logger.warning("node %r: %s", self._node.name, why)
             if not has_journal:  # the receipts are lost
                 self._scope.undelivered_items.append(
@@ -233,10 +234,17 @@ class PeerCalls:
         self._opened.tidy_journal()
 
     async def _make_call(self, call: NodeCall) -> None:
+        shared = self._opened.shared
+        if shared is not None:
+            left = await shared.deliver_inside(call)
+            self._opened.try_to_commit()
+            if left is None:
+                return
+            call = left
         reply = await self._ask(call, _CALL_SECONDS)
         now = self._clock()
         if isinstance(reply, str):
-            self._engine.failed(call, now, reply, self._errors.get(call.to, ""))
+            self._engine.failed(call, now, reply, self._errors.by_address.get(call.to, ""))
         else:
             known = self._engine.known
             doubted = [edge for edge, _ in call.asks if not known.is_taken(edge)]
@@ -253,23 +261,25 @@ class PeerCalls:
         """Make a call, and return the reply. If it fails, return the lasting reason, or "" if the failure may pass."""
         try:
             # Tasks that the client starts belong to the call, not to a scope around it.
+            names = None if self._opened.shared is None else self._opened.shared.names
+            asked = call if names is None else names.outgoing(call)
             with anyio.fail_after(seconds), detached():
-                body = await self._deliver(call.to, codec.call_body(self._engine.asking(call)))
+                body = await self._deliver(call.to, codec.call_body(self._engine.asking(asked)))
             reply = codec.parse_reply(body)
+            reply = reply if names is None else names.named(reply)
         except NoMesh as error:
-            return self._wrong(call.to, str(error))
+            return self._errors.wrong(call.to, str(error))
         except RemoteProtocolError as error:
             why = no_mesh(call.to, f"its answer is not from a node ({error})")
-            return self._wrong(call.to, why)
+            return self._errors.wrong(call.to, why)
         except (PeerLost, TimeoutError) as error:
             text = str(error) or f"no answer within {seconds:g} s"
             logger.debug("node %r did not reach %s: %s", self._node.name, call.to, text)
-            return self._failed(call.to, text)
+            return self._errors.failed(call.to, text)
         except Exception as error:  # noqa: BLE001 - a transport may raise anything: count it as no answer
             logger.exception("node %r could not call %s", self._node.name, call.to)
-            return self._failed(call.to, f"the transport raised {type(error).__name__}")
-        self._told.pop(call.to, None)
-        self._errors.pop(call.to, None)
+            return self._errors.failed(call.to, f"the transport raised {type(error).__name__}")
+        self._errors.succeeded(call.to)
         return reply
 
     async def _deliver(self, to: str, body: bytes) -> bytes:
@@ -277,24 +287,6 @@ class PeerCalls:
         if to == self._node.url:
             return await self.serve(RECEIPTS, body)
         return await self.transport_used.call(to, RECEIPTS, body)
-
-    def _failed(self, to: str, why: str) -> str:
-        """Keep the reason of a failed call for messages; return "", because the failure may pass."""
-        if len(self._errors) >= _TOLD_MAX:
-            self._errors.clear()
-        self._errors[to] = why.removeprefix(f"{to} was not reached: ").removeprefix(f"{to} ")
-        return ""
-
-    def _wrong(self, to: str, why: str) -> str:
-        """Log a warning about an address, once until a call to it succeeds; return the reason."""
-        self._failed(to, why)
-        if to not in self._told:
-            if len(self._told) >= _TOLD_MAX:
-                self._told.clear()
-            self._told[to] = None
-            every = self._node.patience.retry_most
-            logger.warning("node %r: %s Retrying every %g s.", self._node.name, why, every)
-        return why
 
     # Asking for receipts that are not posted.
 
@@ -350,13 +342,19 @@ class PeerCalls:
             message = f"a node has only the paths {RECEIPTS} and {PROBE}"
             raise RemoteProtocolError(message)
         call = codec.parse_call(body)
-        reply = self._answer(call, caller)
+        reply = await self._reply(call, caller)
         if call.wait and not call.receipts and self._waiting < _POLLS_MAX:
             edges = [edge for edge, answer in reply.answers if answer.kind == "working"]
             if edges and len(edges) == len(call.asks):
-                await self._change(edges, call.wait)
-                reply = self._answer(call, caller)
+                await self._change(list(map(self._opened.name_of, edges)), call.wait)
+                reply = await self._reply(call, caller)
         return codec.reply_body(reply)
+
+    async def _reply(self, call: NodeCall, caller: str) -> NodeReply:
+        shared = self._opened.shared
+        if shared is not None:
+            return await shared.answer_call(call, caller)
+        return answer_keys(call, self._engine.known, partial(self._answer, caller=caller))
 
     def _answer(self, call: NodeCall, caller: str) -> NodeReply:
         try:
@@ -372,15 +370,23 @@ class PeerCalls:
         ):
             self._noted.known(caller)
         asks = tuple(ask for ask in call.asks if self.may_note(ask[0], caller))
-        reply = self._engine.called(replace(call, asks=asks), self._clock())
-        for edge, answer in reply.answers if self._untold else ():
-            if answer.kind != "working":
-                self._untold.told(edge)
         try:
-            self._opened.commit_records()
+            reply = self.answer_here(replace(call, asks=asks))
         except QuiesceError as error:
             raise PeerLost(str(error)) from error
         return reply if keeping is None else replace(reply, seen=keeping.seen())
+
+    def answer_here(self, call: NodeCall) -> NodeReply:
+        """Answer a call by what this process knows.
+
+        *Raises*: `JournalBroken` if the records of the answer cannot be written.
+        """
+        reply = self._engine.called(call, self._clock())
+        for edge, answer in reply.answers if self._untold else ():
+            if answer.kind != "working":
+                self._untold.told(edge)
+        self._opened.commit_records()
+        return reply
 
     def may_note(self, edge: bytes, caller: str = "") -> bool:
         """Return whether the node may record an edge: it knows the edge, or the caller's allowance is left (2)."""

@@ -97,7 +97,8 @@ async def _gather(
 
     async def ask(to: str, edges: list[bytes]) -> None:
         try:
-            found.extend(await _ask(transport, to, edges, within * _SHARE))
+            ids = list(map(node.id_of, edges))
+            found.extend(await _ask(transport, to, ids, within * _SHARE))
         except Exception as error:  # noqa: BLE001 - one failed question must not hide the other answers
             why = "no answer" if isinstance(error, TimeoutError) else type(error).__name__
             why = str(error) if isinstance(error, QuiesceError) else why
@@ -172,6 +173,7 @@ async def serve_frontier(node: OpenNode, transport: Transport, body: bytes) -> b
     except QuiesceError as error:
         raise PeerLost(str(error)) from error
     busy: list[Busy] = []
+    edges = list(map(node.name_of, edges))
     hops = [hop for edge in edges if (hop := node.engine.known.find(edge)) is not None]
     for edge in edges:
         if why := node.engine.trouble(edge):  # the hop has ended, but its receipt was not delivered

@@ -95,7 +95,7 @@ def not_posted(engine: Engine, errors: Mapping[str, str], *, has_journal: bool) 
         )
     return (
         f"{head}. The node has no journal, so {'it is' if is_one else 'they are'} lost, and the cascade "
-        "will be Unknown. Check that this node reaches them, and give it a journal (Node(journal=...))"
+        "will be Unknown. Check that this node reaches them, and give it a journal (Node(store=...))"
     )
 
 
@@ -113,7 +113,7 @@ def not_ended(engine: Engine, *, has_journal: bool) -> str:
         return f"{head}: start this node again with its journal, and the verdict of {'its cascade' if is_one else 'their cascades'} comes"
     return (
         f"{head}, and the node has no journal: the verdict of {'its cascade' if is_one else 'their cascades'} stays "
-        "unknown. Give the node a journal (Node(journal=...))"
+        "unknown. Give the node a journal (Node(store=...))"
     )
 
 

@@ -41,6 +41,9 @@ class Database(Protocol):
         *Raises*: `UsageError` if the database cannot be used as it is: wrong version, read-only, unsafe settings.
         """
 
+    async def born_at(self) -> float:
+        """Return when the tables were made, in seconds since 1970: the store knows nothing of before."""
+
     async def run(self, wake: Callable[[], None]) -> None:
         """Listen for changes by other processes until cancelled. Call `wake` in the event loop after each.
 

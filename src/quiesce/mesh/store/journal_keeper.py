@@ -4,7 +4,7 @@ These guarantees hold:
 
 1. Each record is written once, in the order in which the records were made. If a write fails, its records are kept, and
    are written first as soon as a write succeeds. The node's knowledge is the written records plus the kept ones.
-2. With `on_journal_failure="refuse"`, the node does nothing meanwhile that depends on an unwritten record.
+2. With `on_trouble="refuse"`, the node does nothing meanwhile that depends on an unwritten record.
 3. With `"serve"`, the node goes on as if it did not have a journal, and its receipts say that they are volatile. When
    the node opens, it writes that this may happen. When it closes, it writes that the journal is complete. If the process
    dies in between, the next process, in either mode, knows that records may be missing. For messages from before its
@@ -60,7 +60,7 @@ class Health:
 
     state: Literal["closed", "ready", "draining", "refusing", "behind"]
     """`refusing`: the node cannot write its journal, and rejects messages until a write succeeds. `behind`: the node
-    cannot write its journal, but goes on (`on_journal_failure="serve"`). `draining`: the node rejects new messages."""
+    cannot write its journal, but goes on (`on_trouble="serve"`). `draining`: the node rejects new messages."""
     why: str = ""
     """What is wrong, as a sentence."""
 

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.01
 _KEYS_MAX = 500  # in one statement
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS quiesce_schema (version INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS quiesce_schema (version INTEGER NOT NULL, born_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS quiesce_rows (
     key BLOB NOT NULL, side TEXT NOT NULL, agent TEXT NOT NULL, owner TEXT NOT NULL, cascade BLOB NOT NULL,
     above BLOB NOT NULL, state TEXT NOT NULL, root TEXT, began_at REAL NOT NULL, keep_until REAL, body BLOB NOT NULL,
@@ -151,13 +151,17 @@ class SqliteDatabase:
     def _check_version(self, file: sqlite3.Connection) -> None:
         found = file.execute("SELECT version FROM quiesce_schema").fetchone()
         if found is None:
-            file.execute("INSERT INTO quiesce_schema VALUES (?)", (SCHEMA,))
+            file.execute("INSERT INTO quiesce_schema VALUES (?, ?)", (SCHEMA, time.time()))
         elif found[0] != SCHEMA:
             message = (
                 f"the store {self.label} has tables of version {found[0]}, and this version of quiesce needs version"
                 f" {SCHEMA}: run the version of quiesce that made them, or name another file"
             )
             raise UsageError(message)
+
+    async def born_at(self) -> float:
+        """Return when the tables were made."""
+        return await self._do(_born_at)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each change of the file, until cancelled."""
@@ -261,6 +265,11 @@ def _changing(work: Callable[..., _T]) -> Callable[..., _T]:
         return result
 
     return change
+
+
+def _born_at(file: sqlite3.Connection) -> float:
+    born: float = file.execute("SELECT born_at FROM quiesce_schema").fetchone()[0]
+    return born
 
 
 def _apply(file: sqlite3.Connection, batch: Batch) -> dict[bytes, EdgeRow]:

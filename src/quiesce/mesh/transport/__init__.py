@@ -5,6 +5,7 @@ In reading order:
 - `node_transport`: the interface by which a node calls other nodes, and a transport in memory.
 - `http_transport`: calls and messages over HTTP, with httpx or httpx2.
 - `asgi_server`: ASGI middleware that makes an agent's HTTP server part of the mesh.
+- `asgi_connections`: closes a server's connections after it was told to end.
 - `call_bodies`: reads the body of a call, within a time limit.
 - `asgi_front`: the outermost ASGI app of a server that takes part in the mesh.
 - `refused_posts`: JSON-RPC messages in requests that a draining server has refused.

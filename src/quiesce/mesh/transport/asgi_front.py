@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from quiesce.errors import QuiesceError
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.transport import asgi_server, links
+from quiesce.mesh.transport.asgi_connections import leaving
 from quiesce.mesh.transport.asgi_lifespan import hearing
 from quiesce.mesh.transport.refused_posts import RefusedPosts
 
@@ -55,7 +56,7 @@ class CascadeFront:
         self._mesh = asgi_server.Mesh(node, app)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        send = asgi_server.leaving(self._node, scope, send)
+        send = leaving(self._node, scope, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif asgi_server.path_below_mount(scope) in self._mesh.mesh_paths:

@@ -31,6 +31,7 @@ from quiesce.mesh.clients.strays import plain_request
 from quiesce.mesh.protocol import codec
 from quiesce.mesh.runtime import admission
 from quiesce.mesh.runtime.hop_parts import Origin, Visit
+from quiesce.mesh.transport.asgi_connections import CLOSE, WITH_CONNECTIONS, leaving
 from quiesce.mesh.transport.asgi_lifespan import NodeLifespan
 from quiesce.mesh.transport.call_bodies import BodyLate
 from quiesce.mesh.transport.node_transport import PROBE, READY, RECEIPTS
@@ -53,8 +54,6 @@ _ANSWER = codec.RESPONSE_HEADER.lower().encode()
 _CONFLICT, _UNAVAILABLE, _BAD, _TOO_LARGE, _NO_METHOD, _FAILED = 409, 503, 400, 413, 405, 500
 _FORBIDDEN = 403
 _TURNED_AWAY = (401, 403, 404, 405)
-_WITH_CONNECTIONS = ("1.0", "1.1")
-_CLOSE = (b"connection", b"close")
 _CUT = (b"quiesce-outcome", b"cut")  # the same header as that of `Quiesce`
 WRONG_ORDER = (
     "node.asgi() is around a Quiesce, so requests and the node would drain separately: write"
@@ -123,7 +122,8 @@ class Mesh:
             passed = {**scope, "headers": [line for line in scope["headers"] if line[0] != _HEADER]}
             try:
                 caller = admission.check_accept(self.own_node, scope, header)
-                exchange = _Exchange(self._begin(header, caller), send, caller, (self._app, passed))
+                hop = await self._begin(header, caller)
+                exchange = _Exchange(hop, send, caller, (self._app, passed))
             except QuiesceError as error:
                 await _refuse(send, error)
                 return
@@ -140,7 +140,7 @@ class Mesh:
 
     # Requests that hand over a message.
 
-    def _begin(self, header: bytes, caller: str) -> Hop:
+    async def _begin(self, header: bytes, caller: str) -> Hop:
         """Accept the message, and return its hop.
 
         Raises:
@@ -155,9 +155,14 @@ class Mesh:
             raise node.not_open()
         outer = None if current.get() is None else current_scope()
         if outer is None or opened.scope is None or _covers(outer, opened.scope):
-            return opened.accept_arrival(handed, caller=caller)
-        hop = opened.accept_arrival(handed, _closing(outer), caller)
-        hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
+            outer = None
+        why_not = None if outer is None else _closing(outer)
+        if opened.shared is not None:
+            hop = await opened.shared.admit(handed, why_not, caller)
+        else:
+            hop = opened.accept_arrival(handed, why_not, caller)
+        if outer is not None:
+            hop.held_by(outer)  # otherwise a drain of the outer scope would not see the hop
         return hop
 
     # Calls of other nodes.
@@ -204,11 +209,8 @@ class Mesh:
             await _answer_error(send, _BAD, str(error))
         except QuiesceError as error:
             lines = {b"retry-after": b"1"}
-            if (
-                isinstance(error, BodyLate)
-                and scope.get("http_version", "1.1") in _WITH_CONNECTIONS
-            ):
-                lines |= dict((_CLOSE,))
+            if isinstance(error, BodyLate) and scope.get("http_version", "1.1") in WITH_CONNECTIONS:
+                lines |= dict((CLOSE,))
             await _answer_error(send, _UNAVAILABLE, str(error), lines)
         else:
             await _answer(send, 200, answer)
@@ -282,10 +284,10 @@ class _Exchange(Visit):
         left = self.leave(failure)
         self._note_cut(left)
         self._part_from(self._hop)
-        if scope.get("http_version", "1.1") in _WITH_CONNECTIONS:
+        if scope.get("http_version", "1.1") in WITH_CONNECTIONS:
             # Servers close the connection of a failed app, even after a complete response. Without this header,
             # the client's next request on the connection would be lost.
-            self._last = (_CLOSE,)
+            self._last = (CLOSE,)
         if isinstance(left, Exception):
             await self._hop.turned()
             await self._end_badly(left)
@@ -315,13 +317,20 @@ class _Exchange(Visit):
         # Not a 503 for a cancelled handler: proxies retry a 503, but the handler may have had effects.
         is_told = isinstance(left, CascadeCancelled)
         text, outcome = (str(left), [_CUT]) if is_told else ("the agent failed", [])
-        headers = {_ANSWER: self.header(), **dict(self._last), **dict(outcome)}
+        headers = {_ANSWER: await self._written(self.header()), **dict(self._last), **dict(outcome)}
         await _answer_error(self._send, _FAILED, text, headers)
 
     def header(self) -> bytes:
         """Return the value of the response header, and record that the message was answered."""
         self.is_answered = True
         return self._hop.opened.answer(self._hop).encode()
+
+    async def _written(self, answer: bytes) -> bytes:
+        """Return the value of the response header when it may leave."""
+        opened = self._hop.opened
+        if opened.shared is None:
+            return answer
+        return (await opened.written_answer(self._hop, answer.decode())).encode()
 
     def _turn_away(self) -> bytes:
         told = self._hop.opened.answer_turned_away(self._hop, self._caller)
@@ -392,31 +401,11 @@ class _Exchange(Visit):
                 lines = [line for line in message.get("headers", ()) if line[0].lower() != _ANSWER]
                 is_taken = message["status"] not in _TURNED_AWAY
                 answer = self.header() if is_taken else self._turn_away()
+                if self._hop.opened.shared is not None:
+                    answer = await self._written(answer)
                 lines += ((_ANSWER, answer), *self._last)
                 message = {**message, "headers": lines}
             await send(message)
-
-
-def leaving(node: Node, scope: Message, send: Send) -> Send:
-    """Return a `send` that closes the connection after the response, if the server was told to end.
-
-    A server closes the idle connections that it has at the signal. On a connection that is made just then, it would wait
-    for another request for as long as its keep-alive time.
-    """
-    opened = node.last_opening  # not by properties: every request comes here
-    if opened is None or opened.scope is None or not opened.exchange.is_told_to_end():
-        return send
-    if scope["type"] != "http" or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS:
-        return send
-
-    async def leave(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            lines = list(message.get("headers", ()))
-            if all(name.lower() != _CLOSE[0] for name, _ in lines):
-                message = {**message, "headers": [*lines, _CLOSE]}
-        await send(message)
-
-    return leave
 
 
 async def _refuse(send: Send, error: QuiesceError) -> None:

@@ -256,6 +256,8 @@ class CascadeTransport(_Transport):  # type: ignore[misc]  # no types here
         library = _library_of(inner)
         is_plain = library is not None and type(inner) is library.AsyncHTTPTransport
         with hop.delegate(to) as handing:
+            if not handing.is_written:
+                await handing.written()
             request.headers[codec.REQUEST_HEADER] = handing.header
             departure.listen(request)
             try:

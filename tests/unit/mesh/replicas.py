@@ -1,0 +1,109 @@
+"""Replicas of some agents in one process, which share an SQLite file; calls go to each replica of an agent in turn."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from quiesce.errors import CascadeCancelled, EdgeRefused, PeerLost
+from quiesce.mesh import Hop, Node, Patience
+from quiesce.mesh.runtime.hop import current_hop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    Handler = Callable[[Hop], Awaitable[None]]
+
+HASTE = Patience(retry_first=0.02, retry_most=0.1, ask_in_doubt=0.05, ask_every=0.2)
+AGENTS = ("a", "b", "c")
+
+
+class Town:
+    """Some agents, each with replicas behind one address."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin without agents; the file is in `folder`."""
+        self.store = f"sqlite://{folder / 'mesh.db'}"
+        self.replicas: dict[str, list[Node]] = {}
+        self.all: list[Node] = []
+        self.calls: list[tuple[str, str]] = []
+        self._turns: dict[str, int] = {}
+
+    def make(self, agent: str, **options: Any) -> Node:
+        """Make one more replica of an agent, without opening it."""
+        given: dict[str, Any] = {
+            "url": f"http://{agent}", "store": self.store, "peers": [f"http://{one}" for one in AGENTS],
+            "patience": HASTE, "transport": self, "store_seconds": 30.0, "lease_seconds": 0.3,
+        }  # fmt: skip
+        node = Node(agent, **(given | options))
+        self.all.append(node)
+        return node
+
+    async def add(self, agent: str, **options: Any) -> Node:
+        """Make one more replica of an agent, and open it."""
+        node = await self.make(agent, **options).open()
+        self.replicas.setdefault(agent, []).append(node)
+        return node
+
+    def next_of(self, agent: str) -> Node:
+        """Return the replica of an agent whose turn it is."""
+        turn = self._turns[agent] = self._turns.get(agent, -1) + 1
+        nodes = [one for one in self.replicas.get(agent, ()) if one.own_scope is not None]
+        if not nodes:
+            message = f"no replica of {agent} is open"
+            raise PeerLost(message)
+        return nodes[turn % len(nodes)]
+
+    async def call(self, to: str, path: str, body: bytes) -> bytes:
+        """Carry a call to the replica whose turn it is."""
+        agent = to.removeprefix("http://")
+        self.calls.append((agent, path))
+        return await self.next_of(agent).serve_call(path, body)
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""
+
+    async def close(self) -> None:
+        """Close all replicas that are open."""
+        with anyio.CancelScope(shield=True):
+            for node in self.all:
+                if node.own_scope is not None:
+                    await node.aclose(0.5)
+
+    async def hand(self, to: Node, handler: Handler) -> str:
+        """Hand a message of the current hop to a replica; return its header."""
+        hop = current_hop()
+        assert hop is not None
+        async with hop.delegate(to.url or "") as handing:
+            header = handing.header
+            handing.answered(await deliver(to, header, handler))
+        return header
+
+
+async def deliver(to: Node, header: str, handler: Handler) -> str:
+    """Run a handler in a replica; return what the answer says."""
+    try:
+        async with to.handle(header) as hop:
+            await handler(hop)
+    except EdgeRefused as refused:
+        return refused.header
+    except CascadeCancelled:
+        pass
+    return await to.opened.written_answer(hop, to.answer(hop))
+
+
+@asynccontextmanager
+async def town(folder: Path) -> AsyncIterator[Town]:
+    """Open a town, and close its replicas at the end."""
+    made = Town(folder)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def nothing(_: Hop) -> None:
+    """Return at once."""
