@@ -67,7 +67,7 @@ async def test_copies_at_the_same_time_run_once(tmp_path: Path) -> None:
 
 def cascade_hop() -> Hop:
     """Return the hop of the block that the test is in."""
-    from quiesce.mesh.runtime.hop import current_hop  # noqa: PLC0415
+    from quiesce.mesh.runtime.hop import current_hop  # noqa: PLC0415 - beside its use
 
     hop = current_hop()
     assert hop is not None
