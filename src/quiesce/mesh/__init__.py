@@ -8,6 +8,7 @@ The modules, in reading order:
 - `transport`: how messages and calls travel.
 - `routes`: the ways by which work leaves a hop.
 - `clients`: HTTP clients of other libraries inside of hops.
+- `ledger`: what any process can learn from a shared store.
 - `http`: the public names that need httpx.
 """
 
@@ -22,10 +23,13 @@ from quiesce.errors import (
     LocalProtocolError,
     ProtocolError,
     RemoteProtocolError,
+    ReplicaBuried,
+    StoreLost,
 )
 
 if TYPE_CHECKING:
     from quiesce.mesh.clients.instrumentation import Instrumentation
+    from quiesce.mesh.ledger import Ledger, RecordedCascade
     from quiesce.mesh.protocol.receipt import Note, Receipt
     from quiesce.mesh.protocol.scheduler import Patience
     from quiesce.mesh.runtime.admission import Arrival
@@ -54,11 +58,13 @@ _LATER = {
     "Health": "quiesce.mesh.store.journal_keeper",
     "Hop": "quiesce.mesh.runtime.hop",
     "Instrumentation": "quiesce.mesh.clients.instrumentation",
+    "Ledger": "quiesce.mesh.ledger",
     "Memory": "quiesce.mesh.transport.node_transport",
     "MeshFrontier": "quiesce.mesh.runtime.progress",
     "Node": "quiesce.mesh.runtime.node",
     "Note": "quiesce.mesh.protocol.receipt",
     "Patience": "quiesce.mesh.protocol.scheduler",
+    "RecordedCascade": "quiesce.mesh.ledger",
     "Receipt": "quiesce.mesh.protocol.receipt",
     "Settled": "quiesce.mesh.runtime.settlement",
     "SettledWithLosses": "quiesce.mesh.runtime.settlement",
@@ -81,6 +87,7 @@ __all__ = [
     "Instrumentation",
     "JournalBroken",
     "JournalInUse",
+    "Ledger",
     "LocalProtocolError",
     "Memory",
     "MeshFrontier",
@@ -89,10 +96,13 @@ __all__ = [
     "Patience",
     "ProtocolError",
     "Receipt",
+    "RecordedCascade",
     "RemoteProtocolError",
+    "ReplicaBuried",
     "Settled",
     "SettledWithLosses",
     "Settlement",
+    "StoreLost",
     "Transport",
     "Unknown",
     "current_hop",

@@ -35,6 +35,8 @@ from quiesce.mesh.store.rows import Notice
 from quiesce.mesh.store.shared_store import SharedStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quiesce.mesh.protocol.codec import Handed
     from quiesce.mesh.protocol.facts import Record
     from quiesce.mesh.protocol.receipt import Receipt
@@ -63,6 +65,7 @@ class SharedNode:
         )
         self.store: SharedStore = SharedStore(database, replica, rows, within=node.store_seconds)
         self.store.on_buried = self._buried
+        self.store.has_stopped = lambda: not opened.running_hops
         self.watch: ReplicaWatch = ReplicaWatch(self.store, self._hear, self._adopt)
 
     async def open(self) -> None:
@@ -220,6 +223,13 @@ class SharedNode:
         except QuiesceError as error:  # the call is made again later
             self._engine.failed(call, self._opened.clock(), "", str(error))
             return None
+
+    async def of_this_store(self, edges: Iterable[bytes]) -> list[bytes]:
+        """Return the edges whose receivers share this store: they need not be asked, because they send notices."""
+        try:
+            return [*await self.store.find("hop", list(edges))]
+        except QuiesceError:
+            return []
 
     async def _deliver(self, call: NodeCall, now: float) -> NodeCall | None:
         engine = self._engine
